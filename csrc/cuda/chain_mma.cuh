@@ -66,6 +66,16 @@ __device__ __forceinline__ Chunk<T> load_chunk(const T* from, int there, bool is
   return chunk;
 }
 
+// Batch last, threads side by side have the two chunks of a feature's sector, and then the next feature's.
+template <int FEATURES>
+__device__ __forceinline__ int feature_of(int item) {
+  return item / 2 % FEATURES;
+}
+template <int FEATURES, int VECTOR>
+__device__ __forceinline__ int row_of(int item) {
+  return (item / 2 / FEATURES * 2 + item % 2) * VECTOR;
+}
+
 constexpr int CHUNKS_AHEAD = 4;  // that a thread asks for before it lays the first
 
 // Lays a tile's rows of x where the first stage reads them, and zeros in the place of rows that are not there.
@@ -74,7 +84,7 @@ __device__ __forceinline__ void load_x(uint32 region, const ChainArguments& argu
   using T = typename Tile::Element;
   using Row = typename Tile::X;
   constexpr int VECTOR = Tile::VECTOR, FEATURES = Row::FEATURES;
-  if constexpr (Tile::BATCH_LAST) {  // chunks of rows; neighbouring threads have neighbouring features
+  if constexpr (Tile::BATCH_LAST) {
     const T* const x = static_cast<const T*>(arguments.x) + row0;
     const bool is_aligned = arguments.x_stride % VECTOR == 0;
     constexpr int ITEMS = FEATURES * (Tile::BM / VECTOR);
@@ -83,14 +93,16 @@ __device__ __forceinline__ void load_x(uint32 region, const ChainArguments& argu
       Chunk<T> chunks[CHUNKS_AHEAD];
 #pragma unroll
       for (int u = 0; u < CHUNKS_AHEAD; ++u) {
-        const int item = item0 + u * Tile::THREADS, feature = item % FEATURES, row = item / FEATURES * VECTOR;
+        const int item = item0 + u * Tile::THREADS, feature = feature_of<FEATURES>(item);
+        const int row = row_of<FEATURES, VECTOR>(item);
         if (item < ITEMS) {
           chunks[u] = load_chunk(x + feature * arguments.x_stride + row, between(0, rows - row, VECTOR), is_aligned);
         }
       }
 #pragma unroll
       for (int u = 0; u < CHUNKS_AHEAD; ++u) {
-        const int item = item0 + u * Tile::THREADS, feature = item % FEATURES, row = item / FEATURES * VECTOR;
+        const int item = item0 + u * Tile::THREADS, feature = feature_of<FEATURES>(item);
+        const int row = row_of<FEATURES, VECTOR>(item);
         if (item < ITEMS) {
           const uint32 to = region + row * Row::PITCH + Row::place(feature);
 #pragma unroll
@@ -151,70 +163,76 @@ struct ChainUnit {
       : tile(index % Stage::UNITS_OF_PLANE * Stage::NT),
         row(index / Stage::UNITS_OF_PLANE % ROW_TILES * Stage::MT * 16),
         plane(index / Stage::UNITS_OF_PLANE / ROW_TILES * Stage::JT) {}
+  // Of its first row and value in the region that the stage reads.
+  __device__ __forceinline__ uint32 address(uint32 from) const {
+    return from + row * Stage::Row::PITCH + plane * Stage::Row::FILLED * Stage::SIZE;
+  }
 };
 
 template <typename Stage>
 using ChainSums = float[Stage::JT][Stage::MT][Stage::NT][4];
 
-// sums += x w, by tensor cores. `from` is the lane's address for `ldmatrix`, in the unit's first plane.
-template <typename Tile, typename Stage>
-__device__ __forceinline__ void multiply(ChainSums<Stage>& sums, uint32 from, const unsigned char* weights, int tile) {
-  constexpr int MT = Stage::MT, NT = Stage::NT, JT = Stage::JT, OF_TILE = Stage::STEPS * 256;
-  const auto load = [&](uint2(&to)[JT][NT], int step) {
+// The weights of a step of a unit, a lane's two words of each tile. They are asked for a step ahead, those of a
+// unit's first step while the unit before is at work.
+template <typename Stage>
+struct StepWeights {
+  uint2 words[Stage::JT][Stage::NT];
+  // `weights`: the lane's of the stage.
+  template <typename Tile>
+  __device__ __forceinline__ void load(const unsigned char* weights, const ChainUnit<Tile, Stage>& unit, int step) {
+    constexpr int OF_TILE = Stage::STEPS * 256;
+    const unsigned char* const first =
+        weights + (int64(unit.plane) * Stage::TILES + unit.tile) * OF_TILE + step * 256;
 #pragma unroll
-    for (int j = 0; j < JT; ++j)
+    for (int j = 0; j < Stage::JT; ++j)
 #pragma unroll
-      for (int n = 0; n < NT; ++n) {
-        const bool is_there = Stage::TILES % NT == 0 || tile + n < Stage::TILES;  // else another's, not used
-        to[j][n] = *reinterpret_cast<const uint2*>(
-            weights + int64(j * Stage::TILES + (is_there ? n : 0)) * OF_TILE + step * 256);
+      for (int n = 0; n < Stage::NT; ++n) {
+        // Of a tile that is not there another's, whose results nobody wants.
+        const bool is_there = Stage::TILES % Stage::NT == 0 || unit.tile + n < Stage::TILES;
+        words[j][n] =
+            *reinterpret_cast<const uint2*>(first + int64(j * Stage::TILES + (is_there ? n : 0)) * OF_TILE);
       }
-  };
-  uint2 ahead[JT][NT];
-  load(ahead, 0);
-#pragma unroll 2
-  for (int step = 0; step < Stage::STEPS; ++step) {
-    uint2 b[JT][NT];
+  }
+};
+
+// sums += x w over a step, by tensor cores. `from` is the lane's address for `ldmatrix`, in the unit's first plane.
+template <typename Tile, typename Stage>
+__device__ __forceinline__ void multiply_step(ChainSums<Stage>& sums, uint32 from, const StepWeights<Stage>& b) {
+  constexpr int MT = Stage::MT, NT = Stage::NT;
 #pragma unroll
-    for (int j = 0; j < JT; ++j)
+  for (int j = 0; j < Stage::JT; ++j)
 #pragma unroll
-      for (int n = 0; n < NT; ++n) b[j][n] = ahead[j][n];
-    if (step + 1 < Stage::STEPS) load(ahead, step + 1);
+    for (int m = 0; m < MT; ++m) {
+      uint32 a[4];
+      load_matrices(a, from + m * 16 * Stage::Row::PITCH + j * Stage::Row::FILLED * Stage::SIZE);
+      if constexpr (Stage::SIZE == 2) {
 #pragma unroll
-    for (int j = 0; j < JT; ++j)
+        for (int n = 0; n < NT; ++n) {
+          multiply_add<typename Tile::Element>(sums[j][m][n], a, b.words[j][n].x, b.words[j][n].y);
+        }
+      } else {
+        uint32 big[4], small[4];
 #pragma unroll
-      for (int m = 0; m < MT; ++m) {
-        uint32 a[4];
-        load_matrices(a, from + m * 16 * Stage::Row::PITCH + j * Stage::Row::FILLED * Stage::SIZE + step * 32);
-        if constexpr (Stage::SIZE == 2) {
+        for (int e = 0; e < 4; ++e) {
+          const Split<Stage::PRODUCTS> split(__uint_as_float(a[e]));
+          big[e] = split.big, small[e] = split.small;
+        }
 #pragma unroll
-          for (int n = 0; n < NT; ++n) {
-            multiply_add<typename Tile::Element>(sums[j][m][n], a, b[j][n].x, b[j][n].y);
-          }
-        } else {
-          uint32 big[4], small[4];
+        for (int n = 0; n < NT; ++n) {
+          const Split<Stage::PRODUCTS> w0(__uint_as_float(b.words[j][n].x)), w1(__uint_as_float(b.words[j][n].y));
+          if constexpr (Stage::PRODUCTS == 1) {
+            multiply_add_tf32(sums[j][m][n], big, w0.big, w1.big);
+          } else {  // the smallest first
+            float part[4] = {};
+            multiply_add_tf32(part, small, w0.big, w1.big);
+            multiply_add_tf32(part, big, w0.small, w1.small);
+            multiply_add_tf32(part, big, w0.big, w1.big);
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const Split<Stage::PRODUCTS> split(__uint_as_float(a[e]));
-            big[e] = split.big, small[e] = split.small;
-          }
-#pragma unroll
-          for (int n = 0; n < NT; ++n) {
-            const Split<Stage::PRODUCTS> w0(__uint_as_float(b[j][n].x)), w1(__uint_as_float(b[j][n].y));
-            if constexpr (Stage::PRODUCTS == 1) {
-              multiply_add_tf32(sums[j][m][n], big, w0.big, w1.big);
-            } else {  // the smallest first
-              float part[4] = {};
-              multiply_add_tf32(part, small, w0.big, w1.big);
-              multiply_add_tf32(part, big, w0.small, w1.small);
-              multiply_add_tf32(part, big, w0.big, w1.big);
-#pragma unroll
-              for (int e = 0; e < 4; ++e) sums[j][m][n][e] += part[e];
-            }
+            for (int e = 0; e < 4; ++e) sums[j][m][n][e] += part[e];
           }
         }
       }
-  }
+    }
 }
 
 template <typename T>
@@ -229,7 +247,7 @@ __device__ __forceinline__ void add_products(ChainSums<Stage>& sums, uint32 from
                                              int tile) {
   using T = typename Tile::Element;
   constexpr int OF_L = Stage::TILES * 8 * Stage::SIZE;
-#pragma unroll 2
+#pragma unroll 4
   for (int l = 0; l < Stage::C; ++l)
 #pragma unroll
     for (int j = 0; j < Stage::JT; ++j) {
@@ -359,21 +377,38 @@ __device__ __forceinline__ void run_stages(uint32 from, uint32 into, const Chain
   const int lane = threadIdx.x % 32;
   bool are_finite = true;
   fill_up<Tile, typename Tile::template RowAt<AT + 1>>(into);
+  const int warp = threadIdx.x / 32;
+  using Unit = ChainUnit<Tile, Stage>;
+  if constexpr (Stage::PRODUCTS == 0) {
 #pragma unroll 1
-  for (int index = threadIdx.x / 32; index < ChainUnit<Tile, Stage>::COUNT; index += Tile::WARPS) {
-    const ChainUnit<Tile, Stage> unit(index);
-    const uint32 plane = from + unit.plane * Stage::Row::FILLED * Stage::SIZE;
-    ChainSums<Stage> sums = {};
-    if constexpr (Stage::PRODUCTS == 0) {
+    for (int index = warp; index < Unit::COUNT; index += Tile::WARPS) {
+      const Unit unit(index);
       const unsigned char* const w =
           weights + packed_place<Stage>(unit.plane, unit.tile * 8 + lane % 4 * 2, 0) * Stage::SIZE;
-      add_products<Tile, Stage>(sums, plane + (unit.row + lane / 4) * Stage::Row::PITCH, w, unit.tile);
-    } else {
-      const unsigned char* const w = weights + packed_place<Stage>(unit.plane, unit.tile * 8, 0) * Stage::SIZE;
-      const uint32 x = plane + (unit.row + lane % 16) * Stage::Row::PITCH + lane / 16 * 16;
-      multiply<Tile, Stage>(sums, x, w + lane * 8, unit.tile);
+      ChainSums<Stage> sums = {};
+      add_products<Tile, Stage>(sums, unit.address(from) + lane / 4 * Stage::Row::PITCH, w, unit.tile);
+      results.put(sums, unit);
     }
-    are_finite = results.put(sums, unit) && are_finite;
+  } else {
+    StepWeights<Stage> ahead;
+    if (warp < Unit::COUNT) ahead.load(weights + lane * 8, Unit(warp), 0);
+#pragma unroll 1
+    for (int index = warp; index < Unit::COUNT; index += Tile::WARPS) {
+      const Unit unit(index), next(index + Tile::WARPS);
+      const uint32 x = unit.address(from) + lane % 16 * Stage::Row::PITCH + lane / 16 * 16;
+      ChainSums<Stage> sums = {};
+#pragma unroll 2
+      for (int step = 0; step < Stage::STEPS; ++step) {
+        const StepWeights<Stage> b = ahead;
+        if (step + 1 < Stage::STEPS) {
+          ahead.load(weights + lane * 8, unit, step + 1);
+        } else if (index + Tile::WARPS < Unit::COUNT) {
+          ahead.load(weights + lane * 8, next, 0);
+        }
+        multiply_step<Tile, Stage>(sums, x + step * 32, b);
+      }
+      are_finite = results.put(sums, unit) && are_finite;
+    }
   }
   if constexpr (Stage::PRODUCTS == 3) {
     if (__syncthreads_or(!are_finite)) {
@@ -397,7 +432,7 @@ __device__ __forceinline__ void store_y(uint32 region, const ChainArguments& arg
     const bool is_aligned = arguments.y_stride % VECTOR == 0;
 #pragma unroll 2
     for (int item = threadIdx.x; item < FEATURES * (Tile::BM / VECTOR); item += Tile::THREADS) {
-      const int feature = item % FEATURES, row = item / FEATURES * VECTOR;
+      const int feature = feature_of<FEATURES>(item), row = row_of<FEATURES, VECTOR>(item);
       const int there = between(0, rows - row, VECTOR);
       Chunk<T> chunk;
 #pragma unroll

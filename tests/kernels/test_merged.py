@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from toy_chains import SPEC, ToyDevice
+from toy_chains import SPEC, toy_device
 
 import ksopt
 from ksopt import KSLinear, ks_linear, precision
@@ -14,7 +14,6 @@ from ksopt.epilogue import ACTIVATIONS, GATES, with_epilogue
 from ksopt.kernels import merged, planner, registry, tuning_cache, weight_cache
 from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.backends.base import BACKENDS, register_backend
 from ksopt.kernels.merged import Merged, can_merge, merge
 from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.kernels.registry import MERGED, Candidate
@@ -152,16 +151,12 @@ def device(monkeypatch, tmp_path):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("KSOPT_TUNE", "model")
     monkeypatch.setattr(registry, "by_merging", by_merging_at_once)
-    before = BACKENDS["cpu"]
-    register_backend(ToyDevice)
-    cpu.forget()
-    planner.forget()
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-    BACKENDS["cpu"] = before
-    cpu.forget()
-    planner.forget()
+    with toy_device():
+        cpu.forget()
+        torch._dynamo.reset()
+        yield
+        torch._dynamo.reset()
+        cpu.forget()
 
 
 @pytest.fixture

@@ -25,19 +25,18 @@ _LARGEST_INT = 2**31 - 1
 # weights takes memory, unless it is little.
 _MOST_TIMES, _FEW_BYTES = 8, 2**22
 
-# The cost model's constants, of one multiprocessor in a microsecond: those of gather_mma where the
-# kernels do the same, others by arithmetic.
+# The cost model's constants, of one multiprocessor in a microsecond.
 _DRAM_BYTES = 32_300.0
-_CACHE_BYTES = 40_000.0  # of weights
-_STEPS = {1: 751.0, 3: 188.0}  # products of tensor cores, by those of two numbers
+_CACHE_BYTES = 200_000.0  # of weights
+_STEPS = {1: 1_910.0, 3: 100.0}  # products of tensor cores, by those of two numbers
 _ADDED = 114_000.0  # multiplications and additions without tensor cores
-_PUT = 150_000.0  # results of warps
-_LAID = 60_000.0  # elements of x, one by one
-_ROUND_US = 0.5  # a warp's unit: its first weights, its results
-_STEP_US = 0.05
-_TILE_US = 1.6  # loads, stores and barriers of a tile
-_LAUNCH_US = 3.72
-_OVERLAP = 3.0
+_PUT = 53_500.0  # results of warps
+_LAID = 18_800.0  # elements of x, or of y, one by one
+_ROUND_US = 0.17  # a warp's unit: its first weights, its results
+_STEP_US = 0.053
+_TILE_US = 2.8  # loads, stores and barriers of a tile
+_LAUNCH_US = 2.8
+_OVERLAP = 1.5
 
 
 @dataclass(frozen=True)
@@ -205,9 +204,9 @@ class ChainMma(KernelFamily[Config]):
         widths = sorted({min(nt, widest) for nt in (1, 2, 4, 8)})
         limit = min(device.shared_bytes, SHARED_LIMIT + RESERVED_SHARED)
         for bm, mt, nt, warps in itertools.product(
-            (16, 32, 64, 128), (1, 2, 4), widths, (4, 8, 16)
+            (16, 32, 48, 64, 96, 128), (1, 2, 3, 4), widths, (4, 8, 16)
         ):
-            if bm % (16 * mt) or (bm > 64 and mt == 1):
+            if bm % (16 * mt) or (bm > 48 and mt == 1):
                 continue
             tile = Config(bm, warps, mt, nt, 1)
             stages = self.stages(problem, tile)
@@ -235,30 +234,35 @@ class ChainMma(KernelFamily[Config]):
         blocks = min(tiles, device.multiprocessors * config.blocks)
         of_block = -(-tiles // blocks)
         at_a_time = -(-blocks // device.multiprocessors)  # blocks of a multiprocessor
-        rows = of_block * at_a_time * config.bm
         busy = min(1.0, blocks / device.multiprocessors)
+
+        # What a tile takes of each thing, and what it waits for.
         features = problem.chain.in_features + problem.out_features
         features += problem.out_features if problem.epilogue.residual else 0
-        memory = rows * features * size / (_DRAM_BYTES / max(busy, 0.3))
-        packed = sum(one.packed_bytes for one in stages)
-        caches = of_block * at_a_time * packed / _CACHE_BYTES
-        work = 0.0
-        alone = of_block * _TILE_US  # what a block waits for by itself
+        memory = config.bm * features * size / (_DRAM_BYTES / max(busy, 0.3))
+        caches = sum(one.packed_bytes for one in stages) / _CACHE_BYTES
+        products = added = put = 0.0
+        waits = _TILE_US
         for stage in stages:
-            units = stage.units(config.bm)
-            tile_rows = 16 * stage.mt * stage.jt
-            outputs = rows * stage.planes * -(-stage.tiles // stage.nt) * stage.nt * 8
+            width = stage.nt * -(-stage.tiles // stage.nt) * 8
+            outputs = config.bm * stage.planes * width
             if stage.products:
-                work += outputs / 128 * stage.steps / _STEPS[stage.products]
+                products += outputs / 128 * stage.steps / _STEPS[stage.products]
             else:
-                work += outputs * stage.pattern.c / _ADDED
-            work += outputs / _PUT
-            rounds = -(-units // config.warps)
-            of_unit = _ROUND_US + _STEP_US * stage.steps * tile_rows / 64
-            alone += of_block * rounds * of_unit
+                added += outputs * stage.pattern.c / _ADDED
+            put += outputs / _PUT
+            rounds = -(-stage.units(config.bm) // config.warps)
+            waits += rounds * (_ROUND_US + _STEP_US * stage.steps)
+        laid = 0.0
         if stages[0].pattern.d > 1 or problem.batch_last or problem.has_unaligned_rows:
-            work += rows * problem.chain.in_features / _LAID
-        return _LAUNCH_US + overlapped((memory, caches, work, alone), _OVERLAP)
+            laid += config.bm * problem.chain.in_features / _LAID
+        if problem.batch_last:
+            laid += config.bm * problem.out_features / _LAID
+        things = (memory, caches, products, added, put + laid)
+        # A block does one after the other; blocks of a multiprocessor share what there is.
+        alone = of_block * (sum(things) + waits)
+        together = (of_block * at_a_time * one for one in things)
+        return _LAUNCH_US + overlapped((alone, *together), _OVERLAP)
 
     def sources(self, problem: Problem, config: Config) -> list[str]:
         stages = self.stages(problem, config)
