@@ -4,7 +4,8 @@
     python docs/experiments/chain_tiles.py --chains "(1,128,128,8)*(8,128,128,1)" --rows 256,25088
 
 Others are: a launch a factor, each the best predicted; `chain_wgmma16`, its best predicted tiles;
-and PyTorch's dense layer. The cost model of `chain_mma` is fitted to these tiles and judged by them.
+and PyTorch's dense layer. The cost model of `chain_mma` is fitted to these tiles and judged by
+them.
 """
 
 from __future__ import annotations

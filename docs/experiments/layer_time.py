@@ -40,8 +40,8 @@ MLPS = (
     ("(1,384,32,4)*(2,64,192,1)", "(1,96,32,4)*(4,32,384,1)"),
 )
 WIDE_ROWS = 4_096
-# n -> m -> n, GELU between, residual: up, down; SwiGLU: gate and up, down. A quarter of the weights,
-# and a sixth.
+# n -> m -> n, GELU between, residual: up, down; SwiGLU: gate and up, down. With a quarter of the
+# weights, and a sixth.
 WIDE = (
     (False, "(1,2048,192,2)*(2,192,512,1)", "(1,512,192,2)*(2,192,2048,1)"),
     (False, "(1,2048,128,2)*(2,128,512,1)", "(1,512,128,2)*(2,128,2048,1)"),
@@ -129,7 +129,7 @@ class SwiGlu(nn.Module):
 
 
 def time_wide() -> None:
-    """Print a line for each of `WIDE`, compiled; the dense one by the faster of Inductor's modes."""
+    """Print a line for each of `WIDE`, compiled; dense ones by both modes of Inductor."""
     torch.manual_seed(0)
     torch._dynamo.config.cache_size_limit = 64
     dense_us: dict[tuple[bool, int, int], list[float]] = {}

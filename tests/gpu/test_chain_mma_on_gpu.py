@@ -91,7 +91,7 @@ def test_an_infinity_stays_one_in_three_products():
     o.x[7, 5], o.x[9, 1], o.x[11, 2] = torch.inf, -torch.inf, torch.nan
     y, expected = launcher_of(problem, 50)(o.x, o.weights), o.x.double()
     for weight in reversed(o.weights):
-        a, b, c, d = weight.shape
+        a, _, c, d = weight.shape
         x = expected.view(-1, a, c, d)
         expected = torch.einsum("nald,akld->nakd", x, weight.double()).reshape(50, -1)
     assert torch.equal(y.isnan(), expected.isnan())
