@@ -26,8 +26,8 @@ _LARGEST_INT = 2**31 - 1
 _MOST_TIMES, _FEW_BYTES = 8, 2**22
 
 # The cost model's constants, of one multiprocessor in a microsecond. Fitted to 168 tiles of 25
-# chains (bfloat16 and float32, both layouts, one H200, b3caeff): eight of ten take 0.87 to 1.17 times
-# what is predicted. The rate of memory is an H200's, as in other models.
+# chains (bfloat16 and float32, both layouts, one H200, b3caeff): eight of ten take 0.87 to 1.17
+# times what is predicted. The rate of memory is an H200's, as in other models.
 _DRAM_BYTES = 32_300.0
 _CACHE_BYTES = 168_000.0  # of weights, all that warps ask for at a time
 _STEPS = {1: 1_780.0, 3: 212.0}  # products of tensor cores, by those of two numbers
