@@ -169,7 +169,7 @@ def summary(lines: list[dict[str, Any]]) -> str:
         for one in lines
         if not one["way"].startswith(FAMILY)
     )
-    tile = "/".join(str(best[key]) for key in ("bm", "warps", "mt", "nt", "blocks"))
+    tile = "/".join(str(best[key]) for key in ("bm", "warps", "mt", "nt", "groups", "blocks"))
     return (
         f"{first['chain']} {first['dtype']} {first['layout']} {first['rows']}: {best['us']} "
         f"({best['predicted_us']}; {tile}), best predicted {chosen['us']} | {others} | "
