@@ -17,13 +17,13 @@ from ksopt.errors import InvalidInputError
 from ksopt.kernels import (
     dispatch,
     host_plans,
-    planner,
+    layer_plans,
     weight_cache,
     weight_gradients,
     weight_scopes,
 )
-from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.by_factors import by_factors
+from ksopt.kernels.operands import Operands
 from ksopt.kernels.validation import (
     check_chain,
     check_chain_out,
@@ -217,7 +217,7 @@ def chain(
     check_chain(op, weights, siblings, activation)
     operands = Operands(x, tuple(weights), bias, residual)
     check = partial(chain_fake, x, weights, *around, None, op)
-    call = planner.whole_call(operands, activation, batch_last, siblings, check)
+    call = layer_plans.whole_call(operands, activation, batch_last, siblings, check)
     if call is not None:
         with torch._C._AutoDispatchBelowADInplaceOrView():
             if owners is None:

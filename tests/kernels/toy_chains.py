@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from ksopt.epilogue import with_epilogue
-from ksopt.kernels import planner
+from ksopt.kernels import plan_autotuner
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.base import BACKENDS, register_backend
 from ksopt.kernels.families.base import (
@@ -147,7 +147,7 @@ def with_mlps() -> Iterator[type[ToyMlp]]:
     with registered():
         register_family(ToyMlp)
         ToyMlp.launches.clear()
-        planner.forget()
+        plan_autotuner.forget()
         try:
             yield ToyMlp
         finally:
@@ -162,10 +162,10 @@ def registered() -> Iterator[type[ToyChain]]:
     register_family(ToyChain)
     ToyChain.launches.clear()
     ToyChain.kept.clear()
-    planner.forget()
+    plan_autotuner.forget()
     try:
         yield ToyChain
     finally:
         unregister_family("toy_chain")
         BACKENDS["cpu"] = before
-        planner.forget()
+        plan_autotuner.forget()

@@ -30,10 +30,11 @@ from ksopt import precision, settings
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.jit import driver
 from ksopt.kernels import host_products, registry, tuning_cache, weight_cache
-from ksopt.kernels.autotuner import Choice, Decision, Operands, Source, measured, rebuilt
+from ksopt.kernels.autotuner import Choice, Decision, Source, measured, rebuilt
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
 from ksopt.kernels.host_products import run_known, run_known_changing
 from ksopt.kernels.launcher import TORCH, Enterable
+from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.accuracy import checking
