@@ -103,3 +103,9 @@ def is_real(x: Tensor) -> bool:
 def has_known_weights(operands: Operands) -> bool:
     """Whether no size of a weight is symbolic."""
     return all(isinstance(size, int) for weight in operands.weights for size in weight.shape)
+
+
+def size_hint(size: int | torch.SymInt) -> int | None:
+    """A size, in this call where it is dynamic; None if it depends on data."""
+    value = size if isinstance(size, int) else size.node.hint
+    return int(value) if isinstance(value, int) else None

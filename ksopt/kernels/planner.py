@@ -5,8 +5,6 @@ What computes asks plan_autotuner.py instead, which measures where nothing is kn
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -15,6 +13,7 @@ from ksopt.kernels import plan_autotuner, registry
 from ksopt.kernels.backends.base import BACKENDS, backend_of
 from ksopt.kernels.explain import ChoiceReport, choice_report, from_record
 from ksopt.kernels.families.base import CHAIN_FAMILIES
+from ksopt.kernels.operands import size_hint
 from ksopt.kernels.plan import ExecutionPlan, Launch
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.kernels.registry import APART
@@ -119,12 +118,7 @@ def whole_choice(
 
 def plan_for(problem: Problem, x: Tensor, changing: bool = False) -> ExecutionPlan | None:
     """`plan_of` a problem for as many rows as x, which may be fake; None where they are unknown."""
-    batch = _hint(x.numel()) // problem.chain.in_features
+    batch = (size_hint(x.numel()) or 0) // problem.chain.in_features
     if problem.is_factor or batch == 0 or x.device.type not in BACKENDS:
         return None
     return plan_of(problem, batch, device=x.device, changing=changing)
-
-
-def _hint(size: Any) -> int:
-    """The number that a symbolic size stands for here; 0 for none."""
-    return size if isinstance(size, int) else int(size.node.hint or 0)

@@ -13,7 +13,7 @@ from ksopt import ops
 from ksopt.kernels import plan_autotuner, weight_gradients
 from ksopt.kernels.families import weight_grad_wgmma16 as kernels
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.ops.implementation import weight_grad_decomposed
+from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns.chain import Pattern
 
 pytestmark = pytest.mark.gpu
