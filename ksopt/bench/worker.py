@@ -18,7 +18,7 @@ from typing import Any
 from ksopt import precision
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.options import BenchOptions
-from ksopt.bench.ready import DeviceLost
+from ksopt.bench.prepared_ways import DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
 from ksopt.errors import KsoptError

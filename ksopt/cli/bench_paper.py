@@ -58,8 +58,8 @@ def run(given: argparse.Namespace) -> int:
     """
     from ksopt.bench.reproduction import cells, measured, report
     from ksopt.bench.reproduction import run as runs
-    from ksopt.bench.reproduction.asked import Asked
     from ksopt.bench.reproduction.request import PaperRequest
+    from ksopt.bench.reproduction.saved_request import SavedRequest
     from ksopt.errors import InvalidInputError, KsoptError
     from ksopt.report import tables
 
@@ -67,12 +67,12 @@ def run(given: argparse.Namespace) -> int:
         raise InvalidInputError(f"minutes {given.minutes:g}: it must be above 0")
     outcome = runs.Outcome((), False, ())
     if given.report:
-        asked = Asked.read(given.out)
+        saved = SavedRequest.read(given.out)
     else:
         request = PaperRequest.of(PaperOptions(**option_fields.values(PaperOptions, given)))
         for remark in request.remarks:
             print(remark, file=sys.stderr)
-        asked = Asked.of(request).kept(given.out)
+        saved = SavedRequest.of(request).kept(given.out)
         told = _silent if given.quiet else _tell
         try:
             outcome = runs.run_paper(
@@ -81,14 +81,14 @@ def run(given: argparse.Namespace) -> int:
         except InvalidInputError:
             raise
         except KsoptError:  # what was measured before has its report
-            report.write(measured.read(given.out), asked, given.out)
+            report.write(measured.read(given.out), saved, given.out)
             raise
     found = measured.read(given.out)
-    every = report.write(found, asked, given.out)
+    every = report.write(found, saved, given.out)
     if given.json:
         sys.stdout.write(cells.to_json(every))
     else:
-        for item in asked.items:
+        for item in saved.items:
             of_item = [one for one in every if one.item == item.name]
             print(f"{item.name}: {item.title}")
             tables.write(cells.table(of_item))

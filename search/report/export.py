@@ -16,7 +16,7 @@ from typing import Any
 from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.size import Dims
-from ksopt.report import document, look
+from ksopt.report import document, drawing_style
 from ksopt.search import metrics
 from ksopt.search.plan import plan_of
 from ksopt.search.report import results_json
@@ -59,10 +59,10 @@ def write_plots(drawings: Mapping[str, str], folder: Path) -> None:
     if drawings:
         make_folder(folder)
     for name, drawing in drawings.items():
-        alone = look.standalone(drawing)
+        alone = drawing_style.standalone(drawing)
         write_whole(folder / f"{name}.svg", alone)
         with contextlib.suppress(UnavailableError):
-            write_whole(folder / f"{name}.png", look.png(alone))
+            write_whole(folder / f"{name}.png", drawing_style.png(alone))
 
 
 def to_csv(result: SearchResult) -> str:

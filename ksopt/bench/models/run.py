@@ -28,7 +28,8 @@ _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.compile"),
     *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.nn.layers", "ksopt.epilogue"),
     *("ksopt.precision", "ksopt.bench.models.build", "ksopt.bench.models.chains"),
-    *("ksopt.bench.models.measuring", "ksopt.bench.models.spellings"),
+    *("ksopt.bench.models.accuracy", "ksopt.bench.models.measuring"),
+    "ksopt.bench.models.spellings",
 )
 
 Told = Callable[[str], None]
