@@ -28,7 +28,7 @@ from ksopt.reference import is_batch_last
 from ksopt.system import worker_process
 from ksopt.system.worker_process import WorkerProcess, ended
 
-Told = Roofline | list[Row]
+Progress = Roofline | list[Row]
 
 
 def measure_with(
@@ -36,7 +36,7 @@ def measure_with(
     subjects: Sequence[Subject],
     devices: Sequence[str],
     is_over: Callable[[], bool],
-) -> Generator[Told, None, None]:
+) -> Generator[Progress, None, None]:
     """Measure subjects on several devices at once, a process each; each subject once.
 
     Args:

@@ -44,7 +44,7 @@ _LEARNING_RATE = 1e-6  # a step changes the weights, as in training, and the los
 # The first call compiles, the second records a CUDA graph, the third replays it.
 _CALLS = 3
 
-Told = Callable[[str], None]
+Progress = Callable[[str], None]
 Run = Callable[[Tensor], Tensor]
 
 
@@ -105,16 +105,18 @@ def ways(how: How) -> list[Way]:
     return [way for way in all_ways if way.name in how.ways]
 
 
-def measure_case(built: Built, how: How, told: Told = lambda _: None) -> tuple[WayResult, ...]:
+def measure_case(
+    built: Built, how: How, progress: Progress = lambda _: None
+) -> tuple[WayResult, ...]:
     """Compile, check and time every way of a case.
 
     Args:
         built: the model and its inputs.
         how: what is measured of it.
-        told: called with a phrase before each thing that takes long.
+        progress: called with a phrase before each thing that takes long.
     """
     device = built.inputs.device
-    told("float64")
+    progress("float64")
     truths, uncompiled = {}, {}
     for name in ("dense", "ks"):
         truths[name] = _truth(built, name, how)
@@ -125,7 +127,7 @@ def measure_case(built: Built, how: How, told: Told = lambda _: None) -> tuple[W
     with _alone(device):
         inductors: dict[str, float] = {}
         for way in ways(how):
-            told(f"first calls: {way.name}")
+            progress(f"first calls: {way.name}")
             truth_of = "dense" if way.twin == "dense" else "ks"
             model = built.twin(way.twin)
             result = WayResult(way.name, sum(one.numel() for one in model.parameters()))
@@ -147,7 +149,7 @@ def measure_case(built: Built, how: How, told: Told = lambda _: None) -> tuple[W
             results.append(result)
             if not faults:
                 timed[way.name] = _timed_call(built, way.twin, run, how)
-        told("timing")
+        progress("timing")
         truths.clear()
         times: dict[str, Measurement] = {}
         if timed:
