@@ -109,3 +109,11 @@ def size_hint(size: int | torch.SymInt) -> int | None:
     """A size, in this call where it is dynamic; None if it depends on data."""
     value = size if isinstance(size, int) else size.node.hint
     return int(value) if isinstance(value, int) else None
+
+
+def in_aligned_rows(tensor: Tensor) -> Tensor:
+    """[rows, features], each row's elements side by side from a multiple of 16 bytes on."""
+    flat = tensor.reshape(-1, tensor.shape[-1])
+    if flat.stride(1) != 1 or (flat.shape[0] > 1 and flat.stride(0) % 8) or flat.data_ptr() % 16:
+        return flat.clone(memory_format=torch.contiguous_format)
+    return flat

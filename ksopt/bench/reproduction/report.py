@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ksopt.bench import drawings, rows
+from ksopt.bench import rows
 from ksopt.bench.reproduction import (
     cells,
     energy_tables,
@@ -26,6 +26,7 @@ from ksopt.measure.device import DeviceRecord
 from ksopt.measure.measurement import quantile
 from ksopt.report import document, tables
 from ksopt.report.document import Section
+from ksopt.system import drawing_files
 from ksopt.system.atomic_files import make_folder, write_whole
 from ksopt.system.untrusted import reason
 
@@ -197,7 +198,7 @@ def write(measured: Measured, request: SavedRequest, out: Path) -> list[Cell]:
         make_folder(out)
         for name, text in texts.items():
             write_whole(out / name, text)
-        drawings.write(document.figures(found), out / "figures")
+        drawing_files.write(document.figures(found), out / "figures")
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"the report cannot be written to {out} ({reason(error)}): the measurements are kept; "

@@ -1,4 +1,4 @@
-"""The drawings of a benchmark as files of their own."""
+"""The drawings of a report as files of their own."""
 
 from __future__ import annotations
 
