@@ -30,8 +30,8 @@ DELIBERATE = (
     ),
     Deliberate(
         "bench kernels",
-        r"products/\d+/(efficiency|ratio|ratio_paper)",
-        r"^(\d\.0*[1-9])\d* -> \1",
+        r"(products/\d+/(efficiency|ratio|ratio_paper)|ways.*/(latency/median_us|efficiency))",
+        r"^(0\.0*[1-9]|[1-9])[\d.]* -> \1",
         "As the rounds (5ceb7d5): to the first digit they are what they were.",
     ),
     Deliberate(
