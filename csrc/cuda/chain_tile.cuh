@@ -1,20 +1,8 @@
 // Shapes and tiles of chain_wgmma16.cuh: which products a block computes, and where what it needs lies.
 #pragma once
 
+#include "chain_arguments.cuh"
 #include "smem_layout.cuh"
-
-// Strides count elements.
-struct ChainArguments {
-  const void* x;
-  const void* weights;  // of all siblings, packed: ksopt/kernels/families/chain_packing.py
-  const void* bias;      // of all siblings' outputs
-  const void* residual;
-  void* y;
-  int64 batch;
-  int64 x_stride, y_stride, residual_stride;  // from a row to the next
-  int64 rows_per_block;                       // a multiple of 64; blocks of a cluster have ROWS, once
-  void* z;                                    // [batch, A2 * B2], where it is kept
-};
 
 template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_> struct ChainPattern {
   static constexpr int A2 = A2_, B2 = B2_, C2 = C2_, B1 = B1_, D1 = D1_, SIBLINGS = SIBLINGS_;
@@ -22,14 +10,6 @@ template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_> struct Cha
   static constexpr int IN = A2 * C2, OUT = B1 * D1;  // features, of a sibling
   static_assert(B2 % D1 == 0 && C2 % 8 == 0 && OUT % 8 == 0, "");
   static_assert(D1 == 1 || D1 == 2 || D1 == 4 || D1 % 8 == 0, "");
-};
-
-// KEEPS_Z: what is between the factors is written to memory too, for a backward pass; of one sibling, without MIDDLE.
-// GATED: of two siblings' products, ACTIVATION of the first times the second is written, as many features as of one.
-template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool KEEPS_Z_ = false, bool GATED_ = false>
-struct ChainEpilogue {
-  static constexpr int MIDDLE = MIDDLE_, ACTIVATION = ACTIVATION_;  // Activation of z and of y
-  static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_, KEEPS_Z = KEEPS_Z_, GATED = GATED_;
 };
 
 // GROUPS: warpgroups that multiply. NK: outputs k of a chunk. KS: features of x in a slot. SPLITS: parts of

@@ -414,8 +414,6 @@ __device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& 
   }
 }
 
-__device__ __forceinline__ bool is_finite(float value) { return fabsf(value) < __uint_as_float(0x7f800000u); }
-
 // One element of y: of three products of TF32 numbers, which make NaN of an infinity, added anew if it is not
 // finite.
 template <typename P, typename Tile>

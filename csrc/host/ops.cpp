@@ -49,10 +49,10 @@ void know_mlp(const Tensor& x, std::vector<Tensor> weights, std::vector<Tensor> 
 
 // Registers a chain's kernel and returns its index.
 int64_t add_chain(int64_t kernel, int64_t out_features, int64_t threads, int64_t shared_bytes, int64_t rows_per_unit,
-                  int64_t most_blocks, int64_t cluster) {
+                  int64_t most_blocks, int64_t cluster, bool any_rows) {
   const std::unique_lock lock(plans_mutex);
   chain_kernels.push_back({reinterpret_cast<void*>(kernel), out_features, static_cast<unsigned>(threads),
-                           static_cast<unsigned>(shared_bytes), rows_per_unit, most_blocks, cluster});
+                           static_cast<unsigned>(shared_bytes), rows_per_unit, most_blocks, cluster, any_rows});
   return static_cast<int64_t>(chain_kernels.size()) - 1;
 }
 
@@ -206,7 +206,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("forget_plans() -> ()");
   m.def(
       "add_chain(int kernel, int out_features, int threads, int shared_bytes, int rows_per_unit, "
-      "int most_blocks, int cluster) -> int");
+      "int most_blocks, int cluster, bool any_rows) -> int");
   m.def(
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
       "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");

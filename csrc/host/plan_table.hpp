@@ -10,7 +10,7 @@
 
 namespace {
 
-// The same struct as in csrc/cuda/chain_wgmma16.cuh.
+// The same struct as in csrc/cuda/chain_arguments.cuh.
 struct ChainArguments {
   const void* x;
   const void* weights;
@@ -27,14 +27,15 @@ struct ChainGrid {
   int64_t rows_per_block;
 };
 
-// A kernel that computes a layer, batch first, and how to launch it on any batch.
+// A kernel that computes a layer, and how to launch it on any batch.
 struct ChainKernel {
   void* kernel;
   int64_t out_features;
   unsigned threads, shared_bytes;
   int64_t rows_per_unit;  // blocks, or clusters of them, take whole units of so many rows
   int64_t most_blocks;
-  int64_t cluster;  // blocks that share the work on their rows
+  int64_t cluster;        // blocks that share the work on their rows
+  bool any_rows = false;  // it takes rows of any length, in either layout: one kernel a layout
 
   // As launch_of of ksopt/kernels/families/chain_launcher.py.
   ChainGrid grid_of(int64_t rows) const {
@@ -170,7 +171,8 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
     const std::shared_lock lock(plans_mutex);
     chain = chain_kernels.at(static_cast<size_t>(choice.kernel));
   }
-  if (!x.aligned || layer.batch_last || !is_readable(layer.bias) || !is_readable(layer.residual)) return std::nullopt;
+  const bool fits = chain.any_rows ? aligned_16(layer.x.const_data_ptr()) : x.aligned && !layer.batch_last;
+  if (!fits || !is_readable(layer.bias) || !is_readable(layer.residual)) return std::nullopt;
   if (!is_readable(hidden_bias)) return std::nullopt;
   const std::optional<Tensor> packed = find_prepared(at_hand, ksopt::ALL, choice.form, x.device);
   if (!packed) return std::nullopt;
@@ -179,15 +181,16 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
   Tensor y = out ? *out : empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));
   const ChainGrid grid = chain.grid_of(x.batch);
+  const int64_t stride_of_y = layer.batch_last ? x.batch : chain.out_features;
   ChainArguments arguments{layer.x.const_data_ptr(),
                            packed->const_data_ptr(),
                            layer.bias ? layer.bias->const_data_ptr() : nullptr,
                            layer.residual ? layer.residual->const_data_ptr() : nullptr,
                            y.mutable_data_ptr(),
                            x.batch,
-                           x.features,
-                           chain.out_features,
-                           layer.residual ? chain.out_features : 0,
+                           layer.batch_last ? x.batch : x.features,
+                           stride_of_y,
+                           layer.residual ? stride_of_y : 0,
                            grid.rows_per_block,
                            nullptr,
                            hidden_bias ? hidden_bias->const_data_ptr() : nullptr};

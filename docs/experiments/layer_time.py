@@ -2,6 +2,7 @@
 
     python docs/experiments/layer_time.py            # one layer with its bias
     python docs/experiments/layer_time.py --mlps     # two layers, GELU between, residual; compiled
+    python docs/experiments/layer_time.py --wide     # 4,096 rows of wider ones, and of SwiGLU
 
 The L2 cache is emptied before each sample; medians of 30. Kernels are chosen by measuring first.
 """
@@ -37,6 +38,15 @@ MLPS = (
     ("(1,384,64,4)*(2,128,192,1)", "(1,96,64,4)*(4,64,384,1)"),
     ("(1,768,64,2)*(2,64,192,1)", "(1,192,48,2)*(2,48,768,1)"),
     ("(1,384,32,4)*(2,64,192,1)", "(1,96,32,4)*(4,32,384,1)"),
+)
+WIDE_ROWS = 4_096
+# n -> m -> n, GELU between, residual: up, down; SwiGLU: gate and up, down. With a quarter of the
+# weights, and a sixth.
+WIDE = (
+    (False, "(1,2048,192,2)*(2,192,512,1)", "(1,512,192,2)*(2,192,2048,1)"),
+    (False, "(1,2048,128,2)*(2,128,512,1)", "(1,512,128,2)*(2,128,2048,1)"),
+    (True, "(1,5504,704,2)*(2,704,2048,1)", "(1,2048,704,2)*(2,704,5504,1)"),
+    (True, "(1,5504,512,2)*(2,512,2048,1)", "(1,2048,512,2)*(2,512,5504,1)"),
 )
 _SAMPLES = 30
 
@@ -106,9 +116,56 @@ def time_mlps() -> None:
         )
 
 
+class SwiGlu(nn.Module):
+    """The product of two layers, SiLU behind one, and a layer behind it."""
+
+    def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = gate, up, down
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return y
+
+
+def time_wide() -> None:
+    """Print a line for each of `WIDE`, compiled; dense ones by both modes of Inductor."""
+    torch.manual_seed(0)
+    torch._dynamo.config.cache_size_limit = 64
+    dense_us: dict[tuple[bool, int, int], list[float]] = {}
+    for is_gated, *texts in WIDE:
+        up, down = map(Chain.parse, texts)
+        n, m = up.in_features, up.out_features
+        x = torch.randn(WIDE_ROWS, n, device="cuda", dtype=torch.bfloat16)
+        kind, ups = (SwiGlu, 2) if is_gated else (Block, 1)
+        dense = kind(*(nn.Linear(n, m) for _ in range(ups)), nn.Linear(m, n)).cuda().bfloat16()
+        firsts = (ksopt.KSLinear(n, m, up) for _ in range(ups))
+        sparse = kind(*firsts, ksopt.KSLinear(m, n, down)).cuda().bfloat16()
+        with torch.no_grad(), collected() as reports:
+            if (is_gated, n, m) not in dense_us:
+                modes = (None, "max-autotune-no-cudagraphs")
+                several = [torch.compile(dense, dynamic=False, mode=mode) for mode in modes]
+                dense_us[is_gated, n, m] = [median_us(partial(one, x)) for one in several]
+            compiled = torch.compile(sparse, dynamic=False, backend="ksopt")
+            us = median_us(partial(compiled, x))
+        share = sum(chain.nnz * count for chain, count in ((up, ups), (down, 1)))
+        share /= (ups + 1) * n * m
+        usual, tuned = dense_us[is_gated, n, m]
+        passes = {name: count for name, count in reports[-1].passes.items() if count}
+        print(
+            f"{'SwiGLU' if is_gated else 'MLP'} {n} -> {m} -> {n} {up} {down}, {share:.0%} of the "
+            f"weights: {us:.1f} us; dense {usual:.1f}, max-autotune {tuned:.1f}; share "
+            f"{us / min(usual, tuned):.2f}; {passes}",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Print a line for each layer."""
     torch.manual_seed(0)
+    if "--wide" in sys.argv[1:]:
+        time_wide()
+        return
     if "--mlps" in sys.argv[1:]:
         time_mlps()
         return

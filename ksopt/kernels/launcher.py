@@ -196,7 +196,7 @@ def torch_entry(
 
 def chain_entry(
     *, kernel: int, out_features: int, threads: int, shared_bytes: int, rows_per_unit: int,
-    most_blocks: int, cluster: int, form: int,
+    most_blocks: int, cluster: int, form: int, takes_any_rows: bool = False,
 ) -> Entry | None:  # fmt: skip
     """The entry of a kernel that computes a layer, and takes ``ChainArguments``.
 
@@ -208,6 +208,8 @@ def chain_entry(
         most_blocks: that run at a time.
         cluster: blocks that share the work on their rows; 1 for none.
         form: the number of the prepared weights.
+        takes_any_rows: whether it takes rows of any length, and, batch last, another such kernel
+            does; else rows of whole 16 bytes, batch first.
 
     Returns:
         None where there is no host library.
@@ -215,6 +217,7 @@ def chain_entry(
     if host.load() is not None:
         return None
     launch = (kernel, out_features, threads, shared_bytes, rows_per_unit, most_blocks, cluster)
+    launch = (*launch, takes_any_rows)
     return Entry(torch.ops.ksopt_host.add_chain(*launch), form)
 
 

@@ -40,6 +40,8 @@ _COMPILERS = 8
 # The product of a chain's factors is made and timed only where it is predicted to come near: it
 # takes memory.
 _MERGED_FAR = 1.5
+# Kernels of a whole chain likewise, beside a launch a factor: each takes seconds to compile.
+_WHOLE_FAR = 1.3
 
 
 FACTORS = "factors"
@@ -270,6 +272,8 @@ def best_kernels(
         if not family.is_fallback and (trusts or not family.is_judged_first)
     ]
     limit = _FAR * min((kernels[0].predicted_us for kernels in ranks if kernels), default=0.0)
+    if limit and len(problem.chain) > 1 and problem.second is None:
+        limit = min(limit, _WHOLE_FAR * _by_factors(problem, batch, device).predicted_us)
     near = [[one for one in kernels if one.predicted_us <= limit] for kernels in ranks]
     leaders = sorted((kernels[0] for kernels in near if kernels), key=_by_prediction)[:most]
     others = (one for kernels in near for one in kernels[1:])

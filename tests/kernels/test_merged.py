@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from toy_chains import SPEC, ToyDevice
+from toy_chains import SPEC, toy_device
 
 import ksopt
 from ksopt import KSLinear, ks_linear, precision
@@ -21,7 +21,6 @@ from ksopt.kernels import (
     weight_cache,
 )
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.backends.base import BACKENDS, register_backend
 from ksopt.kernels.mergeable import can_merge
 from ksopt.kernels.merged import Merged, merge
 from ksopt.kernels.operands import Operands, problem_of
@@ -161,16 +160,12 @@ def device(monkeypatch, tmp_path):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("KSOPT_TUNE", "model")
     monkeypatch.setattr(registry, "by_merging", by_merging_at_once)
-    before = BACKENDS["cpu"]
-    register_backend(ToyDevice)
-    cpu.forget()
-    plan_autotuner.forget()
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-    BACKENDS["cpu"] = before
-    cpu.forget()
-    plan_autotuner.forget()
+    with toy_device():
+        cpu.forget()
+        torch._dynamo.reset()
+        yield
+        torch._dynamo.reset()
+        cpu.forget()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from toy_chains import SPEC, ToyChain, registered
+from toy_chains import SPEC, ToyChain, registered, toy_device
 
 from ksopt.kernels import layer_plans, plan_autotuner, tuning_cache
 from ksopt.kernels.backends import cpu
@@ -48,6 +48,11 @@ def call_of(given, activation="relu"):
 
 
 def test_without_a_family_that_takes_chains_a_plan_is_a_launch_a_factor():
+    with toy_device():
+        check_launches_a_factor()
+
+
+def check_launches_a_factor():
     plan = plan_of(PROBLEM, 100, spec=SPEC)
     assert [one.problem for one in plan.launches] == list(reversed(PROBLEM.factors()))
     assert plan.behind == PROBLEM.epilogue

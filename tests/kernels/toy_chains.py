@@ -20,6 +20,7 @@ from ksopt.kernels.backends.base import BACKENDS, register_backend
 from ksopt.kernels.families.base import (
     SINGLE,
     KernelFamily,
+    family_of,
     register_family,
     unregister_family,
 )
@@ -155,17 +156,29 @@ def with_mlps() -> Iterator[type[ToyMlp]]:
 
 
 @contextlib.contextmanager
-def registered() -> Iterator[type[ToyChain]]:
-    """Both are in their registries inside the block."""
-    before = BACKENDS["cpu"]
+def toy_device() -> Iterator[None]:
+    """The toy device is the CPU inside the block, without a family that takes nearly all chains."""
+    before, takes_all = BACKENDS["cpu"], type(family_of("chain_mma"))
     register_backend(ToyDevice)
-    register_family(ToyChain)
-    ToyChain.launches.clear()
-    ToyChain.kept.clear()
+    unregister_family("chain_mma")
     plan_autotuner.forget()
     try:
-        yield ToyChain
+        yield
     finally:
-        unregister_family("toy_chain")
+        register_family(takes_all)
         BACKENDS["cpu"] = before
         plan_autotuner.forget()
+
+
+@contextlib.contextmanager
+def registered() -> Iterator[type[ToyChain]]:
+    """The toy family and its device are in their registries inside the block."""
+    with toy_device():
+        register_family(ToyChain)
+        ToyChain.launches.clear()
+        ToyChain.kept.clear()
+        plan_autotuner.forget()
+        try:
+            yield ToyChain
+        finally:
+            unregister_family("toy_chain")

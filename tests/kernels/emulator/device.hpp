@@ -107,3 +107,15 @@ INSTRUCTION unsigned __shfl_sync(unsigned mask, unsigned value, int from) {
   emulate::warp_collective("__shfl_sync", &own, hear);
   return own.heard;
 }
+
+// Whether any thread of the block says so. Blocks outside clusters run one after another.
+INSTRUCTION int __syncthreads_or(int predicate) {
+  static bool is_any = false;
+  if (predicate) is_any = true;
+  emulate::block_barrier();
+  const int result = is_any;
+  emulate::block_barrier();
+  is_any = false;
+  emulate::block_barrier();
+  return result;
+}

@@ -1,0 +1,25 @@
+// What kernels of whole chains are told, and what they do to the sums of the last factor.
+#pragma once
+
+#include "numeric_types.cuh"
+
+// Strides count elements.
+struct ChainArguments {
+  const void* x;
+  const void* weights;  // of all factors and siblings, packed as the kernel reads them
+  const void* bias;      // of all siblings' outputs
+  const void* residual;
+  void* y;
+  int64 batch;
+  int64 x_stride, y_stride, residual_stride;  // from a row to the next; batch last, from a feature to the next
+  int64 rows_per_block;                       // a multiple of a tile's; blocks of a cluster have a tile, once
+  void* z;                                    // what is between two factors, [batch, features], where it is kept
+};
+
+// KEEPS_Z: what is between the factors is written to memory too, for a backward pass; of one sibling, without MIDDLE.
+// GATED: of two siblings' products, ACTIVATION of the first times the second is written, as many features as of one.
+template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool KEEPS_Z_ = false, bool GATED_ = false>
+struct ChainEpilogue {
+  static constexpr int MIDDLE = MIDDLE_, ACTIVATION = ACTIVATION_;  // Activation of z and of y
+  static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_, KEEPS_Z = KEEPS_Z_, GATED = GATED_;
+};

@@ -1,0 +1,107 @@
+// Stages of chain_mma.cuh, a factor each: what a warp multiplies, and where operands, weights and results lie.
+#pragma once
+
+#include "numeric_types.cuh"
+
+constexpr int divided_up(int n, int by) { return (n + by - 1) / by; }
+
+// A row of features in shared memory. The C values that a sum of the next factor takes lie side by side, for each
+// (i, j), and zeros fill them up to FILLED. A row of results has one run, as in memory.
+template <int SIZE, int A, int C_, int D_, int FILLED_>
+struct FeatureRow {
+  static constexpr int C = C_, D = D_, FILLED = FILLED_, PLANES = A * D, FEATURES = PLANES * C;
+  static constexpr int BYTES = PLANES * FILLED * SIZE;
+  static constexpr bool IN_CHUNKS = FEATURES * SIZE % 16 == 0;  // of 16 bytes, in memory
+  static constexpr bool AS_IN_MEMORY = D == 1 && FILLED == C;
+  // An odd number of chunks: eight rows meet all banks. Results that are no whole chunks leave as one run.
+  static constexpr int PITCH = AS_IN_MEMORY && A == 1 && !IN_CHUNKS ? BYTES : (divided_up(BYTES, 16) | 1) * 16;
+  // Of a feature, from the row's first byte.
+  static __device__ __forceinline__ int place(int feature) {
+    if constexpr (AS_IN_MEMORY) return feature * SIZE;
+    return ((feature / (C * D) * D + feature % D) * FILLED + feature / D % C) * SIZE;
+  }
+};
+
+// PRODUCTS of two numbers, by tensor cores: 1; 3 of TF32 numbers for fp32, as in mma_tf32x3.cuh; or 0: ordinary
+// arithmetic, for short sums. A warp's unit has MT tiles of 16 rows, NT tiles of 8 outputs and JT neighbouring j.
+template <int SIZE_, int A_, int B_, int C_, int D_, int PRODUCTS_, int MT_, int NT_, int JT_>
+struct ChainStage {
+  static constexpr int SIZE = SIZE_, A = A_, B = B_, C = C_, D = D_, PRODUCTS = PRODUCTS_;
+  static constexpr int MT = MT_, NT = NT_, JT = JT_;
+  static constexpr int STEP = PRODUCTS == 0 ? 1 : 32 / SIZE;  // l that are added at a time
+  static constexpr int STEPS = divided_up(C, STEP), PLANES = A * D;
+  static constexpr int TILES = divided_up(B, 8), UNITS_OF_PLANE = divided_up(TILES, NT);
+  static constexpr int STEP_BYTES = PRODUCTS == 0 ? 8 * SIZE : 256;  // weights of a step and 8 outputs
+  static constexpr int64 PACKED_BYTES = int64(PLANES) * TILES * STEPS * STEP_BYTES;
+  using Row = FeatureRow<SIZE, A, C, D, STEPS * STEP>;  // what it reads
+  static_assert(JT == 1 || D % JT == 0, "neighbouring j of one i");
+  static_assert(PRODUCTS < 3 || SIZE == 4, "16-bit numbers are multiplied once");
+};
+
+// How the results of a stage lie in the row that they go to. Two columns of a tensor core's tile that a lane has,
+// 2q and 2q + 1, are outputs that become neighbours there, where there are such.
+template <typename Stage, typename Into>
+struct StageResults {
+  static constexpr int APART = Into::D % Stage::D == 0 ? Into::D / Stage::D : 0;  // outputs that become neighbours
+  static constexpr bool COLUMN_PAIRS = APART > 0 && Stage::B % (2 * (APART > 0 ? APART : 1)) == 0 && Into::C % 2 == 0;
+  static constexpr bool J_PAIRS = Stage::JT == 2 && !COLUMN_PAIRS && Into::D == 1 && Into::C % 2 == 0;
+  static __device__ __forceinline__ int output_of(int column) {
+    if constexpr (!COLUMN_PAIRS) return column;
+    constexpr int BOTH = 2 * (APART > 0 ? APART : 1);
+    return column / BOTH * BOTH + column % BOTH / 2 + column % 2 * APART;
+  }
+  static __device__ __forceinline__ int feature(int plane, int k) {
+    return (plane / Stage::D * Stage::B + k) * Stage::D + plane % Stage::D;
+  }
+};
+
+template <int AT, typename First, typename... Others>
+struct TypeAt {
+  using Type = typename TypeAt<AT - 1, Others...>::Type;
+};
+template <typename First, typename... Others>
+struct TypeAt<0, First, Others...> {
+  using Type = First;
+};
+
+// Stages in the order in which x meets them. Rows that a stage reads, and the results, lie in two regions of shared
+// memory in turns.
+template <typename T, int BM_, int WARPS_, int BLOCKS_, bool BATCH_LAST_, typename... Stages>
+struct ChainMmaTile {
+  using Element = T;
+  static constexpr int SIZE = sizeof(T), VECTOR = 16 / SIZE;
+  static constexpr int BM = BM_, WARPS = WARPS_, THREADS = 32 * WARPS, BLOCKS = BLOCKS_;
+  static constexpr bool BATCH_LAST = BATCH_LAST_;
+  static constexpr int LENGTH = sizeof...(Stages);
+  template <int AT>
+  using StageAt = typename TypeAt<AT, Stages...>::Type;
+  using Last = StageAt<LENGTH - 1>;
+  using X = typename StageAt<0>::Row;
+  using Y = FeatureRow<SIZE, 1, Last::A * Last::B * Last::D, 1, Last::A * Last::B * Last::D>;
+  template <int AT>
+  using RowAt = typename TypeAt<AT, typename Stages::Row..., Y>::Type;
+  template <int AT>
+  using ResultsOf = StageResults<StageAt<AT>, RowAt<AT + 1>>;
+  template <int AT = 0>
+  static constexpr int region(int which) {
+    int bytes = AT % 2 == which ? BM * RowAt<AT>::PITCH : 0;
+    if constexpr (AT < LENGTH) {
+      const int others = region<AT + 1>(which);
+      if (others > bytes) bytes = others;
+    }
+    return bytes;
+  }
+  static constexpr int FIRST_BYTES = divided_up(region(0), 16) * 16;
+  static constexpr int SHARED_BYTES = FIRST_BYTES + divided_up(region(1), 16) * 16;
+  // From the first packed byte to those of a stage.
+  template <int AT>
+  static constexpr int64 packed_before() {
+    if constexpr (AT == 0) {
+      return 0;
+    } else {
+      return packed_before<AT - 1>() + StageAt<AT - 1>::PACKED_BYTES;
+    }
+  }
+  static constexpr int64 PACKED_BYTES = packed_before<LENGTH>();
+  static_assert(((BM % (16 * Stages::MT) == 0) && ...), "a unit's rows are a block's");
+};

@@ -1,0 +1,289 @@
+"""Chains of any length and size with what follows them, in one launch (csrc/cuda/chain_mma.cuh)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ksopt.epilogue import ACTIVATIONS
+from ksopt.kernels.families import chain_mma_launcher
+from ksopt.kernels.families.base import ANY_TYPE, KernelFamily, register_family
+from ksopt.kernels.families.chain_mma_launcher import LaunchChain
+from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.problem import RESERVED_SHARED, SHARED_LIMIT, DeviceSpec, Problem
+from ksopt.patterns.chain import Pattern
+
+MOST_FACTORS = 4
+_MOST_BLOCKS = 6
+_REGISTERS, _MOST_REGISTERS = 65536, 255
+_FEWEST_WARPS = 8  # of a multiprocessor: fewer hide no latency
+_SHORTEST_SPLIT_SUM = 32  # three TF32 products of shorter ones are less exact than cuBLAS's sums
+_LARGEST_INT = 2**31 - 1
+# Small blocks are filled up to 8 outputs and 16 sums. What that makes many times as large as the
+# weights takes memory, unless it is little.
+_MOST_TIMES, _FEW_BYTES = 8, 2**22
+
+# The cost model's constants, of one multiprocessor in a microsecond.
+_DRAM_BYTES = 32_300.0
+_CACHE_BYTES = 200_000.0  # of weights
+_STEPS = {1: 1_910.0, 3: 100.0}  # products of tensor cores, by those of two numbers
+_ADDED = 114_000.0  # multiplications and additions without tensor cores
+_PUT = 53_500.0  # results of warps
+_LAID = 18_800.0  # elements of x, or of y, one by one
+_ROUND_US = 0.17  # a warp's unit: its first weights, its results
+_STEP_US = 0.053
+_TILE_US = 2.8  # loads, stores and barriers of a tile
+_LAUNCH_US = 2.8
+_OVERLAP = 1.5
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A factor as ``ChainStage`` computes it.
+
+    Attributes:
+        pattern: of the factor.
+        size: bytes of an element.
+        products: of two numbers, by tensor cores; 0 for ordinary arithmetic.
+        mt, nt, jt: tiles of 16 rows, tiles of 8 outputs and neighbouring j of a warp's unit.
+    """
+
+    pattern: Pattern
+    size: int
+    products: int
+    mt: int
+    nt: int
+    jt: int
+
+    @property
+    def step(self) -> int:
+        """Values of l that are added at a time."""
+        return 1 if self.products == 0 else 32 // self.size
+
+    @property
+    def steps(self) -> int:
+        return -(-self.pattern.c // self.step)
+
+    @property
+    def planes(self) -> int:
+        """Products of matrices, one for each (i, j)."""
+        return self.pattern.a * self.pattern.d
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 8 outputs of a plane."""
+        return -(-self.pattern.b // 8)
+
+    @property
+    def row_features(self) -> int:
+        """Of a row that it reads, zeros behind each sum's values included."""
+        return self.planes * self.steps * self.step
+
+    def units(self, bm: int) -> int:
+        """What the warps of a block share."""
+        return self.planes // self.jt * (bm // (16 * self.mt)) * -(-self.tiles // self.nt)
+
+    @property
+    def packed_bytes(self) -> int:
+        of_step = 8 * self.size if self.products == 0 else 256
+        return self.planes * self.tiles * self.steps * of_step
+
+    @property
+    def registers(self) -> int:
+        """Registers a thread, roughly: sums, operands, addresses."""
+        sums = self.jt * self.mt * self.nt * 4
+        weights = 4 * self.jt * self.nt
+        return sums + weights + (40 if self.products == 3 else 16) + 48
+
+    @property
+    def arguments(self) -> str:
+        """Of the template."""
+        p = self.pattern
+        sizes = (self.size, p.a, p.b, p.c, p.d, self.products, self.mt, self.nt, self.jt)
+        return ", ".join(map(str, sizes))
+
+
+@dataclass(frozen=True)
+class Config:
+    """A tile: ``ChainMmaTile`` says what each is.
+
+    Attributes:
+        bm: rows of a block.
+        warps: of a block.
+        mt: tiles of rows of a unit.
+        nt: the most tiles of outputs of a unit.
+        blocks: that run on a multiprocessor at a time.
+    """
+
+    bm: int
+    warps: int
+    mt: int
+    nt: int
+    blocks: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def rows(self) -> int:
+        """Rows of x that a block has at a time."""
+        return self.bm
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share the work on their rows."""
+        return 1
+
+    def shared_bytes(self, stages: tuple[Stage, ...]) -> int:
+        """Dynamic shared memory of a block."""
+        size, last = stages[0].size, stages[-1].pattern
+        pitches = [_pitch(one.row_features * size) for one in stages]
+        y = last.out_features * size
+        pitches.append(_pitch(y) if y % 16 == 0 else y)
+        regions = (max(pitches[which::2]) * self.bm for which in (0, 1))
+        return sum(-(-region // 16) * 16 for region in regions)
+
+
+def _pitch(row_bytes: int) -> int:
+    """Bytes from a row to the next: an odd number of chunks."""
+    return (-(-row_bytes // 16) | 1) * 16
+
+
+@register_family
+class ChainMma(KernelFamily[Config]):
+    """Chains, and single factors with an epilogue: x read once, y written once."""
+
+    name = "chain_mma"
+    dtypes = ANY_TYPE
+    capability: ClassVar[tuple[int, int]] = (8, 0)
+    packs_from_d = 1
+    takes_chains = True
+
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        chain = problem.chain
+        if problem.is_factor:
+            return "one factor's product alone has other kernels"
+        if problem.siblings > 1:
+            return "it computes one chain, not several siblings"
+        if len(chain) > MOST_FACTORS:
+            return f"it computes at most {MOST_FACTORS} factors, and this has {len(chain)}"
+        if problem.epilogue.activation not in ACTIVATIONS:
+            return f"{problem.epilogue.activation} is not one of {', '.join(ACTIVATIONS)}"
+        features = max(max(p.in_features, p.out_features) for p in chain)
+        least = Config(16, 4, 1, 1, 1)
+        stages = self.stages(problem, least)
+        if 16 * features > _LARGEST_INT or least.shared_bytes(stages) > device.shared_bytes:
+            return f"16 rows of {features} features do not fit in shared memory"
+        packed = sum(one.packed_bytes for one in stages)
+        weights = chain.nnz * stages[0].size
+        if packed > _FEW_BYTES and packed > _MOST_TIMES * weights:
+            return f"its weights would take {packed} bytes, where these take {weights}"
+        if next(self.configs(problem, device), None) is None:
+            return "no tile fits in shared memory"
+        return None
+
+    def stages(self, problem: Problem, config: Config) -> tuple[Stage, ...]:
+        """The factors, in the order in which x meets them."""
+        size = 4 if problem.dtype == "float32" else 2
+        patterns = tuple(reversed(problem.chain.patterns))
+        made = []
+        for at, p in enumerate(patterns):
+            after = patterns[at + 1] if at + 1 < len(patterns) else None
+            tiles = -(-p.b // 8)
+            units = -(-tiles // config.nt)
+            jt = 2 if _pairs_of_j(p, after) else 1
+            products = _products(p.c, problem)
+            made.append(Stage(p, size, products, config.mt, -(-tiles // units), jt))
+        return tuple(made)
+
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
+        widest = max(-(-p.b // 8) for p in problem.chain)
+        widths = sorted({min(nt, widest) for nt in (1, 2, 4, 8)})
+        limit = min(device.shared_bytes, SHARED_LIMIT + RESERVED_SHARED)
+        for bm, mt, nt, warps in itertools.product(
+            (16, 32, 48, 64, 96, 128), (1, 2, 3, 4), widths, (4, 8, 16)
+        ):
+            if bm % (16 * mt) or (bm > 48 and mt == 1):
+                continue
+            tile = Config(bm, warps, mt, nt, 1)
+            stages = self.stages(problem, tile)
+            if max(one.units(bm) for one in stages) < warps and warps > 4:
+                continue
+            registers = max(72, *(one.registers for one in stages))
+            if registers > _MOST_REGISTERS:
+                continue
+            shared = tile.shared_bytes(stages) + RESERVED_SHARED
+            blocks = min(limit // shared, _REGISTERS // (32 * warps * registers), _MOST_BLOCKS)
+            if blocks * warps >= _FEWEST_WARPS or (blocks and warps == 4 and bm == 16):
+                yield Config(bm, warps, mt, nt, blocks)
+
+    def shared_bytes(self, problem: Problem, config: Config) -> int:
+        return config.shared_bytes(self.stages(problem, config))
+
+    def prepares_weight(self, p: Pattern) -> bool:
+        return True
+
+    def predicted_us(
+        self, problem: Problem, config: Config, batch: int, device: DeviceSpec
+    ) -> float:
+        stages, size = self.stages(problem, config), 4 if problem.dtype == "float32" else 2
+        tiles = -(-batch // config.bm)
+        blocks = min(tiles, device.multiprocessors * config.blocks)
+        of_block = -(-tiles // blocks)
+        at_a_time = -(-blocks // device.multiprocessors)  # blocks of a multiprocessor
+        busy = min(1.0, blocks / device.multiprocessors)
+
+        # What a tile takes of each thing, and what it waits for.
+        features = problem.chain.in_features + problem.out_features
+        features += problem.out_features if problem.epilogue.residual else 0
+        memory = config.bm * features * size / (_DRAM_BYTES / max(busy, 0.3))
+        caches = sum(one.packed_bytes for one in stages) / _CACHE_BYTES
+        products = added = put = 0.0
+        waits = _TILE_US
+        for stage in stages:
+            width = stage.nt * -(-stage.tiles // stage.nt) * 8
+            outputs = config.bm * stage.planes * width
+            if stage.products:
+                products += outputs / 128 * stage.steps / _STEPS[stage.products]
+            else:
+                added += outputs * stage.pattern.c / _ADDED
+            put += outputs / _PUT
+            rounds = -(-stage.units(config.bm) // config.warps)
+            waits += rounds * (_ROUND_US + _STEP_US * stage.steps)
+        laid = 0.0
+        if stages[0].pattern.d > 1 or problem.batch_last or problem.has_unaligned_rows:
+            laid += config.bm * problem.chain.in_features / _LAID
+        if problem.batch_last:
+            laid += config.bm * problem.out_features / _LAID
+        things = (memory, caches, products, added, put + laid)
+        # A block does one after the other; blocks of a multiprocessor share what there is.
+        alone = of_block * (sum(things) + waits)
+        together = (of_block * at_a_time * one for one in things)
+        return _LAUNCH_US + overlapped((alone, *together), _OVERLAP)
+
+    def sources(self, problem: Problem, config: Config) -> list[str]:
+        stages = self.stages(problem, config)
+        shared = config.shared_bytes(stages)
+        return list(chain_mma_launcher.sources(problem, config, stages, shared))
+
+    def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchChain:
+        stages = self.stages(problem, config)
+        shared = config.shared_bytes(stages)
+        return LaunchChain(problem, config, stages, shared, device_index)
+
+
+def _products(c: int, problem: Problem) -> int:
+    """Of two numbers by tensor cores, for sums of ``c`` values; 0 where they add nothing."""
+    if problem.dtype != "float32":
+        return 1 if c > 4 else 0
+    if problem.exact:
+        return 3 if c >= _SHORTEST_SPLIT_SUM else 0
+    return 1 if c > 2 else 0
+
+
+def _pairs_of_j(p: Pattern, after: Pattern | None) -> bool:
+    """Whether results of neighbouring j are neighbours in the row that they go to."""
+    return p.d % 2 == 0 and (after is None or (after.d == 1 and after.c % 2 == 0))

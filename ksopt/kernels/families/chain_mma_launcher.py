@@ -1,0 +1,256 @@
+"""Kernels of csrc/cuda/chain_mma.cuh: how they are generated, loaded and launched."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ksopt.epilogue import ACTIVATIONS
+from ksopt.jit import arch, driver, nvrtc
+from ksopt.kernels import weight_groups
+from ksopt.kernels.families.base import ANY_TYPE
+from ksopt.kernels.families.chain_launcher import Arguments
+from ksopt.kernels.families.chain_rows import aligned
+from ksopt.kernels.launcher import Entry, chain_entry
+from ksopt.kernels.problem import DeviceSpec, Problem
+
+PACK_THREADS, PACK_BLOCKS = 256, 1056
+_MOST_FACTORS, _ALIGNED = 4, 16
+
+
+class Staged(Protocol):
+    """A stage, as far as a launch needs it."""
+
+    @property
+    def arguments(self) -> str:
+        """Of the template."""
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of its weights."""
+
+    @property
+    def products(self) -> int:
+        """Of two numbers."""
+
+
+class Tiled(Protocol):
+    """A tile, as far as a launch needs it."""
+
+    @property
+    def bm(self) -> int:
+        """Rows of a block."""
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that run on a multiprocessor at a time."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+
+
+class PackArguments(ctypes.Structure):
+    """``ChainMmaPackArguments`` of csrc/cuda/chain_mma.cuh."""
+
+    _fields_ = [
+        ("weights", ctypes.c_void_p * _MOST_FACTORS),
+        ("strides", ctypes.c_int64 * 4 * _MOST_FACTORS),
+        ("packed", ctypes.c_void_p),
+    ]
+
+
+def names(problem: Problem) -> tuple[str, str]:
+    """Of the kernel that packs and of the one that multiplies, as profilers show them."""
+    sizes = "_x_".join("_".join(map(str, p.weight_shape)) for p in problem.chain)
+    dtype = problem.dtype if problem.exact else "tf32"
+    after = "".join(f"_{name}" for name in problem.epilogue.names)
+    return f"ksopt_chain_mma_pack_{dtype}_{sizes}", f"ksopt_chain_mma_{dtype}_{sizes}{after}"
+
+
+def sources(
+    problem: Problem, tile: Tiled, stages: Sequence[Staged], shared_bytes: int
+) -> tuple[str, str]:
+    """The generated files: an instance that packs, and one that multiplies."""
+    several = ", ".join(f"ChainStage<{stage.arguments}>" for stage in stages)
+    last = str(problem.batch_last).lower()
+    fields = f"{ANY_TYPE[problem.dtype]}, {tile.bm}, {tile.warps}, {tile.blocks}, {last}"
+    packed = sum(stage.packed_bytes for stage in stages)
+    begin = (
+        '#include "chain_mma.cuh"\n'
+        f"using Tile = ChainMmaTile<{fields}, {several}>;\n"
+        f"static_assert(Tile::SHARED_BYTES == {shared_bytes} && Tile::PACKED_BYTES == {packed}, "
+        '"csrc and kernels/families/chain_mma.py disagree");\n'
+    )
+    after = problem.epilogue
+    epilogue = f"{ACTIVATIONS.index(after.activation)}, {int(after.bias)}, {int(after.residual)}"
+    pack, multiply = names(problem)
+    return (
+        begin + f'extern "C" __global__ void __launch_bounds__({PACK_THREADS})\n'
+        f"{pack}(const __grid_constant__ ChainMmaPackArguments arguments) {{\n"
+        "  pack_stages<Tile, 0>(arguments);\n"
+        "}\n",
+        begin + f"using After = ChainEpilogue<0, {epilogue}>;\n"
+        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
+        f"{multiply}(const __grid_constant__ ChainArguments arguments) {{\n"
+        "  chain_mma_kernel<Tile, After>(arguments);\n"
+        "}\n",
+    )
+
+
+def pack_arguments(weights: Sequence[Tensor], packed: Tensor) -> PackArguments:
+    """What the packing kernel is launched with.
+
+    Args:
+        weights: of the factors, left to right, (a, b, c, d); any strides.
+        packed: where they go.
+    """
+    arguments = PackArguments(packed=packed.data_ptr())
+    for at, weight in enumerate(reversed(weights)):
+        arguments.weights[at] = weight.data_ptr()
+        arguments.strides[at] = (ctypes.c_int64 * 4)(*weight.stride())
+    return arguments
+
+
+def launch_of(tile: Tiled, batch: int, multiprocessors: int) -> tuple[int, int]:
+    """Blocks of a launch, and the rows of each, as ``ChainKernel::grid_of`` of csrc/host has it."""
+    units = -(-batch // tile.bm)
+    of_block = -(-units // min(units, multiprocessors * tile.blocks))
+    return -(-units // of_block), of_block * tile.bm
+
+
+def rows_of(x: Tensor, batch_last: bool) -> tuple[int, int] | None:
+    """The batch, and from a row to the next (batch last: from a feature), as the kernel takes it.
+
+    It takes elements side by side that begin at a multiple of 16 bytes. Rows that are no multiple
+    of 16 bytes must lie side by side, too.
+
+    Returns:
+        None where x lies otherwise.
+    """
+    features = x.shape[0] if batch_last else x.shape[-1]
+    try:
+        lines = x.view(features, -1) if batch_last else x.view(-1, features)
+    except RuntimeError:
+        return None
+    count, length = lines.shape
+    distance = lines.stride(0) if count > 1 else length
+    if lines.data_ptr() % _ALIGNED or (length > 1 and lines.stride(1) != 1):
+        return None
+    if batch_last:
+        return length, distance
+    pieces = (length, distance) if distance != length else ()
+    if any(piece * x.element_size() % _ALIGNED for piece in pieces):
+        return None
+    return count, distance
+
+
+class LaunchChain:
+    """(x, weights, bias, residual, out) -> y of kernels that are compiled and loaded.
+
+    x that the kernel does not take is copied first.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        tile: Tiled,
+        stages: Sequence[Staged],
+        shared_bytes: int,
+        device_index: int,
+    ) -> None:
+        self._problem, self._tile = problem, tile
+        self._shared_bytes, self._device = shared_bytes, device_index
+        self._elements = sum(stage.packed_bytes for stage in stages) // _size(problem)
+        products = " ".join(str(stage.products) for stage in stages)
+        self._form = f"chain_mma {products}"  # tiles with the same arithmetic share it
+        files = sources(problem, tile, stages, shared_bytes)
+        cubins = (nvrtc.cubin(text, arch.of_device(device_index)).data for text in files)
+        self._pack_kernel, self._kernel = (
+            driver.load_kernel(code, name, shared, device_index)
+            for code, name, shared in zip(cubins, names(problem), (0, shared_bytes), strict=True)
+        )
+        self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
+
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+        /,
+    ) -> Tensor:
+        last, features = self._problem.batch_last, self._problem.out_features
+        shape = (features, *x.shape[1:]) if last else (*x.shape[:-1], features)
+        if out is not None and rows_of(out, last) is None:
+            return out.copy_(self(x, weights, bias, residual))
+        y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+        packed = weight_groups.prepared_together(weights, self._form, self._pack)
+        x, (batch, x_stride) = _taken(x, last)
+        if batch == 0:
+            return y
+        y_rows = rows_of(y, last)
+        assert y_rows is not None
+        residual_stride = 0
+        if residual is not None:
+            residual, (_, residual_stride) = _taken(residual, last)
+        bias = None if bias is None else aligned(bias.contiguous())
+        blocks, rows = launch_of(self._tile, batch, self._multiprocessors)
+        arguments = Arguments(
+            *(x.data_ptr(), packed.data_ptr(), 0 if bias is None else bias.data_ptr()),
+            *(0 if residual is None else residual.data_ptr(), y.data_ptr(), batch),
+            *(x_stride, y_rows[1], residual_stride, rows, 0),
+        )
+        driver.launch(
+            *(self._kernel, blocks, self._tile.threads, self._shared_bytes),
+            *(arguments, self._device),
+            early=True,
+        )
+        return y
+
+    def _pack(self, weights: Sequence[Tensor]) -> Tensor:
+        weights = [weight.resolve_neg() for weight in weights]
+        packed = torch.empty(self._elements, dtype=weights[0].dtype, device=weights[0].device)
+        arguments = pack_arguments(weights, packed)
+        blocks = min(PACK_BLOCKS, -(-self._elements // PACK_THREADS))
+        driver.launch(self._pack_kernel, blocks, PACK_THREADS, 0, arguments, self._device)
+        return packed
+
+    def entry(self) -> Entry | None:
+        """What the host library needs to do the same; None where there is none."""
+        p = self._problem
+        shapes = [one.weight_shape for one in p.chain]
+        return chain_entry(
+            kernel=self._kernel,
+            out_features=p.out_features,
+            threads=self._tile.threads,
+            shared_bytes=self._shared_bytes,
+            rows_per_unit=self._tile.bm,
+            most_blocks=self._multiprocessors * self._tile.blocks,
+            cluster=1,
+            form=weight_groups.number_of(self._form, shapes, p.dtype),
+            takes_any_rows=True,
+        )
+
+
+def _size(problem: Problem) -> int:
+    return int(getattr(torch, problem.dtype).itemsize)
+
+
+def _taken(x: Tensor, batch_last: bool) -> tuple[Tensor, tuple[int, int]]:
+    """What the kernel reads, copied where it does not take it as it lies; and `rows_of` it."""
+    rows = rows_of(x, batch_last)
+    if rows is None:
+        x = aligned(x.contiguous())
+        rows = rows_of(x, batch_last)
+        assert rows is not None
+    return x, rows

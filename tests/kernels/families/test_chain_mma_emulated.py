@@ -1,0 +1,229 @@
+"""Chains of any length and size in one launch: packing and products, run on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from checks import gpu
+from cuda_emulator import EmulatedKernel, Emulator, Instance, OnDemand, _Range
+from torch import Tensor
+
+from chain_kernels import ACTIVATIONS
+from ksopt.kernels.families import chain_mma_launcher
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.chain_launcher import Arguments
+from ksopt.kernels.families.chain_mma import Config
+from ksopt.kernels.problem import Epilogue, Geometry, Problem
+from ksopt.patterns.chain import Chain
+from ksopt.reference import ks_reference
+
+family = family_of("chain_mma")
+
+# Chain, dtype, layout, epilogue. Sums short and long, d that pair and others, one to four factors.
+SHAPES = [
+    ("(1,32,16,4)*(2,32,32,1)", "bfloat16", False, Epilogue()),
+    ("(1,24,20,8)*(8,20,24,1)", "float16", False, Epilogue(True, "gelu", True)),
+    ("(85,2,1,1)*(1,17,9,5)", "bfloat16", False, Epilogue(True)),
+    ("(2,2,2,50)*(1,40,5,5)", "float32", False, Epilogue(True, "relu", True)),
+    ("(6,7,5,3)*(1,30,17,3)*(3,17,9,1)", "float16", False, Epilogue(True, "silu")),
+    ("(1,16,40,4)*(4,40,33,1)", "float32", False, Epilogue(residual=True)),
+    ("(1,32,48,2)*(2,48,32,1)", "tf32", False, Epilogue(True)),
+    ("(3,9,6,1)*(1,9,35,2)*(2,35,8,1)*(1,4,7,4)", "bfloat16", False, Epilogue()),
+    ("(5,11,13,1)", "bfloat16", False, Epilogue(True, "gelu_tanh", True)),
+    ("(1,16,16,4)*(2,32,24,1)", "bfloat16", True, Epilogue(True, "gelu", True)),
+    ("(7,6,3,2)*(2,21,34,1)", "float32", True, Epilogue(residual=True)),
+    ("(1,21,8,2)*(2,8,10,1)", "float16", True, Epilogue()),
+]
+BATCHES = (1, 40, 150)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The kernels of a case: one that packs, one that multiplies."""
+
+    pack: EmulatedKernel
+    multiply: EmulatedKernel
+
+
+def problem_of(chain: str, kind: str, last: bool, epilogue: Epilogue) -> Problem:
+    dtype = "float32" if kind == "tf32" else kind
+    return Problem(Chain.parse(chain), dtype, last, kind != "tf32", epilogue)
+
+
+def cases() -> list[tuple[Problem, Config]]:
+    """Two tiles of each shape."""
+    several = []
+    for at, shape in enumerate(SHAPES):
+        problem = problem_of(*shape)
+        tiles = [tile for tile in family.configs(problem, gpu(4)) if tile.bm <= 64]
+        several += [(problem, tile) for tile in random.Random(at).sample(tiles, 2)]
+    return several
+
+
+CASES = cases()
+
+
+def build(emulator: Emulator, several: list[tuple[Problem, Config]]) -> list[Pair]:
+    instances = []
+    for problem, tile in several:
+        shared = family.shared_bytes(problem, tile)
+        geometry = Geometry(tile.threads, shared, tile.bm, 1, 1)
+        factor = Problem.of_factor(problem.chain.patterns[0], problem.dtype, False)
+        instances += [Instance(factor, text, geometry) for text in family.sources(problem, tile)]
+    built = emulator.build(instances)
+    return [Pair(*two) for two in zip(built[0::2], built[1::2], strict=True)]
+
+
+@pytest.fixture(scope="module")
+def kernels(emulator):
+    return OnDemand(functools.partial(build, emulator), CASES)
+
+
+def emulate(
+    kernel: EmulatedKernel,
+    arguments: ctypes.Structure,
+    launch: tuple[int, int, int],
+    memory: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    blocks, threads, shared = launch
+    message = ctypes.create_string_buffer(2048)
+    ranges = [_Range(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in memory]
+    status = kernel._loaded.emulate_launch(
+        kernel._index,
+        ctypes.byref(arguments),
+        ctypes.c_size_t(ctypes.sizeof(arguments)),
+        *(blocks, threads, ctypes.c_size_t(shared), 0),
+        *(ctypes.byref(one) for one in ranges),
+        message,
+        ctypes.c_size_t(len(message)),
+    )
+    assert status == 0, kernel._with_places(message.value.decode())
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Of one call."""
+
+    x: Tensor
+    weights: list[Tensor]
+    bias: Tensor
+    residual: Tensor
+
+    @classmethod
+    def random(cls, problem: Problem, rows: int, seed: int) -> Operands:
+        generator = torch.Generator().manual_seed(seed)
+        dtype = getattr(torch, problem.dtype)
+
+        def draw(*size: int) -> Tensor:
+            return torch.randn(*size, generator=generator).to(dtype)
+
+        def lying(features: int) -> Tensor:
+            return draw(features, rows) if problem.batch_last else draw(rows, features)
+
+        weights = [draw(*p.weight_shape) * p.c**-0.5 for p in problem.chain]
+        out = problem.out_features
+        return cls(lying(problem.chain.in_features), weights, draw(out), lying(out))
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    room = torch.empty(tensor.numel() + 256, dtype=tensor.dtype)
+    first = -room.data_ptr() % 256 // room.element_size()
+    return room[first : first + tensor.numel()].copy_(tensor.reshape(-1))
+
+
+def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
+    """y, by the emulated kernels on two multiprocessors."""
+    stages, size = family.stages(problem, tile), o.x.element_size()
+    elements = sum(stage.packed_bytes for stage in stages) // size
+    packed = aligned(torch.full((elements + o.bias.numel(),), float("nan"), dtype=o.x.dtype))
+    flat = aligned(torch.cat([w.reshape(-1) for w in o.weights]))
+    views, at = [], 0
+    for w in o.weights:
+        views.append(flat[at : at + w.numel()].view(w.shape))
+        at += w.numel()
+    none = torch.empty(0)
+    packing = chain_mma_launcher.pack_arguments(views, packed)
+    threads = chain_mma_launcher.PACK_THREADS
+    emulate(pair.pack, packing, (3, threads, 0), (flat, none, packed[:elements]))
+    assert not packed[:elements].isnan().any()
+    packed[elements:] = o.bias
+    vectors = 128 // size
+    residual_at = -(-o.x.numel() // vectors) * vectors
+    both = aligned(torch.zeros(residual_at + o.residual.numel(), dtype=o.x.dtype))
+    both[: o.x.numel()] = o.x.reshape(-1)
+    both[residual_at:] = o.residual.reshape(-1)
+    y = aligned(torch.full(o.residual.shape, float("nan"), dtype=o.x.dtype))
+    last, rows = problem.batch_last, o.x.shape[1 if problem.batch_last else 0]
+    blocks, of_block = chain_mma_launcher.launch_of(tile, rows, 2)
+    out = rows if last else problem.out_features
+    arguments = Arguments(
+        both.data_ptr(),
+        packed.data_ptr(),
+        packed.data_ptr() + elements * size if problem.epilogue.bias else 0,
+        both.data_ptr() + residual_at * size if problem.epilogue.residual else 0,
+        *(y.data_ptr(), rows, rows if last else problem.chain.in_features, out, out, of_block, 0),
+    )
+    launch = (blocks, tile.threads, family.shared_bytes(problem, tile))
+    emulate(pair.multiply, arguments, launch, (both, packed, y))
+    return y.view(o.residual.shape)
+
+
+def expected(problem: Problem, o: Operands) -> tuple[Tensor, Tensor]:
+    """The result in float64, and the sizes of what roundings may add up to."""
+    x, size = o.x.double(), o.x.double().abs()
+    if problem.batch_last:
+        x, size = x.T, size.T
+    for weight in reversed(o.weights):
+        x = ks_reference(x, weight.double())
+        size = ks_reference(size, weight.double().abs())
+    after = problem.epilogue
+    if after.bias:
+        x, size = x + o.bias.double(), size + o.bias.double().abs()
+    x = ACTIVATIONS[after.activation](x)
+    if after.residual:
+        residual = o.residual.double().T if problem.batch_last else o.residual.double()
+        x, size = x + residual, size + residual.abs()
+    return (x.T, size.T) if problem.batch_last else (x, size)
+
+
+def assert_right(y: Tensor, problem: Problem, o: Operands) -> None:
+    truth, size = expected(problem, o)
+    unit = {"float32": 2**-21, "float16": 2**-10, "bfloat16": 2**-7}[problem.dtype]
+    unit = unit if problem.exact else 2**-9
+    wrong = ~((y.double() - truth).abs() <= unit * (truth.abs() + size) + 1e-6)
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()}, {wrong.nonzero()[0].tolist()}"
+    assert (y.double() - truth).norm() <= 2 * unit * truth.norm()
+
+
+def name(at: int) -> str:
+    problem, tile = CASES[at]
+    words = (problem.chain, problem.dtype, problem.layout, *problem.epilogue.names)
+    return "-".join(map(str, (*words, tile.bm, tile.warps, tile.mt, tile.nt)))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("at", range(len(CASES)), ids=name)
+def test_results_are_right(kernels, at):
+    problem, tile = CASES[at]
+    for rows in BATCHES:
+        operands = Operands.random(problem, rows, seed=at)
+        assert_right(run(kernels[at], problem, tile, operands), problem, operands)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("at", [0, 10, 20])
+def test_what_is_not_finite_stays_in_its_row_and_class(kernels, at, value):
+    """An infinity makes an infinity where PyTorch's products make one, three TF32 products too."""
+    problem, tile = CASES[at]
+    o = Operands.random(problem, 20, seed=at)
+    x = o.x.T if problem.batch_last else o.x
+    x[7, 1] = value
+    y, (truth, _) = run(kernels[at], problem, tile, o), expected(problem, o)
+    assert torch.equal(y.isnan(), truth.isnan())
+    assert torch.equal(y.isposinf(), truth.isposinf())
+    assert torch.equal(y.isneginf(), truth.isneginf())
