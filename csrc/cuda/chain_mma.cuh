@@ -479,14 +479,33 @@ __device__ __forceinline__ void store_y(uint32 region, const ChainArguments& arg
   }
 }
 
+// What a block that has a group's share of the features is told.
+template <typename Tile>
+__device__ __forceinline__ ChainArguments of_group(const ChainArguments& all, int group) {
+  using T = typename Tile::Element;
+  if constexpr (Tile::GROUPS == 1) return all;
+  const auto from = [&](const void* first, int features, int64 stride) {
+    return static_cast<const T*>(first) + int64(group) * features * (Tile::BATCH_LAST ? stride : 1);
+  };
+  ChainArguments own = all;
+  own.x = from(all.x, Tile::X::FEATURES, all.x_stride);
+  own.weights = static_cast<const unsigned char*>(all.weights) + group * Tile::PACKED_BYTES;
+  own.bias = static_cast<const T*>(all.bias) + group * Tile::Y::FEATURES;
+  own.residual = from(all.residual, Tile::Y::FEATURES, all.residual_stride);
+  own.y = const_cast<T*>(from(all.y, Tile::Y::FEATURES, all.y_stride));
+  return own;
+}
+
+// Blocks of a row tile's groups follow each other.
 template <typename Tile, typename After>
-__device__ __forceinline__ void chain_mma_kernel(const ChainArguments& arguments) {
+__device__ __forceinline__ void chain_mma_kernel(const ChainArguments& all) {
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32 first = __shfl_sync(~0u, shared_address(shared), 0), second = first + Tile::FIRST_BYTES;
-  prefetch_share<Tile::THREADS>(arguments.weights, Tile::PACKED_BYTES, blockIdx.x, gridDim.x);
+  prefetch_share<Tile::THREADS>(all.weights, Tile::GROUPS * Tile::PACKED_BYTES, blockIdx.x, gridDim.x);
+  const ChainArguments arguments = of_group<Tile>(all, blockIdx.x % Tile::GROUPS);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
-  const int64 begin = blockIdx.x * arguments.rows_per_block;
+  const int64 begin = blockIdx.x / Tile::GROUPS * arguments.rows_per_block;
   const int64 end =
       begin + arguments.rows_per_block < arguments.batch ? begin + arguments.rows_per_block : arguments.batch;
 #pragma unroll 1
@@ -516,15 +535,16 @@ __device__ __forceinline__ void pack_stages(const ChainMmaPackArguments& argumen
   T* const packed = reinterpret_cast<T*>(static_cast<unsigned char*>(arguments.packed) + Tile::template packed_before<AT>());
   const T* const weight = static_cast<const T*>(arguments.weights[AT]);
   const int64* const stride = arguments.strides[AT];
-  const int64 all = int64(Stage::PLANES) * COLUMNS * LS;
+  const int64 of_group = int64(Stage::PLANES) * COLUMNS * LS, all = Tile::GROUPS * of_group;
   for (int64 at = int64(blockIdx.x) * blockDim.x + threadIdx.x; at < all; at += int64(gridDim.x) * blockDim.x) {
     const int l = static_cast<int>(at % LS), column = static_cast<int>(at / LS % COLUMNS);
-    const int plane = static_cast<int>(at / LS / COLUMNS), k = Tile::template ResultsOf<AT>::output_of(column);
+    const int group = static_cast<int>(at / of_group), plane = static_cast<int>(at % of_group / LS / COLUMNS), k = Tile::template ResultsOf<AT>::output_of(column);
     T value = from_float<T>(0.0f);
     if (k < Stage::B && l < Stage::C) {
-      value = weight[plane / Stage::D * stride[0] + k * stride[1] + l * stride[2] + plane % Stage::D * stride[3]];
+      const int64 i = group * Stage::A + plane / Stage::D;
+      value = weight[i * stride[0] + k * stride[1] + l * stride[2] + plane % Stage::D * stride[3]];
     }
-    packed[packed_place<Stage>(plane, column, l)] = value;
+    packed[group * (Tile::PACKED_BYTES / Stage::SIZE) + packed_place<Stage>(plane, column, l)] = value;
   }
   if constexpr (AT + 1 < Tile::LENGTH) pack_stages<Tile, AT + 1>(arguments);
 }

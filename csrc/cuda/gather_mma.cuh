@@ -189,6 +189,10 @@ struct GatherLoader {
   }
 };
 
+// Where the elements of the tensor cores' operand lie: anywhere; two at even places, which come as a word; or a
+// step's side by side in chunks, which `ldmatrix` brings.
+enum class GatherPlaces { ANY, EVEN, IN_CHUNKS };
+
 // Where a lane finds its elements of a row of x in a stage: the word of its first l in a step. What later steps
 // have is as far into its chunks, for a step is a multiple of what a chunk holds.
 template <typename Tile>
@@ -237,7 +241,7 @@ __device__ __forceinline__ void gather(uint32 (&words)[Tile::JT], uint32 x, cons
 }
 
 // sums += x w over a step, for the tiles of a unit; over the first `length` of its l, if not IS_WHOLE.
-template <typename P, typename Tile, bool EVEN, bool IS_WHOLE>
+template <typename P, typename Tile, GatherPlaces PLACES, bool IS_WHOLE>
 __device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::NT][4], uint32 x,
                                               const GatherRow<Tile> (&rows)[Tile::MT][2], uint32 weights,
                                               int length) {
@@ -246,12 +250,23 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::N
   uint32 a[TILES][4];
   [[maybe_unused]] uint32 small[TILES][4];
 #pragma unroll
-  for (int m = 0; m < Tile::MT; ++m)
+  for (int m = 0; m < Tile::MT; ++m) {
+    [[maybe_unused]] uint32 matrices[4];
+    constexpr bool BY_MATRICES = PLACES == GatherPlaces::IN_CHUNKS && IS_WHOLE;
+    if constexpr (BY_MATRICES) {  // lanes name the rows of 16 bytes, other ones than those of their words
+      const int lane = threadIdx.x % 32, rows_on = lane % 16 - lane / 4;
+      load_matrices(matrices, x + rows[m][0].at[0] + rows_on * Tile::X_PITCH + lane / 16 * 16 - lane % 4 * 4);
+    }
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int l = e / 2 * HALF;
       uint32 words[JT];
-      gather<P, Tile, EVEN>(words, x + l * Tile::L_PITCH, rows[m][e % 2], IS_WHOLE ? Tile::STEP : left - l);
+      if constexpr (BY_MATRICES) {
+        words[0] = matrices[e];
+      } else {
+        gather<P, Tile, PLACES != GatherPlaces::ANY>(words, x + l * Tile::L_PITCH, rows[m][e % 2],
+                                                     IS_WHOLE ? Tile::STEP : left - l);
+      }
 #pragma unroll
       for (int j = 0; j < JT; ++j) {
         a[m * JT + j][e] = words[j];
@@ -261,6 +276,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::N
         }
       }
     }
+  }
 #pragma unroll
   for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -289,17 +305,17 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::N
 }
 
 // The same over the l of a part.
-template <typename P, typename Tile, bool EVEN>
+template <typename P, typename Tile, GatherPlaces PLACES>
 __device__ __forceinline__ void multiply_steps(float (&sums)[Tile::TILES][Tile::NT][4], uint32 x,
                                                const GatherRow<Tile> (&rows)[Tile::MT][2], uint32 weights,
                                                int length) {
 #pragma unroll 2
   for (int s = 0; s < length / Tile::STEP; ++s) {
-    multiply_step<P, Tile, EVEN, true>(sums, x, rows, weights, Tile::STEP);
+    multiply_step<P, Tile, PLACES, true>(sums, x, rows, weights, Tile::STEP);
     x += Tile::STEP * Tile::L_PITCH, weights += Tile::STEP_BYTES;
   }
   if (P::C % Tile::STEP != 0 && length % Tile::STEP != 0) {
-    multiply_step<P, Tile, EVEN, false>(sums, x, rows, weights, length % Tile::STEP);
+    multiply_step<P, Tile, PLACES, false>(sums, x, rows, weights, length % Tile::STEP);
   }
 }
 
@@ -355,10 +371,13 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::N
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         rows[m][half].locate(into, first_row + m * 16 + half * 8, quarter * GatherRow<Tile>::WORD);
-    if ((Tile::JT == 2 || Tile::L_PAIRS) && into.are_even()) {
-      multiply_steps<P, Tile, true>(sums, x, rows, w, length);
+    if (Tile::MAY_BE_CHUNKS && into.are_chunks()) {
+      constexpr GatherPlaces PLACES = Tile::MAY_BE_CHUNKS ? GatherPlaces::IN_CHUNKS : GatherPlaces::ANY;
+      multiply_steps<P, Tile, PLACES>(sums, x, rows, w, length);
+    } else if ((Tile::JT == 2 || Tile::L_PAIRS) && into.are_even()) {
+      multiply_steps<P, Tile, GatherPlaces::EVEN>(sums, x, rows, w, length);
     } else {
-      multiply_steps<P, Tile, false>(sums, x, rows, w, length);
+      multiply_steps<P, Tile, GatherPlaces::ANY>(sums, x, rows, w, length);
     }
   }
 }
@@ -414,18 +433,35 @@ __device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& 
   }
 }
 
-// One element of y: of three products of TF32 numbers, which make NaN of an infinity, added anew if it is not
-// finite.
+// Whether no value of a chunk is an infinity or NaN.
+template <typename T>
+__device__ __forceinline__ bool are_finite(const uint4& words) {
+  const uint32 all[4] = {words.x, words.y, words.z, words.w};
+  bool are = true;
+#pragma unroll
+  for (int at = 0; at < 4; ++at) {
+    if constexpr (sizeof(T) == 4) {
+      are = are && is_finite(__uint_as_float(all[at]));
+    } else {
+      are = are && is_finite(to_float(T{static_cast<uint16>(all[at])})) &&
+            is_finite(to_float(T{static_cast<uint16>(all[at] >> 16)}));
+    }
+  }
+  return are;
+}
+
+// One element of y: if it is not finite, added anew where three products of TF32 numbers, or stored zeros of a
+// factor that is written out, make NaN of an infinity.
 template <typename P, typename Tile>
 __device__ __forceinline__ void write_element(float value, const GatherAddresses<P, Tile>& at, int64 row, int run,
                                               int n, typename Tile::Element* to) {
-  if (Tile::PRODUCTS == 3 && !is_finite(value)) {
+  if (Tile::MENDS && !is_finite(value)) {
     const int g = Tile::WHOLE_J ? n / P::D / Tile::KB : 0, k = Tile::WHOLE_J ? n / P::D % Tile::KB : run;
     const int j = Tile::WHOLE_J ? n % P::D : n;
     const typename Tile::Element* const x = at.x_row(row) + (g * P::C * P::D + j) * at.arguments.x_feature_stride;
     value = 0.0f;
 #pragma unroll 1
-    for (int l = 0; l < P::C; ++l) {
+    for (int l = (at.column.k0 + k) % Tile::CLASSES; l < P::C; l += Tile::CLASSES) {
       value = fmaf(to_float(x[l * P::D * at.arguments.x_feature_stride]), to_float(at.weight(g, k, l, j)), value);
     }
   }
@@ -454,14 +490,13 @@ __device__ __forceinline__ void write_results(uint32 results, const GatherAddres
     const int begin = static_cast<int>(chunk * VECTOR) - into_chunk(first);
     if (begin < 0 || begin + VECTOR > length || (!Tile::WHOLE_J && run >= runs)) continue;
     const uint4 words = load_shared_4_words(results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16);
-    if constexpr (Tile::PRODUCTS == 3) {
-      const float values[4] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
-                               __uint_as_float(words.w)};
-      if (!(is_finite(values[0]) && is_finite(values[1]) && is_finite(values[2]) && is_finite(values[3]))) {
-#pragma unroll
+    if constexpr (Tile::MENDS) {
+      if (!are_finite<T>(words)) {
+#pragma unroll 1
         for (int e = 0; e < VECTOR; ++e) {
           const int n = begin + e;
-          write_element<P, Tile>(values[e], at, row0 + row, run, n, first + n);
+          const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16 + e * Tile::SIZE;
+          write_element<P, Tile>(load_shared<T>(from), at, row0 + row, run, n, first + n);
         }
         continue;
       }
@@ -570,7 +605,13 @@ __device__ __forceinline__ void gather_mma_pack_kernel(const Arguments& argument
     const GatherColumn<P, Tile> column(index);
     T value = from_float<T>(0.0f);
     if (g < column.groups && k < column.outputs && l < P::C && j < column.js) {
-      value = weight[((int64(column.i0 + g) * P::B + column.k0 + k) * P::C + l) * P::D + column.j0 + j];
+      constexpr int CLASSES = Tile::CLASSES;
+      const int output = column.k0 + k;
+      if constexpr (CLASSES == 1) {
+        value = weight[((int64(column.i0 + g) * P::B + output) * P::C + l) * P::D + column.j0 + j];
+      } else if (output % CLASSES == l % CLASSES) {
+        value = weight[(int64(column.i0 + g) * (P::B / CLASSES) + output / CLASSES) * P::C + l];
+      }
     }
     *reinterpret_cast<T*>(packed + int64(index) * Tile::COLUMN_BYTES + weight_place<Tile>(g, k, l, j)) = value;
   }

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ksopt import settings
+from ksopt import precision, settings
 from ksopt.bench import random_subjects
 from ksopt.epilogue import add_epilogue_
 from ksopt.jit import arch, nvrtc
@@ -170,7 +170,7 @@ def summary(lines: list[dict[str, Any]]) -> str:
         for one in lines
         if not one["way"].startswith(FAMILY)
     )
-    tile = "/".join(str(best[key]) for key in ("bm", "warps", "mt", "nt", "blocks"))
+    tile = "/".join(str(best[key]) for key in ("bm", "warps", "mt", "nt", "groups", "blocks"))
     return (
         f"{first['chain']} {first['dtype']} {first['layout']} {first['rows']}: {best['us']} "
         f"({best['predicted_us']}; {tile}), best predicted {chosen['us']} | {others} | "
@@ -202,7 +202,8 @@ def main() -> int:
     for problem, rows in problems(args):
         if problem.dtype not in rooflines:
             rooflines[problem.dtype] = measure_roofline(device, problem.dtype)
-        made = time_all(problem, rows, args.tiles, spec, rooflines[problem.dtype])
+        with precision.fp32_products("ieee" if problem.exact else "tf32"):
+            made = time_all(problem, rows, args.tiles, spec, rooflines[problem.dtype])
         lines += made
         if made:
             print(summary(made), flush=True)

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from ksopt import ks_linear
+from ksopt import ks_linear, precision
 from ksopt.bench import random_subjects
 from ksopt.epilogue import ACTIVATIONS, with_epilogue
 from ksopt.kernels import plan_autotuner, planner
@@ -39,11 +39,12 @@ def check(problem, rows, tiles, draw):
     fitting = [one for one in family.configs(problem, spec) if family.fits(problem, one, spec)]
     o = random_operands(problem, rows, torch.device("cuda"))
     around = Around(o.bias, problem.epilogue.activation, o.residual)
-    judge = AccuracyCheck(o.x, o.weights, problem.layout, around=around)
-    for tile in draw.sample(fitting, min(tiles, len(fitting))):
-        launch = family.launcher(problem, tile, 0)
-        fault = judge.fault_of(lambda x, run=launch: run(x, o.weights, o.bias, o.residual))
-        assert fault is None, (problem, rows, tile, fault)
+    with precision.fp32_products("ieee" if problem.exact else "tf32"):
+        judge = AccuracyCheck(o.x, o.weights, problem.layout, around=around)
+        for tile in draw.sample(fitting, min(tiles, len(fitting))):
+            launch = family.launcher(problem, tile, 0)
+            fault = judge.fault_of(lambda x, run=launch: run(x, o.weights, o.bias, o.residual))
+            assert fault is None, (problem, rows, tile, fault)
 
 
 @pytest.mark.parametrize("kind", KINDS)

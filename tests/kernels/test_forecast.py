@@ -47,11 +47,13 @@ def test_a_chain_is_one_launch_where_the_kernel_exists_and_a_launch_a_factor_els
     on_ampere = forecast.forecast(problem, 8192, GPUS["A100"])
     assert on_ampere.plan.ways == ("merged",)
     assert on_ampere.behind_us == 0
-    problem = replace(problem, dtype="float16")
+    problem = replace(problem, dtype="float16")  # which is not merged
+    assert forecast.forecast(problem, 8192, GPUS["RTX4090"]).plan.ways == ("chain_mma",)
+    problem = replace(problem, siblings=2)
     on_ampere = forecast.forecast(problem, 8192, GPUS["A100"])
-    assert len(on_ampere.plan.launches) == 2
+    assert len(on_ampere.plan.launches) == 4
     assert on_ampere.behind_us > 0
-    assert [one.problem for one in on_ampere.plan.launches] == list(problem.factors())[::-1]
+    assert [one.problem for one in on_ampere.plan.launches] == list(problem.factors())[::-1] * 2
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -148,10 +150,10 @@ def test_the_command_prints_a_row_a_launch_and_all_candidates_of_one_gpu(capsys)
     out = capsys.readouterr().out
     for name in GPUS:
         assert re.search(rf"^{name} ", out, flags=re.MULTILINE)
-    assert "PyTorch's operations" in out
     assert "All candidates" not in out
-    assert main([*words, "--gpu", "A100", "--compile"]) == 0
+    assert main([*words, "--gpu", "A100", "--siblings", "2", "--compile"]) == 0
     out = capsys.readouterr().out
+    assert "PyTorch's operations" in out
     assert "All candidates, best predicted first" in out
     assert re.search(r"(mma16|expanded_bmm) .* yes$", out, flags=re.MULTILINE)
     assert "naive(" in out

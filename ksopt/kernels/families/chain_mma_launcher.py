@@ -54,6 +54,10 @@ class Tiled(Protocol):
         """Blocks that run on a multiprocessor at a time."""
 
     @property
+    def groups(self) -> int:
+        """Shares of the features, of which a block has one."""
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
 
@@ -82,7 +86,8 @@ def sources(
     """The generated files: an instance that packs, and one that multiplies."""
     several = ", ".join(f"ChainStage<{stage.arguments}>" for stage in stages)
     last = str(problem.batch_last).lower()
-    fields = f"{ANY_TYPE[problem.dtype]}, {tile.bm}, {tile.warps}, {tile.blocks}, {last}"
+    fields = f"{ANY_TYPE[problem.dtype]}, {tile.bm}, {tile.warps}, {tile.blocks}"
+    fields += f", {last}, {tile.groups}"
     packed = sum(stage.packed_bytes for stage in stages)
     begin = (
         '#include "chain_mma.cuh"\n'
@@ -123,8 +128,13 @@ def pack_arguments(weights: Sequence[Tensor], packed: Tensor) -> PackArguments:
 def launch_of(tile: Tiled, batch: int, multiprocessors: int) -> tuple[int, int]:
     """Blocks of a launch, and the rows of each, as ``ChainKernel::grid_of`` of csrc/host has it."""
     units = -(-batch // tile.bm)
-    of_block = -(-units // min(units, multiprocessors * tile.blocks))
-    return -(-units // of_block), of_block * tile.bm
+    of_block = -(-units // min(units, most_blocks(tile, multiprocessors)))
+    return -(-units // of_block) * tile.groups, of_block * tile.bm
+
+
+def most_blocks(tile: Tiled, multiprocessors: int) -> int:
+    """Blocks of a group that run at a time."""
+    return max(1, multiprocessors * tile.blocks // tile.groups)
 
 
 def rows_of(x: Tensor, batch_last: bool) -> tuple[int, int] | None:
@@ -169,9 +179,9 @@ class LaunchChain:
     ) -> None:
         self._problem, self._tile = problem, tile
         self._shared_bytes, self._device = shared_bytes, device_index
-        self._elements = sum(stage.packed_bytes for stage in stages) // _size(problem)
+        self._elements = sum(one.packed_bytes for one in stages) * tile.groups // _size(problem)
         products = " ".join(str(stage.products) for stage in stages)
-        self._form = f"chain_mma {products}"  # tiles with the same arithmetic share it
+        self._form = f"chain_mma {products} {tile.groups}"  # tiles with the same order share it
         files = sources(problem, tile, stages, shared_bytes)
         cubins = (nvrtc.cubin(text, arch.of_device(device_index)).data for text in files)
         self._pack_kernel, self._kernel = (
@@ -235,8 +245,8 @@ class LaunchChain:
             threads=self._tile.threads,
             shared_bytes=self._shared_bytes,
             rows_per_unit=self._tile.bm,
-            most_blocks=self._multiprocessors * self._tile.blocks,
-            cluster=1,
+            most_blocks=most_blocks(self._tile, self._multiprocessors),
+            cluster=self._tile.groups,
             form=weight_groups.number_of(self._form, shapes, p.dtype),
             takes_any_rows=True,
         )

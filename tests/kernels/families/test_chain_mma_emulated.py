@@ -38,6 +38,8 @@ SHAPES = [
     ("(1,16,16,4)*(2,32,24,1)", "bfloat16", True, Epilogue(True, "gelu", True)),
     ("(7,6,3,2)*(2,21,34,1)", "float32", True, Epilogue(residual=True)),
     ("(1,21,8,2)*(2,8,10,1)", "float16", True, Epilogue()),
+    ("(6,8,10,1)*(3,10,16,2)", "bfloat16", False, Epilogue(True, "gelu", True)),
+    ("(4,3,5,2)*(8,5,3,1)", "float32", True, Epilogue(True, residual=True)),
 ]
 BATCHES = (1, 40, 150)
 
@@ -61,7 +63,10 @@ def cases() -> list[tuple[Problem, Config]]:
     for at, shape in enumerate(SHAPES):
         problem = problem_of(*shape)
         tiles = [tile for tile in family.configs(problem, gpu(4)) if tile.bm <= 64]
-        several += [(problem, tile) for tile in random.Random(at).sample(tiles, 2)]
+        most = max(tile.groups for tile in tiles)  # one tile of several groups
+        several += [(problem, tile) for tile in random.Random(at).sample(tiles, 1)]
+        tiles = [tile for tile in tiles if tile.groups == most]
+        several += [(problem, tile) for tile in random.Random(-at).sample(tiles, 1)]
     return several
 
 
@@ -139,7 +144,7 @@ def aligned(tensor: Tensor) -> Tensor:
 def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
     """y, by the emulated kernels on two multiprocessors."""
     stages, size = family.stages(problem, tile), o.x.element_size()
-    elements = sum(stage.packed_bytes for stage in stages) // size
+    elements = sum(stage.packed_bytes for stage in stages) * tile.groups // size
     packed = aligned(torch.full((elements + o.bias.numel(),), float("nan"), dtype=o.x.dtype))
     flat = aligned(torch.cat([w.reshape(-1) for w in o.weights]))
     views, at = [], 0
@@ -203,7 +208,7 @@ def assert_right(y: Tensor, problem: Problem, o: Operands) -> None:
 def name(at: int) -> str:
     problem, tile = CASES[at]
     words = (problem.chain, problem.dtype, problem.layout, *problem.epilogue.names)
-    return "-".join(map(str, (*words, tile.bm, tile.warps, tile.mt, tile.nt)))
+    return "-".join(map(str, (*words, tile.bm, tile.warps, tile.mt, tile.nt, tile.groups)))
 
 
 @pytest.mark.sweep

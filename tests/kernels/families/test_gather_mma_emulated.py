@@ -35,6 +35,9 @@ SHAPES = [
     ("float32", (1, 6, 40, 35)),
     ("bfloat16", (1, 12, 700, 9)),
     ("float32", (2, 9, 401, 10)),
+    # Rows of whole chunks, which `ldmatrix` brings.
+    ("bfloat16", (4, 13, 40, 1)),
+    ("float32", (1, 20, 44, 1)),
 ]
 BATCHES = (1, 17, 130)
 CONFIGS_EACH = 2
