@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import planner, tuning_cache
+from ksopt.kernels import plan_autotuner, planner, tuning_cache
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import ChoiceReport, from_record
+from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import EMPTY, Epilogue, Problem
 from ksopt.kernels.tuning_cache import Record
 from ksopt.patterns.chain import Chain, Pattern
@@ -159,7 +160,7 @@ def all_recorded(device: torch.device) -> list[Record]:
 
 def _measured(request: TuneRequest, pattern: Pattern, batch: int) -> Record:
     problem = Problem.of_factor(pattern, request.dtype, request.batch_last)
-    operands = planner.random_operands(problem, batch, request.device)
+    operands = random_operands(problem, batch, request.device)
     backend = backend_of(request.device.type)
     with _precision(request):
         (weight,) = operands.weights
@@ -168,8 +169,8 @@ def _measured(request: TuneRequest, pattern: Pattern, batch: int) -> Record:
 
 def _measured_whole(request: TuneRequest, problem: Problem, batch: int) -> Record | None:
     with _precision(request):
-        operands = planner.random_operands(problem, batch, request.device)
-        return planner.tune(operands, problem, request.budget_s)
+        operands = random_operands(problem, batch, request.device)
+        return plan_autotuner.tune(operands, problem, request.budget_s)
 
 
 @contextlib.contextmanager

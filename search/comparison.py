@@ -8,10 +8,11 @@ from pathlib import Path
 from ksopt.errors import InvalidInputError
 from ksopt.report import document
 from ksopt.search.options import STUDY
-from ksopt.search.report import comparison, export
+from ksopt.search.report import comparison
 from ksopt.search.report.comparison import Searches
 from ksopt.search.saved_study import read, report_folder
 from ksopt.search.storage_url import without_password
+from ksopt.system import drawing_files
 from ksopt.system.atomic_files import write_whole
 
 
@@ -38,7 +39,7 @@ def compare(
     with report_folder(target):
         write_whole(target / "comparison.html", comparison.html(searches))
         write_whole(target / "comparison.md", comparison.markdown(searches))
-        export.write_plots(document.figures(comparison.sections(searches)), target / "plots")
+        drawing_files.write(document.figures(comparison.sections(searches)), target / "plots")
     return searches
 
 

@@ -19,7 +19,7 @@ import torch
 
 from ksopt import settings
 from ksopt.errors import UnavailableError
-from ksopt.search import lifetimes
+from ksopt.search import process_identity
 from ksopt.system import ownership
 from ksopt.system.locks import Lock, is_held
 
@@ -51,7 +51,7 @@ class Presence:
 
     def __init__(self) -> None:
         self.host = _host()
-        self.token = lifetimes.name(secrets.token_hex(4))
+        self.token = process_identity.name(secrets.token_hex(4))
         _remove_ended()
         self._lock = Lock(_path(self.token))
         self._lock.acquire()
@@ -76,7 +76,7 @@ def is_gone(host: str, token: str) -> bool | None:
         return not is_held(_path(token))
     except FileNotFoundError:
         # It ended, or keeps its cache elsewhere; or it lives on, and only its search has ended.
-        return True if lifetimes.has_ended(token) else None
+        return True if process_identity.has_ended(token) else None
 
 
 def _path(token: str) -> Path:
@@ -87,7 +87,7 @@ def _remove_ended() -> None:
     """Remove the files of processes that were killed, unless somebody may learn it from them."""
     for path in _folder().glob(f"{_WORKER}*"):
         with suppress(OSError):  # another process is about to remove it, too
-            ended = lifetimes.has_ended(path.name.removeprefix(_WORKER))
+            ended = process_identity.has_ended(path.name.removeprefix(_WORKER))
             old = time.time() - path.stat().st_mtime > _KEPT_S
             if ended or (old and not is_held(path)):
                 path.unlink()

@@ -8,7 +8,7 @@ from ksopt.measure.timing import Comparison, Measurement, compare
 from ksopt.operators.registry import name_of
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.size import Budget
-from ksopt.search import held_back, metrics, suspect_dense
+from ksopt.search import metrics, suspect_dense, timing_noise
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.objectives import DENSE
@@ -253,12 +253,12 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float
         f"The dense layer takes {phrases.timed(chosen.dense)}."
     )
     speed = f"It is {phrases.times(chosen.ratio)} the dense layer."
-    if verdict is Verdict.NO_DIFFERENCE and held_back.is_noisy(chosen.latency, chosen.dense):
+    if verdict is Verdict.NO_DIFFERENCE and timing_noise.is_noisy(chosen.latency, chosen.dense):
         text = (
             f"{budget}, the fastest chain is {chain}. The times are too noisy to tell it from the "
             f"dense layer. {evidence}"
         )
-    elif verdict is Verdict.USE and held_back.why(chosen):
+    elif verdict is Verdict.USE and timing_noise.why(chosen):
         text = f"{budget}, {chain} looks fastest, but that is not settled. {speed} {evidence}"
     elif verdict is Verdict.USE:
         text = f"{budget}, use {chain}. {speed} {evidence}"
@@ -286,7 +286,7 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float
             f" No chain uses {step.requested:,} weights or more within this budget. Those of "
             f"{step.least:,} come closest."
         )
-    if doubt := held_back.why(chosen):
+    if doubt := timing_noise.why(chosen):
         text += f" {doubt}"
     if not chosen.retimed:
         text += " These are the trials' times: the search was stopped before the final."

@@ -19,11 +19,12 @@ from pathlib import Path
 import torch
 
 from ksopt import ops
-from ksopt.kernels import dispatch, planner, weight_cache, weight_groups
+from ksopt.kernels import dispatch, plan_autotuner, weight_cache, weight_groups
 from ksopt.kernels.autotuner import Choice, Decision, _preparing
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.families.pytorch_ops import multiplier
 from ksopt.kernels.launcher import HostLauncher, chain_entry
+from ksopt.kernels.operands import key_of
 from ksopt.kernels.problem import Epilogue, Geometry, Problem
 from ksopt.kernels.registry import Candidate
 from ksopt.patterns.chain import Chain, Pattern
@@ -124,7 +125,7 @@ class Launched:
 
 def measure_layer(siblings: int) -> None:
     """Print a line for a layer of two factors, its bias, GELU and residual, in one launch."""
-    planner.forget()
+    plan_autotuner.forget()
     weight_cache.refresh()
     chain = Chain.parse("(1,8,8,8)*(8,8,8,1)")
     epilogue = Epilogue(bias=True, activation="gelu", residual=True)
@@ -133,8 +134,8 @@ def measure_layer(siblings: int) -> None:
     weights = [torch.randn(p.weight_shape) for _ in range(siblings) for p in chain]
     around = (torch.randn(problem.out_features), residual, "gelu", False, siblings)
     choice = Choice(Candidate("kernel", problem, 1.0), Launched(problem), "model")
-    planner._has_spec[x.device] = True
-    planner._decisions[planner._key(problem, x, 8), x.device] = Decision(choice, choice)
+    plan_autotuner._has_spec[x.device] = True
+    plan_autotuner._decisions[key_of(problem, x), x.device] = Decision(choice, choice)
     view = torch._C._dynamo.guards._reinterpret_tensor  # what Inductor calls
     places = [(one, one.shape, one.stride(), 0) for one in weights]
     out = torch.empty(8, problem.out_features)

@@ -29,9 +29,10 @@ from ksopt import precision, settings
 from ksopt.bench import random_subjects
 from ksopt.epilogue import add_epilogue_
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import planner, registry
+from ksopt.kernels import registry
 from ksopt.kernels.by_factors import ByFactors
 from ksopt.kernels.families.base import family_of
+from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
 from ksopt.measure import device as devices
 from ksopt.measure.accuracy import AccuracyCheck, Around
@@ -73,7 +74,7 @@ def time_all(
     family, device = family_of(FAMILY), torch.device("cuda", 0)
     if family.unsupported_reason(problem, spec) is not None:
         return []
-    operands = planner.random_operands(problem, rows, device)
+    operands = random_operands(problem, rows, device)
     around = Around(operands.bias, problem.epilogue.activation, operands.residual, 1)
     check = AccuracyCheck(
         operands.x, operands.weights, problem.layout, rounded_once=False, around=around

@@ -25,7 +25,7 @@ from ksopt.kernels.families import weight_grad_wgmma16 as factors
 from ksopt.kernels.families.chain_grads_wgmma16 import Chain, Config, Launch, Tile
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timing
-from ksopt.ops.implementation import weight_grad_decomposed
+from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns import chain as patterns
 
 # Rows, inputs, outputs, chain: the layers of a ViT-S/16 and of GPT-2 medium.

@@ -24,7 +24,7 @@ from ksopt.kernels import weight_gradients
 from ksopt.kernels.families import weight_grad_wgmma16 as kernels
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timing
-from ksopt.ops.implementation import weight_grad_decomposed
+from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns.chain import Chain, Pattern
 
 LAYERS = (

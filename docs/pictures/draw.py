@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ksopt import drawing
 from ksopt.patterns.chain import Chain
-from ksopt.report import look, svg
+from ksopt.report import drawing_style, svg
 from ksopt.search.report import phrases
 
 HERE = Path(__file__).parent
@@ -98,10 +98,10 @@ def speedup() -> str:
 def pictures() -> dict[str, str]:
     """Every picture by the name of its file."""
     drawn = {
-        name: look.standalone(drawing.to_svg(Chain.parse(text), width=560))
+        name: drawing_style.standalone(drawing.to_svg(Chain.parse(text), width=560))
         for name, text in CHAINS.items()
     }
-    drawn["speedup"] = look.standalone(speedup())
+    drawn["speedup"] = drawing_style.standalone(speedup())
     return {f"{name}.svg": picture for name, picture in drawn.items()}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.bench import entries
-from ksopt.bench.ready import DeviceLost, Key, Ready
+from ksopt.bench.prepared_ways import DeviceLost, Key, PreparedWays
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
 from ksopt.errors import KsoptError
@@ -68,7 +68,7 @@ class Bench:
         Raises:
             DeviceLost: the device no longer works.
         """
-        ready = Ready()
+        ready = PreparedWays()
         try:
             with self.prepared(subject, ready):
                 times = self._timed(ready)
@@ -80,7 +80,7 @@ class Bench:
         return self._rows(subject, times, ready)
 
     @contextlib.contextmanager
-    def prepared(self, subject: Subject, ready: Ready) -> Iterator[None]:
+    def prepared(self, subject: Subject, ready: PreparedWays) -> Iterator[None]:
         """A scope in which the ways of a subject, checked, can be called.
 
         Args:
@@ -135,7 +135,7 @@ class Bench:
         x: Tensor,
         weights: Sequence[Tensor],
         check: AccuracyCheck,
-        ready: Ready,
+        ready: PreparedWays,
     ) -> None:
         """Bind a way, check it, and put it down as a call to time or as a reason not to."""
         name, layout = key
@@ -214,7 +214,7 @@ class Bench:
             bound.append(entries.bind(name, [_stored(one.clone()) for one in weights], layout))
         return cuda_graphs.Replay(bound, x), len(bound)
 
-    def _timed(self, ready: Ready) -> dict[Key, Measurement]:
+    def _timed(self, ready: PreparedWays) -> dict[Key, Measurement]:
         if not ready.calls:
             return {}
         names = {f"{way} {layout}": (way, layout) for way, layout in ready.calls}
@@ -230,7 +230,7 @@ class Bench:
         return {key: times[name].each_of(ready.shares.get(key, 1)) for name, key in names.items()}
 
     def _timed_again(
-        self, ready: Ready, names: Mapping[str, Key], times: Mapping[str, Measurement]
+        self, ready: PreparedWays, names: Mapping[str, Key], times: Mapping[str, Measurement]
     ) -> dict[str, Measurement]:
         """ksopt and its fastest rivals in a layout, unless it is clearly faster than they are."""
         again: dict[str, Measurement] = {}
@@ -275,7 +275,7 @@ class Bench:
         self,
         subject: Subject,
         times: dict[Key, Measurement],
-        ready: Ready,
+        ready: PreparedWays,
     ) -> list[Row]:
         keys = sorted({**times, **ready.reasons}, key=lambda key: key[0] != OURS)
         return [

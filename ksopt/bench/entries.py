@@ -17,9 +17,9 @@ from ksopt.batched import bmm_prepare
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY
 from ksopt.bench.rows import OURS
 from ksopt.functional import ks_linear
-from ksopt.kernels import planner
-from ksopt.kernels.autotuner import Operands
+from ksopt.kernels import plan_autotuner
 from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.operands import Operands, problem_of
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_to_dense, is_batch_last
 
@@ -232,9 +232,9 @@ def chosen(x: Tensor, weights: Sequence[Tensor], layout: str) -> str:
 def _chosen_for_all(x: Tensor, weights: Sequence[Tensor], batch_last: bool) -> str | None:
     """What computes a chain in one launch, or by one matrix; None for a launch a factor."""
     operands = Operands(x, tuple(weights))
-    problem = planner.problem_of(operands, "none", batch_last, 1)
-    decision, _ = planner.decision_of(operands, (batch_last, "none", 1), lambda: problem)
-    call = None if decision is None else planner.call_of(decision, operands)
+    problem = problem_of(operands, "none", batch_last, 1)
+    decision, _ = plan_autotuner.decision_of(operands, (batch_last, "none", 1), lambda: problem)
+    call = None if decision is None else plan_autotuner.call_of(decision, operands)
     if decision is None or call is None:
         return None
     choices = (decision.cached, decision.repacked, decision.stored)

@@ -11,7 +11,7 @@ import torch
 
 from ksopt.bench import results_folder, worker
 from ksopt.bench.benchmark import Bench
-from ksopt.bench.ready import DeviceLost
+from ksopt.bench.prepared_ways import DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Line
 from ksopt.errors import InvalidInputError
@@ -20,7 +20,7 @@ from ksopt.measure import device as devices
 from ksopt.measure.roofline import Roofline
 from ksopt.system import limits
 
-Told = Callable[[int, int, Line], None]
+Progress = Callable[[int, int, Line], None]
 """(subjects done, subjects in all, the line just measured) -> nothing."""
 
 
@@ -45,7 +45,7 @@ def run_bench(
     *,
     workers: int = 1,
     timeout_s: float | None = None,
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
     """Measure what the folder does not hold yet.
 
@@ -55,7 +55,7 @@ def run_bench(
         workers: processes that measure at once, each on a GPU of its own; on a CPU they disturb
             each other.
         timeout_s: seconds after which no further subject is begun.
-        told: called after each subject.
+        progress: called after each subject.
 
     Returns:
         What was done. Ctrl-C ends it early, and loses the subject under way only.
@@ -90,8 +90,8 @@ def run_bench(
                     continue
                 book.add(tuple(answer))
                 measured += 1
-                if told is not None:
-                    told(len(book.measured), len(request.subjects), Line.of(answer))
+                if progress is not None:
+                    progress(len(book.measured), len(request.subjects), Line.of(answer))
             stopped = "timeout" if measured < len(missing) else ""
         except KeyboardInterrupt:
             stopped = "interrupted"
@@ -105,7 +105,7 @@ def run_bench(
 
 def _here(
     request: BenchRequest, subjects: Sequence[Subject], is_over: Callable[[], bool]
-) -> Generator[worker.Told, None, None]:
+) -> Generator[worker.Progress, None, None]:
     """Measure in this process."""
     bench = Bench(request)
     yield bench.roofline

@@ -18,7 +18,7 @@ from typing import Any
 from ksopt import precision
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.options import BenchOptions
-from ksopt.bench.ready import DeviceLost
+from ksopt.bench.prepared_ways import DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
 from ksopt.errors import KsoptError
@@ -28,7 +28,7 @@ from ksopt.reference import is_batch_last
 from ksopt.system import worker_process
 from ksopt.system.worker_process import WorkerProcess, ended
 
-Told = Roofline | list[Row]
+Progress = Roofline | list[Row]
 
 
 def measure_with(
@@ -36,7 +36,7 @@ def measure_with(
     subjects: Sequence[Subject],
     devices: Sequence[str],
     is_over: Callable[[], bool],
-) -> Generator[Told, None, None]:
+) -> Generator[Progress, None, None]:
     """Measure subjects on several devices at once, a process each; each subject once.
 
     Args:

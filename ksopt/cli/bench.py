@@ -52,7 +52,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure or report, and print the answer; the exit code.
 
     Raises:
@@ -64,33 +64,33 @@ def run(given: argparse.Namespace) -> int:
     from ksopt.errors import InvalidInputError, KsoptError
     from ksopt.system import untrusted
 
-    if given.report:
-        if given.patterns or given.chain:
+    if args.report:
+        if args.patterns or args.chain:
             raise InvalidInputError("--report measures nothing: leave out --patterns and --chain")
-        named = " and ".join(map(str, given.report))
+        named = " and ".join(map(str, args.report))
         form = "what is in it is not as `ksopt bench kernels` writes it"
         with untrusted.of_its_form(f"--report {named}", form):
-            series = [summary.Series.read(folder) for folder in given.report]
-            report.write(series, given.out)
-            _show(given, series)
+            series = [summary.Series.read(folder) for folder in args.report]
+            report.write(series, args.out)
+            _show(args, series)
             return 1 if summary.faults(series) else 0
-    if given.timeout is not None and not given.timeout > 0:
-        raise InvalidInputError(f"timeout {given.timeout:g}: it must be above 0 seconds")
-    request = BenchRequest.of(BenchOptions(**option_fields.values(BenchOptions, given)))
-    progress = None if given.json or given.quiet else _Progress(sys.stderr)
+    if args.timeout is not None and not args.timeout > 0:
+        raise InvalidInputError(f"timeout {args.timeout:g}: it must be above 0 seconds")
+    request = BenchRequest.of(BenchOptions(**option_fields.values(BenchOptions, args)))
+    progress = None if args.json or args.quiet else _Progress(sys.stderr)
     try:
         outcome = run_bench(
-            request, given.out, workers=given.workers, timeout_s=given.timeout, told=progress
+            request, args.out, workers=args.workers, timeout_s=args.timeout, progress=progress
         )
     except InvalidInputError:
         raise
     except KsoptError:
-        report.write([summary.Series.read(given.out)], given.out)
+        report.write([summary.Series.read(args.out)], args.out)
         raise
-    series = [summary.Series.read(given.out)]
-    report.write(series, given.out)
-    _show(given, series)
-    if outcome.stopped and not given.json:
+    series = [summary.Series.read(args.out)]
+    report.write(series, args.out)
+    _show(args, series)
+    if outcome.stopped and not args.json:
         left = len(request.subjects) - len(series[0].lines)
         print(f"{left} products are left: the same command goes on with them", file=sys.stderr)
     if outcome.stopped == "interrupted":
@@ -98,11 +98,11 @@ def run(given: argparse.Namespace) -> int:
     return 1 if summary.faults(series) else 0
 
 
-def _show(given: argparse.Namespace, series: Sequence[Series]) -> None:
+def _show(args: argparse.Namespace, series: Sequence[Series]) -> None:
     from ksopt.bench import report, summary
     from ksopt.report import tables
 
-    if given.json:
+    if args.json:
         sys.stdout.write(report.to_json(series))
         return
     lines = [line for one in series for line in one.lines]
@@ -116,7 +116,7 @@ def _show(given: argparse.Namespace, series: Sequence[Series]) -> None:
     tables.write(summary.overall_table(series))
     for row in summary.faults(series):
         print(f"{row.subject}: {row.way} {row.layout}: {row.reason}", file=sys.stderr)
-    print(f"\nPage: {given.out / 'bench.html'}; every measurement: {given.out / 'bench.csv'}")
+    print(f"\nPage: {args.out / 'bench.html'}; every measurement: {args.out / 'bench.csv'}")
 
 
 _LINES_SHOWN = 60

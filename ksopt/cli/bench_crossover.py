@@ -43,7 +43,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure, print the answer; the exit code.
 
     Raises:
@@ -56,20 +56,20 @@ def run(given: argparse.Namespace) -> int:
     from ksopt.bench.crossover.results import FORM
     from ksopt.report import tables
 
-    request = CrossoverRequest.of(CrossoverOptions(**option_fields.values(CrossoverOptions, given)))
+    request = CrossoverRequest.of(CrossoverOptions(**option_fields.values(CrossoverOptions, args)))
     for remark in request.remarks:
         print(remark, file=sys.stderr)
     stopped = ""
-    if not given.report:
-        stopped = runs.run_crossover(request, given.out, _silent if given.quiet else _tell)
-    noted = journal.read_setting(given.out, FORM).get("runs", [])
-    measured = journal.read_lines(given.out, FORM)
+    if not args.report:
+        stopped = runs.run_crossover(request, args.out, _silent if args.quiet else _tell)
+    noted = journal.read_setting(args.out, FORM).get("runs", [])
+    measured = journal.read_lines(args.out, FORM)
     left = sum(site not in measured for site in request.sites)
     # The page is of all runs in the folder, wherever it is written.
     request = request.with_grids([run["grid"] for run in noted])
-    report.write(request, measured, noted, given.out)
+    report.write(request, measured, noted, args.out)
     cells = views.cells(request, measured)
-    if given.json:
+    if args.json:
         sys.stdout.write(views.to_json(cells))
     else:
         for plane in request.planes:
@@ -77,7 +77,7 @@ def run(given: argparse.Namespace) -> int:
             tables.write(views.map_table(plane, cells, request))
             print()
         tables.write(views.counts_table(cells, request))
-        print(f"\nPage: {given.out / 'crossover.html'}; numbers: {given.out / 'crossover.csv'}")
+        print(f"\nPage: {args.out / 'crossover.html'}; numbers: {args.out / 'crossover.csv'}")
     faults = [fault for result in measured.values() for fault in result.faults]
     for fault in faults:
         print(fault, file=sys.stderr)

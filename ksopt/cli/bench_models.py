@@ -40,7 +40,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure, print the answer; the exit code.
 
     Raises:
@@ -55,30 +55,32 @@ def run(given: argparse.Namespace) -> int:
     from ksopt.errors import InvalidInputError
     from ksopt.report import tables
 
-    if given.timeout is not None and not given.timeout > 0:
-        raise InvalidInputError(f"timeout {given.timeout:g}: it must be above 0 seconds")
-    request = ModelsRequest.of(ModelsOptions(**option_fields.values(ModelsOptions, given)))
+    if args.timeout is not None and not args.timeout > 0:
+        raise InvalidInputError(f"timeout {args.timeout:g}: it must be above 0 seconds")
+    request = ModelsRequest.of(ModelsOptions(**option_fields.values(ModelsOptions, args)))
 
     def kept(book: Journal[Subject, Case]) -> None:
-        setting = journal.read_setting(given.out, runs.FORM)
-        report.write(given.out, list(book.measured.values()), setting)
+        setting = journal.read_setting(args.out, runs.FORM)
+        report.write(args.out, list(book.measured.values()), setting)
 
     for remark in request.remarks:
         print(remark, file=sys.stderr)
-    told = _silent if given.quiet else _tell
-    stopped = runs.run_models(request, given.out, timeout_s=given.timeout, told=told, kept=kept)
-    measured = journal.read_lines(given.out, runs.FORM)
+    progress = _silent if args.quiet else _tell
+    stopped = runs.run_models(
+        request, args.out, timeout_s=args.timeout, progress=progress, kept=kept
+    )
+    measured = journal.read_lines(args.out, runs.FORM)
     cases = list(measured.values())
     faults = [fault for case in cases for fault in case.faults]
-    if given.json:
-        sys.stdout.write(report.to_json(cases, journal.read_setting(given.out, runs.FORM)))
+    if args.json:
+        sys.stdout.write(report.to_json(cases, journal.read_setting(args.out, runs.FORM)))
     else:
         for table in report.main_tables(cases):
             tables.write(table)
             print()
         for sentence in report.sentences(cases):
             print(sentence)
-        page, data = given.out / "models.md", given.out / "models.json"
+        page, data = args.out / "models.md", args.out / "models.json"
         print(f"\nReport: {page}; all numbers: {data}")
     for fault in faults:
         print(fault, file=sys.stderr)

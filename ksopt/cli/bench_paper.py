@@ -50,7 +50,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure, print the answer; the exit code.
 
     Raises:
@@ -58,42 +58,42 @@ def run(given: argparse.Namespace) -> int:
     """
     from ksopt.bench.reproduction import cells, measured, report
     from ksopt.bench.reproduction import run as runs
-    from ksopt.bench.reproduction.asked import Asked
     from ksopt.bench.reproduction.request import PaperRequest
+    from ksopt.bench.reproduction.saved_request import SavedRequest
     from ksopt.errors import InvalidInputError, KsoptError
     from ksopt.report import tables
 
-    if given.minutes is not None and not given.minutes > 0:
-        raise InvalidInputError(f"minutes {given.minutes:g}: it must be above 0")
+    if args.minutes is not None and not args.minutes > 0:
+        raise InvalidInputError(f"minutes {args.minutes:g}: it must be above 0")
     outcome = runs.Outcome((), False, ())
-    if given.report:
-        asked = Asked.read(given.out)
+    if args.report:
+        saved = SavedRequest.read(args.out)
     else:
-        request = PaperRequest.of(PaperOptions(**option_fields.values(PaperOptions, given)))
+        request = PaperRequest.of(PaperOptions(**option_fields.values(PaperOptions, args)))
         for remark in request.remarks:
             print(remark, file=sys.stderr)
-        asked = Asked.of(request).kept(given.out)
-        told = _silent if given.quiet else _tell
+        saved = SavedRequest.of(request).kept(args.out)
+        progress = _silent if args.quiet else _tell
         try:
             outcome = runs.run_paper(
-                request, given.out, workers=given.workers, minutes=given.minutes, told=told
+                request, args.out, workers=args.workers, minutes=args.minutes, progress=progress
             )
         except InvalidInputError:
             raise
         except KsoptError:  # what was measured before has its report
-            report.write(measured.read(given.out), asked, given.out)
+            report.write(measured.read(args.out), saved, args.out)
             raise
-    found = measured.read(given.out)
-    every = report.write(found, asked, given.out)
-    if given.json:
+    found = measured.read(args.out)
+    every = report.write(found, saved, args.out)
+    if args.json:
         sys.stdout.write(cells.to_json(every))
     else:
-        for item in asked.items:
+        for item in saved.items:
             of_item = [one for one in every if one.item == item.name]
             print(f"{item.name}: {item.title}")
             tables.write(cells.table(of_item))
             print()
-        print(f"Page: {given.out / 'paper.html'}; every number: {given.out / 'paper.csv'}")
+        print(f"Page: {args.out / 'paper.html'}; every number: {args.out / 'paper.csv'}")
     for sentence in (*outcome.remarks, *found.faults):
         print(sentence, file=sys.stderr)
     if outcome.left:

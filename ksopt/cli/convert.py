@@ -93,22 +93,22 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     how("--dry-run", action="store_true", help="say what would be converted, and stop")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Convert as the arguments say; the exit code."""
-    if given.out is None and not given.dry_run:
+    if args.out is None and not args.dry_run:
         raise InvalidInputError("--out: name a new folder for the result, or give --dry-run")
-    import_plugins(given.plugins, sys.stderr)
-    plan = Plan(tuple(rule for path in given.plan for rule in Plan.read(path).rules))
-    if given.out is not None:
-        check_new_folder(Path(given.out))
-    model = build_model(given.model, sys.stderr)
-    return _dry_run(model, plan, given) if given.dry_run else _convert(model, plan, given)
+    import_plugins(args.plugins, sys.stderr)
+    plan = Plan(tuple(rule for path in args.plan for rule in Plan.read(path).rules))
+    if args.out is not None:
+        check_new_folder(Path(args.out))
+    model = build_model(args.model, sys.stderr)
+    return _dry_run(model, plan, args) if args.dry_run else _convert(model, plan, args)
 
 
-def _dry_run(model: nn.Module, plan: Plan, given: argparse.Namespace) -> int:
+def _dry_run(model: nn.Module, plan: Plan, args: argparse.Namespace) -> int:
     from ksopt.conversion.resolve import resolve
 
-    choices, dense = resolve(model, plan, given.include, given.exclude)
+    choices, dense = resolve(model, plan, args.include, args.exclude)
     rows = [
         [
             choice.place.name,
@@ -119,7 +119,7 @@ def _dry_run(model: nn.Module, plan: Plan, given: argparse.Namespace) -> int:
         ]
         for choice in choices
     ]
-    if given.json:
+    if args.json:
         layers = [{"name": name, "chain": chain} for name, _, chain, _, _ in rows]
         print(json.dumps({"layers": layers, "dense": dense}, indent=2))
         return 0
@@ -128,7 +128,7 @@ def _dry_run(model: nn.Module, plan: Plan, given: argparse.Namespace) -> int:
     return 0
 
 
-def _convert(model: nn.Module, plan: Plan, given: argparse.Namespace) -> int:
+def _convert(model: nn.Module, plan: Plan, args: argparse.Namespace) -> int:
     from ksopt.conversion.apply import convert
     from ksopt.conversion.folder import CONFIG, save_converted
     from ksopt.measure import device as devices
@@ -136,21 +136,21 @@ def _convert(model: nn.Module, plan: Plan, given: argparse.Namespace) -> int:
     empty = next((name for name, one in model.named_parameters() if one.is_meta), None)
     if empty is not None:
         raise InvalidInputError(
-            f"--model {given.model}: its parameter {empty} is on the device meta, which holds no "
+            f"--model {args.model}: its parameter {empty} is on the device meta, which holds no "
             "values to convert: the factory must build the model on the CPU (--dry-run takes it)"
         )
     done = convert(
-        model.to(devices.resolve(given.device)),
+        model.to(devices.resolve(args.device)),
         plan,
-        include=given.include,
-        exclude=given.exclude,
-        weights=given.weights,
-        refine=given.refine,
-        max_error=given.max_error,
-        progress=None if given.quiet else _say,
+        include=args.include,
+        exclude=args.exclude,
+        weights=args.weights,
+        refine=args.refine,
+        max_error=args.max_error,
+        progress=None if args.quiet else _say,
     )
-    folder = save_converted(done, given.out, source=given.model)
-    if given.json:
+    folder = save_converted(done, args.out, source=args.model)
+    if args.json:
         sys.stdout.write((folder / CONFIG).read_text(encoding="utf-8"))
     else:
         _print(done, folder, sys.stdout)

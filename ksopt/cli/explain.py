@@ -80,7 +80,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     ask("--out", metavar="FILE", help="write it to a .md or .json file, too")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Explain, print, and write if asked."""
     import torch
 
@@ -88,27 +88,27 @@ def run(given: argparse.Namespace) -> int:
     from ksopt.measure import device as devices
     from ksopt.system.user_code import build_model
 
-    if given.dtype not in ("float32", "float16", "bfloat16"):
-        raise InvalidInputError(f"--dtype {given.dtype!r}: it must be float32, float16 or bfloat16")
-    out = _checked_out(given.out)
-    device = devices.resolve(given.device)
-    inputs = [_tensor(text, given.dtype, device) for text in given.input]
-    model = build_model(given.model, sys.stderr)
-    model = model.to(device=device, dtype=getattr(torch, given.dtype)).train(given.train)
-    with torch.set_grad_enabled(given.train), _told(given):
+    if args.dtype not in ("float32", "float16", "bfloat16"):
+        raise InvalidInputError(f"--dtype {args.dtype!r}: it must be float32, float16 or bfloat16")
+    out = _checked_out(args.out)
+    device = devices.resolve(args.device)
+    inputs = [_tensor(text, args.dtype, device) for text in args.input]
+    model = build_model(args.model, sys.stderr)
+    model = model.to(device=device, dtype=getattr(torch, args.dtype)).train(args.train)
+    with torch.set_grad_enabled(args.train), _told(args):
         found = explain(
             model,
             *inputs,
-            tune=given.tune,
-            dynamic=True if given.dynamic else None,
-            timed=given.time,
+            tune=args.tune,
+            dynamic=True if args.dynamic else None,
+            timed=args.time,
         )
     if out is not None:
         try:
             write_whole(out, _text(found, out))
         except (OSError, ValueError) as error:
             raise InvalidInputError(f"--out {out} cannot be written: {reason(error)}") from None
-    if given.json:
+    if args.json:
         print(json.dumps(found.to_json(), indent=2))
     else:
         found.print()
@@ -116,10 +116,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _told(given: argparse.Namespace) -> Iterator[None]:
+def _told(args: argparse.Namespace) -> Iterator[None]:
     """What the model raises on these inputs, in a sentence."""
     fake = logging.getLogger("torch._subclasses.fake_tensor")  # it logs tracebacks of its own
-    before, fake.disabled = fake.disabled, not given.traceback
+    before, fake.disabled = fake.disabled, not args.traceback
     try:
         yield
     except KsoptError:
@@ -128,7 +128,7 @@ def _told(given: argparse.Namespace) -> Iterator[None]:
         own = _without_dynamo(error)
         said = (str(own).strip().splitlines() or ["nothing more"])[-1].strip()
         raise InvalidInputError(
-            f"{given.model}: the model, called with {', '.join(given.input)}, raised "
+            f"{args.model}: the model, called with {', '.join(args.input)}, raised "
             f"{type(own).__name__}: {said} (--traceback shows where)"
         ) from error
     finally:

@@ -37,16 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: for --help, --version and words that argparse refuses.
     """
-    given = _parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = given.run
+    args = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = args.run
     try:
-        with logged(given.verbose, sys.stderr):
-            refuse_absent(getattr(given, "device", "auto"))
-            code = run(given)
+        with logged(args.verbose, sys.stderr):
+            refuse_absent(getattr(args, "device", "auto"))
+            code = run(args)
             sys.stdout.flush()  # a reader that has gone is noticed here, not at exit
             return code
     except InvalidInputError as error:
-        if given.traceback and error.__cause__ is not None:  # the user's own code raised
+        if args.traceback and error.__cause__ is not None:  # the user's own code raised
             raise
         return _fail(error, 2)
     except KsoptError as error:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # a traceback is not an answer, unless it was asked for
-        if given.traceback:
+        if args.traceback:
             raise
         return _fail(f"{type(error).__name__}: {error} (--traceback shows where)", 1)
 

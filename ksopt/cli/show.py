@@ -34,12 +34,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw the chain; the exit code."""
     from ksopt import drawing
-    from ksopt.report import look, tables
+    from ksopt.report import drawing_style, tables
     from ksopt.system.atomic_files import write_whole
 
     chain = Chain.parse(args.chain)
     if args.svg is not None:
-        drawn = look.standalone(drawing.to_svg(chain))
+        drawn = drawing_style.standalone(drawing.to_svg(chain))
         try:
             write_whole(Path(args.svg), drawn)
         except (OSError, ValueError) as error:

@@ -87,53 +87,53 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     how("--show", action="store_true", help="print what is recorded and measure nothing")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Do what the arguments say; return the exit code.
 
     Raises:
         InvalidInputError: an argument is not allowed.
         UnavailableError: something that is needed is missing on this machine.
     """
-    patterns = _patterns(given)  # what can be refused without torch is
-    dtype, batch_last = _kind(given)
-    if not patterns and not given.show:
+    patterns = _patterns(args)  # what can be refused without torch is
+    dtype, batch_last = _kind(args)
+    if not patterns and not args.show:
         raise InvalidInputError("tune: give --pattern, --chain or --dims, or --show")
     from ksopt.measure import device as devices
 
-    device = devices.resolve(given.device)
-    if given.show:
-        reports = _recorded(given, patterns, device)
+    device = devices.resolve(args.device)
+    if args.show:
+        reports = _recorded(args, patterns, device)
     else:
         from ksopt.tune import TuneRequest
 
-        batches = given.batch or [256 if device.type == "cpu" else 8192]
+        batches = args.batch or [256 if device.type == "cpu" else 8192]
         request = TuneRequest(
             tuple(patterns),
             tuple(batches),
             device,
             dtype,
             batch_last,
-            given.tf32,
-            given.backward,
-            given.seconds,
-            given.again,
-            tuple(_chains(given)),
+            args.tf32,
+            args.backward,
+            args.seconds,
+            args.again,
+            tuple(_chains(args)),
         )
-        reports = _tuned(request, sys.stderr, quiet=given.json or given.quiet)
-    if given.json:
+        reports = _tuned(request, sys.stderr, quiet=args.json or args.quiet)
+    if args.json:
         _print_json(device, reports)
     else:
         _print(device, reports, sys.stdout)
     return 0
 
 
-def _patterns(given: argparse.Namespace) -> list[Pattern]:
+def _patterns(args: argparse.Namespace) -> list[Pattern]:
     """The factors that the arguments name, each once, in their order."""
-    found = [Pattern.parse(text) for text in given.pattern]
-    found += [pattern for chain in _chains(given) for pattern in chain]
-    if given.dims is not None:
+    found = [Pattern.parse(text) for text in args.pattern]
+    found += [pattern for chain in _chains(args) for pattern in chain]
+    if args.dims is not None:
         # With any rank: low rank and Monarch alike are worth having at hand.
-        request = LayerRequest(given.dims, budgets=tuple(given.budget), min_rank=1)
+        request = LayerRequest(args.dims, budgets=tuple(args.budget), min_rank=1)
         named = [pattern for _, chain in families(request) for pattern in chain]
         if not named:
             most = request.steps[-1]
@@ -142,39 +142,39 @@ def _patterns(given: argparse.Namespace) -> list[Pattern]:
                 f"the largest budget is {most.text} ({most.parameters:,} weights)"
             )
         found += named
-    elif given.budget:
+    elif args.budget:
         raise InvalidInputError("tune: --budget needs --dims, the layer that it is a share of")
     return list(dict.fromkeys(found))
 
 
-def _chains(given: argparse.Namespace) -> list[Chain]:
+def _chains(args: argparse.Namespace) -> list[Chain]:
     """The chains that the arguments name."""
-    return [Chain.parse(text) for text in given.chain]
+    return [Chain.parse(text) for text in args.chain]
 
 
-def _kind(given: argparse.Namespace) -> tuple[str, bool]:
-    if given.dtype not in DTYPES:
+def _kind(args: argparse.Namespace) -> tuple[str, bool]:
+    if args.dtype not in DTYPES:
         raise InvalidInputError(
-            f"dtype {given.dtype!r} is unknown: it can be float32, float16 or bfloat16"
-            f"{nearest(given.dtype, DTYPES)}"
+            f"dtype {args.dtype!r} is unknown: it can be float32, float16 or bfloat16"
+            f"{nearest(args.dtype, DTYPES)}"
         )
-    if given.layout not in LAYOUTS:
+    if args.layout not in LAYOUTS:
         raise InvalidInputError(
-            f"layout {given.layout!r} is unknown: it must be 'batch_first' or 'batch_last'"
-            f"{nearest(given.layout, LAYOUTS)}"
+            f"layout {args.layout!r} is unknown: it must be 'batch_first' or 'batch_last'"
+            f"{nearest(args.layout, LAYOUTS)}"
         )
-    return DTYPES[given.dtype], given.layout == "batch_last"
+    return DTYPES[args.dtype], args.layout == "batch_last"
 
 
 def _recorded(
-    given: argparse.Namespace, patterns: Sequence[Pattern], device: torch.device
+    args: argparse.Namespace, patterns: Sequence[Pattern], device: torch.device
 ) -> list[ChoiceReport]:
     """Everything on disk for the device, or what there is of the patterns and batches named."""
     from ksopt.kernels.explain import from_record
     from ksopt.kernels.problem import bits_of
     from ksopt.tune import all_recorded
 
-    bits = {bits_of(batch) for batch in given.batch or []}
+    bits = {bits_of(batch) for batch in args.batch or []}
     return [
         from_record(record, "recorded")
         for record in all_recorded(device)

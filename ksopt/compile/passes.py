@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import operator
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
-from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensorMode
 
 from ksopt import ops
@@ -21,7 +17,8 @@ from ksopt.compile.capture import frozen_weight
 from ksopt.compile.capture.interpreter import CannotRunError, run
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.tracker import Tracker
-from ksopt.compile.capture.values import Contraction, Kind, Miss, Region, Root, Trace
+from ksopt.compile.capture.values import Contraction, Kind, Miss, Root, Trace
+from ksopt.compile.checkpoint_bodies import UsesByCaller, bodies_of, in_region, uses_by_caller
 from ksopt.compile.lowering.absorb import IsWhole, absorb
 from ksopt.compile.lowering.candidates import (
     CandidateSite,
@@ -31,7 +28,6 @@ from ksopt.compile.lowering.candidates import (
     worth_a_look,
 )
 from ksopt.compile.lowering.effects import Uses, check, uses
-from ksopt.compile.lowering.kept_strides import BODIES
 from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.rewrite import lower
 from ksopt.compile.lowering.shared_memory import (
@@ -107,7 +103,7 @@ def _rewrite(
     judge: Judge,
     frozen_values: frozen_weight.FrozenValues | None,
     report: Report,
-    behind: _Behind | None = None,
+    behind: UsesByCaller | None = None,
 ) -> set[fx.Node]:
     """See `rewrite_graph`.
 
@@ -276,25 +272,12 @@ def _missed(miss: Miss) -> Site:
     )
 
 
-@dataclass(frozen=True)
-class _Behind:
-    """What the graph that calls another one does with its inputs and results.
-
-    Attributes:
-        written: those that may be written in place behind the call.
-        told: those of whose strides something depends that a caller can tell.
-    """
-
-    written: frozenset[fx.Node] = frozenset()
-    told: frozenset[fx.Node] = frozenset()
-
-
 def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: Report) -> None:
     """Rewrite the graphs that checkpointing calls: they are graphs like this one.
 
     The last one first: what it tells of its inputs the earlier ones have to know.
     """
-    bodies = _bodies(gm)
+    bodies = bodies_of(gm)
     if not bodies:
         return
     trace = tracker.trace
@@ -318,8 +301,8 @@ def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: 
         )
         placeholders = [one for one in body.graph.nodes if one.op == "placeholder"]
         region, before = trace.regions[node], len(report.sites)
-        behind = _behind(node, body.graph, trace, copies.told_of(region), inputs_share)
-        with _inside(region, inputs):
+        behind = uses_by_caller(node, body.graph, trace, copies.told_of(region), inputs_share)
+        with in_region(region, inputs):
             told = _rewrite(body, inputs, weights, judge, None, report, behind)
         for inside, outside in zip(placeholders, arguments, strict=True):
             if inside in told and isinstance(outside, fx.Node):
@@ -327,73 +310,6 @@ def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: 
         sites = report.sites[before:] + sites
         del report.sites[before:]
     report.sites += sites
-
-
-def _bodies(gm: fx.GraphModule) -> dict[fx.Node, fx.GraphModule]:
-    """The calls of other graphs, in the order of this one."""
-    bodies = {}
-    for node in gm.graph.nodes:
-        if not isinstance(node.target, HigherOrderOperator) or not node.args:
-            continue
-        if node.target.name() not in BODIES or not isinstance(node.args[0], fx.Node):
-            continue
-        body = gm.get_submodule(str(node.args[0].target))
-        if isinstance(body, fx.GraphModule):
-            bodies[node] = body
-    return bodies
-
-
-def _behind(
-    call: fx.Node, body: fx.Graph, trace: Trace, told: Collection[fx.Node], inputs_share: bool
-) -> _Behind:
-    """What is done behind the call of a body with the body's inputs and results.
-
-    Args:
-        call: of the body.
-        body: the graph that is called.
-        trace: of the graph that calls it.
-        told: the nodes of that graph whose strides are told.
-        inputs_share: see `writes_inputs_that_share`.
-    """
-
-    def is_written(node: fx.Node) -> bool:
-        if node not in trace.memory:
-            return False
-        writes = trace.writes.get(trace.memory[node][0], ())
-        return any(at > trace.order[call] for at in writes)
-
-    inputs = [node for node in body.nodes if node.op == "placeholder"]
-    written = {
-        inside
-        for inside, outside in zip(inputs, call.args[1:], strict=True)
-        if isinstance(outside, fx.Node) and is_written(outside)
-    }
-    (results,) = next(node for node in body.nodes if node.op == "output").args
-    told_inside = set[fx.Node]()
-    for user in call.users:
-        if user.target is not operator.getitem:
-            continue
-        result = results[user.args[1]]
-        if not isinstance(result, fx.Node):
-            continue
-        if inputs_share or is_written(user):
-            written.add(result)
-        if user in told:
-            told_inside.add(result)
-    return _Behind(frozenset(written), frozenset(told_inside))
-
-
-@contextlib.contextmanager
-def _inside(region: Region, inputs: Sequence[Any]) -> Iterator[None]:
-    """Switch on what is in force where a graph is called with some inputs."""
-    device = next((one.device.type for one in inputs if isinstance(one, Tensor)), "cpu")
-    with contextlib.ExitStack() as opened:
-        if region.inference:  # switched off it would switch gradients on
-            opened.enter_context(torch.inference_mode())
-        opened.enter_context(torch.set_grad_enabled(region.grad))
-        enabled = region.autocast is not None
-        opened.enter_context(torch.autocast(device, region.autocast, enabled=enabled))
-        yield
 
 
 def _fake_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

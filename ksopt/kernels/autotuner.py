@@ -15,7 +15,8 @@ from torch import Tensor
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import merged, registry, tuning_cache, weight_scopes
 from ksopt.kernels.launcher import TORCH, Enterable, Entry
-from ksopt.kernels.problem import FEW_ROWS, SIXTEEN_BIT, DeviceSpec, Problem, ProblemKey
+from ksopt.kernels.operands import Operands
+from ksopt.kernels.problem import FEW_ROWS, SIXTEEN_BIT, DeviceSpec, ProblemKey
 from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.measure.entries import BenchmarkEntry
@@ -72,50 +73,6 @@ class Decision:
     cached: Choice
     repacked: Choice
     stored: Choice | None = None
-
-
-@dataclass(frozen=True)
-class Operands:
-    """What a problem is computed of.
-
-    Attributes:
-        x: (*batch, N), or (N, *batch) when batch_last.
-        weights: (a, b, c, d) of the chain's factors, left to right, sibling after sibling; of two
-            layers, the first one's and then the second one's.
-        bias: one value for each feature of y; None where the epilogue has none.
-        residual: of y's shape; None where the epilogue has none.
-        hidden_bias: the first one's of two layers, as ``bias``, which is the second one's then.
-    """
-
-    x: Tensor
-    weights: tuple[Tensor, ...]
-    bias: Tensor | None = None
-    residual: Tensor | None = None
-    hidden_bias: Tensor | None = None
-
-    @property
-    def present(self) -> list[Tensor]:
-        """All tensors that there are."""
-        tensors = (self.x, *self.weights, self.bias, self.residual, self.hidden_bias)
-        return [tensor for tensor in tensors if tensor is not None]
-
-    def arguments(self, problem: Problem) -> tuple[Any, ...]:
-        """Of a `Call`, a `ChainCall` or an `MlpCall`."""
-        if problem.is_factor:
-            return self.x, self.weights[0]
-        if problem.second is not None:
-            return self.x, self.weights, self.hidden_bias, self.bias, self.residual
-        return self.x, self.weights, self.bias, self.residual
-
-    def copied(self) -> Operands:
-        """The same with copies of the weights, as a module would store them.
-
-        Their prepared forms go with them.
-        """
-        with torch.inference_mode(False), torch.no_grad():
-            copies = (weight.detach().clone() for weight in self.weights)
-            stored = tuple(torch.nn.Parameter(copy, requires_grad=False) for copy in copies)
-            return replace(self, weights=stored)
 
 
 def measured(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ksopt.kernels import host_plans, planner
-from ksopt.kernels.autotuner import Operands
+from ksopt.kernels import host_plans, layer_plans
 from ksopt.kernels.by_factors import ByFactors
+from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import Problem
 
 
@@ -49,5 +49,5 @@ def _layer(problem: Problem, operands: Operands, out: Tensor | None = None) -> T
     y = host_plans.run(x, weights, bias, residual, *around, None, out)
     if y is not None:
         return y
-    call = planner.whole_call(operands, *around) or ByFactors(problem)
+    call = layer_plans.whole_call(operands, *around) or ByFactors(problem)
     return call(x, weights, bias, residual, out)

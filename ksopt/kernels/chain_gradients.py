@@ -16,6 +16,7 @@ from ksopt.kernels import weight_gradients
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families import chain_grads_wgmma16 as kernels
 from ksopt.kernels.families.chain_grads_launcher import ChainGradients, Gradients
+from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
 
@@ -99,7 +100,7 @@ def run(
         torch.ops.ksopt_host.know_chain_grads(*operands, *sizes, with_bias, entry)
     if kernel is None:
         return None
-    first, second, third, fourth = map(weight_gradients.in_aligned_rows, operands)
+    first, second, third, fourth = map(in_aligned_rows, operands)
     return kernel(first, second, third, fourth)
 
 

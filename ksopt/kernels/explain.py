@@ -13,7 +13,7 @@ from ksopt import settings
 from ksopt.baselines import BASELINES
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.merged import product_in_words
+from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, is_exact
 from ksopt.kernels.registry import APART, MERGED
 from ksopt.kernels.tuning_cache import Record, Timed

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.jit import host
-from ksopt.kernels.autotuner import Choice, Decision, Operands
+from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.launcher import Enterable
+from ksopt.kernels.operands import Operands
 from ksopt.kernels.registry import FACTORS, LAYERS
 from ksopt.kernels.weight_cache import is_stored
 from ksopt.kernels.weight_scopes import said, tell_host

@@ -16,6 +16,7 @@ from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families import input_grad_tile
 from ksopt.kernels.families.input_grad_tile import Config, Shape
 from ksopt.kernels.families.input_grad_wgmma16 import LAUNCH, InputGradient
+from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -55,7 +56,7 @@ def run(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | No
         torch.ops.ksopt_host.know_input_grad(grad, left, right, **launch)
     if kernel is None:
         return None
-    to, between = kernel(_rows(grad), left, right)
+    to, between = kernel(in_aligned_rows(grad), left, right)
     return (to.view(*grad.shape[:-1], -1), between.view(*grad.shape[:-1], -1))
 
 
@@ -100,11 +101,3 @@ def _loaded(s: Shape, tile: Config, dtype: str, device: int) -> InputGradient | 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """[rows, features], each row's elements side by side from a multiple of 16 bytes on."""
-    flat = tensor.reshape(-1, tensor.shape[-1])
-    if flat.stride(1) != 1 or (flat.shape[0] > 1 and flat.stride(0) % 8) or flat.data_ptr() % 16:
-        return flat.clone(memory_format=torch.contiguous_format)
-    return flat

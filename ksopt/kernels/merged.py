@@ -5,11 +5,7 @@ slow on. What the factors are multiplied to takes memory beside them, so it is m
 can be kept (weight_cache.py): elsewhere, and where the weights change from call to call, a launch a
 factor computes the layer.
 
-The product's support must be Kronecker-sparse. Where it is full, PyTorch multiplies by the dense
-matrix, and adds the bias in the same launch. Where it is not, the product is a factor itself, and
-the fastest way to multiply by that is taken. A dense matrix would hold zeros there, and zero times
-what is not finite would reach outputs that never met it.
-Not in float16: a product of weights may lie outside its range where the layer's result does not.
+Which chains are merged, and to what, is in mergeable.py.
 
 The product is rounded, and the factors' results are not. In bfloat16 that is as exact as PyTorch's
 chain on ordinary operands, and less where the first factors cancel most of x: then the race, which
@@ -21,7 +17,6 @@ the layer's results may be infinite, and large weights overflow that small input
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,111 +27,18 @@ from ksopt import precision
 from ksopt.epilogue import add_epilogue_
 from ksopt.jit import host
 from ksopt.kernels import weight_cache, weight_groups
-from ksopt.kernels.families import pytorch_cost
 from ksopt.kernels.launcher import MERGED_MATRIX, Entry
-from ksopt.kernels.problem import FEW_ROWS, Problem
-from ksopt.patterns.chain import Chain, Pattern
+from ksopt.kernels.mergeable import factor_of, is_full, merged_pattern, product_bytes
+from ksopt.kernels.problem import Problem
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import chain_reference
 
-_DTYPES = ("bfloat16", "float32")
 _COLUMNS = 4096  # of a block of the product, made at a time
-_NEXT_US = 3.5  # what a launch that follows others takes: cuBLAS's, of a few rows, on an H100
-
-
-def can_merge(problem: Problem) -> bool:
-    """Whether a layer may be computed by the product of its factors.
-
-    Example:
-        >>> from ksopt.patterns.chain import Chain
-        >>> [can_merge(Problem(Chain.monarch(64, 64, p), "float32", False)) for p in (4, 16)]
-        [True, False]
-        >>> can_merge(Problem(Chain.parse("(4,8,12,2)*(1,48,9,2)"), "float32", False))
-        True
-    """
-    if problem.second is not None or problem.dtype not in _DTYPES or len(problem.chain) == 1:
-        return False
-    product = _product(problem.chain.patterns)
-    return product is not None and (problem.siblings == 1 or _is_full(product))
-
-
-def factor_of(problem: Problem) -> Problem | None:
-    """The product by one factor that a layer merges to; None where that is a dense matrix.
-
-    Args:
-        problem: one that can be merged.
-
-    Example:
-        >>> from ksopt.patterns.chain import Chain
-        >>> print(factor_of(Problem(Chain.parse("(4,8,12,2)*(1,48,9,2)"), "float32", False)).chain)
-        (1,32,9,2)
-    """
-    product = _product(problem.chain.patterns)
-    assert product is not None
-    if _is_full(product):
-        return None
-    return Problem.of_factor(product, problem.dtype, problem.batch_last, problem.exact)
-
-
-@functools.lru_cache(maxsize=1024)
-def _product(patterns: tuple[Pattern, ...]) -> Pattern | None:
-    return Chain(patterns).product_support
-
-
-def _is_full(pattern: Pattern) -> bool:
-    return pattern.a == pattern.d == 1
-
-
-def product_bytes(problem: Problem) -> int:
-    """Memory of what a layer merges to."""
-    product = _product(problem.chain.patterns)
-    assert product is not None
-    size = getattr(torch, problem.dtype).itemsize
-    return int(size) * problem.siblings * product.nnz
 
 
 def _kept_bytes(problem: Problem) -> int:
     """Memory that is kept beside the factors: of a factor, what a kernel may pack of it, too."""
     return product_bytes(problem) * (1 if factor_of(problem) is None else 2)
-
-
-def product_in_words(problem: Problem) -> str:
-    """What a layer merges to, for a person.
-
-    Example:
-        >>> from ksopt.patterns.chain import Chain
-        >>> product_in_words(Problem(Chain.monarch(1024, 1024, 8), "bfloat16", False))
-        'one dense matrix of 2.0 MiB'
-        >>> product_in_words(Problem(Chain.parse("(4,512,12,8)*(1,48,512,8)"), "bfloat16", False))
-        'one factor, (1,2048,512,8), of 16.0 MiB'
-    """
-    size = f"{product_bytes(problem) / 2**20:.1f} MiB"
-    factor = factor_of(problem)
-    return (
-        f"one dense matrix of {size}"
-        if factor is None
-        else f"one factor, {factor.chain}, of {size}"
-    )
-
-
-def predicted_us(problem: Problem, batch: int, multiprocessors: int) -> float:
-    """Predicted time of the product by a dense matrix, and of what follows it.
-
-    Args:
-        problem: what is computed.
-        batch: rows of x.
-        multiprocessors: of the device.
-    """
-    kind = problem.dtype if problem.exact else "tf32"
-    n_out, n_in, after = problem.product_features, problem.chain.in_features, problem.epilogue
-    us = pytorch_cost.product_us(1, batch, n_out, n_in, kind, multiprocessors)
-    size = getattr(torch, problem.dtype).itemsize * batch * n_out
-    passes = [2.0] * (after.activation != "none") + [3.0] * after.residual
-    if after.is_gated:  # of half of the products each: what is activated, multiplied, added to
-        passes = [1, 1.5] + [1.5] * after.residual
-    passes += [2] * (after.bias and problem.batch_last)
-    steps = [pytorch_cost.elementwise_us(n * size, multiprocessors) for n in passes]
-    launch_us = _NEXT_US if batch <= FEW_ROWS else pytorch_cost.LAUNCH_US
-    return us + launch_us + sum(steps)
 
 
 def may_keep(problem: Problem, weights: Sequence[Tensor]) -> bool:
@@ -193,7 +95,7 @@ def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
         torch.Size([2, 1, 4, 2])
     """
     length, dtype = len(weights) // siblings, weights[0].dtype
-    product = _product(tuple(Pattern(*weight.shape) for weight in weights[:length]))
+    product = merged_pattern(tuple(Pattern(*weight.shape) for weight in weights[:length]))
     assert product is not None
     wide = dtype if length == 2 else torch.float32
     a, b, c, d = product.weight_shape
@@ -211,7 +113,7 @@ def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
     of_siblings = [
         torch.cat(parts[which::siblings]).permute(1, 2, 0, 3) for which in range(siblings)
     ]
-    if _is_full(product):
+    if is_full(product):
         return torch.cat(of_siblings, 1).reshape(siblings * b, c)
     # A copy, even where its elements are in order: a view would not be what is kept by itself.
     return of_siblings[0].clone(memory_format=torch.contiguous_format)

@@ -1,6 +1,6 @@
 """Plans of two layers: a kernel for both, where one is the fastest, or a plan a layer.
 
-They are chosen and kept as those of a layer are: see planner.py.
+They are chosen and kept as those of a layer are: see plan_autotuner.py.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ksopt.kernels import host_plans, planner
-from ksopt.kernels.autotuner import Operands
+from ksopt.kernels import host_plans, plan_autotuner, planner
+from ksopt.kernels.operands import Operands, has_known_weights, is_real, problem_of
 from ksopt.kernels.problem import Problem, SecondLayer
 from ksopt.kernels.registry import MlpCall
 
@@ -34,9 +34,9 @@ class Mlp:
         x, weights = operands.x, operands.weights
         own, others = weights[: self.factors], weights[self.factors :]
         ahead = Operands(x, own, operands.hidden_bias)
-        first = planner.problem_of(ahead, self.hidden_activation, False, 1)
+        first = problem_of(ahead, self.hidden_activation, False, 1)
         behind = Operands(x, others, operands.bias, operands.residual)
-        second = planner.problem_of(behind, self.activation, False, 1)
+        second = problem_of(behind, self.activation, False, 1)
         return replace(first, second=SecondLayer(second.chain, second.epilogue))
 
 
@@ -48,14 +48,14 @@ def whole_call(
     Args:
         operands: of the layers.
         mlp: what they compute.
-        check: as for `planner.whole_call`.
+        check: as for `layer_plans.whole_call`.
     """
     make = functools.partial(mlp.problem_of, operands)
-    decision, is_final = planner.decision_of(operands, ("mlp", mlp), make, check)
+    decision, is_final = plan_autotuner.decision_of(operands, ("mlp", mlp), make, check)
     if is_final:
         how = (mlp.factors, mlp.hidden_activation, mlp.activation)
         host_plans.know_mlp(operands, *how, decision)
-    call: MlpCall | None = None if decision is None else planner.call_of(decision, operands)
+    call: MlpCall | None = None if decision is None else plan_autotuner.call_of(decision, operands)
     return call
 
 
@@ -65,10 +65,10 @@ def is_whole(operands: Operands, mlp: Mlp, check: Callable[[], object]) -> bool:
     Args:
         operands, mlp, check: as for `whole_call`.
     """
-    if planner.is_real(operands.x):
+    if is_real(operands.x):
         return whole_call(operands, mlp, check) is not None
     check()
-    if not planner.has_known_weights(operands):
+    if not has_known_weights(operands):
         return False
-    plan = planner.plan_at_hand(mlp.problem_of(operands), operands.x)
+    plan = planner.plan_for(mlp.problem_of(operands), operands.x)
     return plan is not None and plan.is_whole

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ksopt.errors import KsoptError, UnavailableError
-from ksopt.kernels import merged
+from ksopt.kernels import mergeable, merged
 from ksopt.kernels.families import pytorch_cost, pytorch_ops
 from ksopt.kernels.families.base import KernelFamily, families
 from ksopt.kernels.launcher import Launcher
@@ -373,12 +373,12 @@ def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
 
 def by_merging(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
     """The product by what a problem's factors are multiplied to, if it can be merged."""
-    if not merged.can_merge(problem):
+    if not mergeable.can_merge(problem):
         return []
     multiprocessors = 1 if device is None else device.multiprocessors
-    factor = merged.factor_of(problem)
+    factor = mergeable.factor_of(problem)
     if factor is None:
-        us = merged.predicted_us(problem, batch, multiprocessors)
+        us = mergeable.predicted_us(problem, batch, multiprocessors)
     else:
         us = best_predicted(factor, batch, device)[0].predicted_us
         us += behind_us(problem, batch, multiprocessors)

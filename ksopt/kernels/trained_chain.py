@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ksopt.errors import KsoptError
 from ksopt.jit import host
-from ksopt.kernels import planner, registry
-from ksopt.kernels.autotuner import Operands
+from ksopt.kernels import layer_plans, registry
 from ksopt.kernels.families.base import family_of
+from ksopt.kernels.operands import Operands
 from ksopt.kernels.plan import ExecutionPlan
 
 Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor, Tensor]]
@@ -42,7 +42,7 @@ def run(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> tuple[Tens
         bias: [M], or None.
     """
     operands = Operands(x, tuple(weights), bias, None)
-    candidate, is_final = planner.chosen_for_changing(operands)
+    candidate, is_final = layer_plans.chosen_for_changing(operands)
     if candidate is None or candidate.family is None:
         return None
     call = _loaded(candidate, x.get_device())
@@ -58,7 +58,7 @@ def is_kept_whole(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> 
     """Whether one launch is expected to take operands, which may be fake."""
     if len(weights) != 2:
         return False
-    plan = planner.plan_of_fakes(Operands(x, tuple(weights), bias, None), changing=True)
+    plan = layer_plans.plan_of_fakes(Operands(x, tuple(weights), bias, None), changing=True)
     return plan is not None and is_kept(plan)
 
 

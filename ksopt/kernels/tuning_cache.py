@@ -151,16 +151,16 @@ class Record:
 
 
 def _timed(values: Any) -> Timed:
-    found = Timed(**values)
-    times = [found.median_us, found.p20_us, found.p80_us]
-    times += [] if found.host_us is None else [found.host_us]
-    if not isinstance(found.way, str) or not isinstance(found.config, dict | None):
+    timed = Timed(**values)
+    times = [timed.median_us, timed.p20_us, timed.p80_us]
+    times += [] if timed.host_us is None else [timed.host_us]
+    if not isinstance(timed.way, str) or not isinstance(timed.config, dict | None):
         raise ValueError(f"not a way: {values!r}")
-    if found.weight not in get_args(WeightMode) or not all(
+    if timed.weight not in get_args(WeightMode) or not all(
         isinstance(us, int | float) and math.isfinite(us) for us in times
     ):
         raise ValueError(f"not a time: {values!r}")
-    return found
+    return timed
 
 
 def code_digest() -> str:

@@ -14,6 +14,7 @@ from ksopt.jit import host
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families import weight_grad_wgmma16 as kernels
 from ksopt.kernels.families.weight_grad_wgmma16 import WeightGradient
+from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
 
@@ -108,11 +109,3 @@ def _loaded(
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def in_aligned_rows(tensor: Tensor) -> Tensor:
-    """[rows, features], each row's elements side by side from a multiple of 16 bytes on."""
-    flat = tensor.reshape(-1, tensor.shape[-1])
-    if flat.stride(1) != 1 or (flat.shape[0] > 1 and flat.stride(0) % 8) or flat.data_ptr() % 16:
-        return flat.clone(memory_format=torch.contiguous_format)
-    return flat

@@ -138,20 +138,20 @@ class _Gpu:
 
 
 def _gpu(device: torch.device) -> _Gpu:
-    found = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     # Asked by UUID: nvidia-smi's numbers are not torch's where CUDA_VISIBLE_DEVICES is set.
     answer = _first_line(
         "nvidia-smi",
-        f"--id=GPU-{getattr(found, 'uuid', '')}",
+        f"--id=GPU-{getattr(properties, 'uuid', '')}",
         "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem",
         "--format=csv,noheader,nounits",
     )
     driver, sm, memory = (*(answer or "").split(", "), "", "", "")[:3]
     return _Gpu(
-        name=found.name,
-        capability=f"{found.major}.{found.minor}",
-        multiprocessors=found.multi_processor_count,
-        memory_gib=round(found.total_memory / 2**30, 1),
+        name=properties.name,
+        capability=f"{properties.major}.{properties.minor}",
+        multiprocessors=properties.multi_processor_count,
+        memory_gib=round(properties.total_memory / 2**30, 1),
         sm_clock_mhz=int(sm) if sm.isdigit() else None,
         memory_clock_mhz=int(memory) if memory.isdigit() else None,
         driver=driver or None,

@@ -127,29 +127,29 @@ def _bandwidth(device: torch.device) -> tuple[int, float]:
         half = min(half, torch.cuda.get_device_properties(device).total_memory // 16)
     source = torch.ones(half, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
-    found = timing.measure({"copy": lambda: target.copy_(source)}, device, max_seconds=0.3)
-    return 2 * half, 2 * half / found["copy"].median_us * 1e6
+    times = timing.measure({"copy": lambda: target.copy_(source)}, device, max_seconds=0.3)
+    return 2 * half, 2 * half / times["copy"].median_us * 1e6
 
 
 def _gemm_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
     left = torch.randn(side, side, device=device).to(dtype)
     right = torch.randn(side, side, device=device).to(dtype)
     out = torch.empty_like(left)
-    found = timing.measure(
+    times = timing.measure(
         {"gemm": lambda: torch.mm(left, right, out=out)},
         device,
         max_seconds=0.3,
         min_repeats=5,
         warmup_calls=2,
     )
-    return 2 * side**3 / found["gemm"].median_us * 1e6
+    return 2 * side**3 / times["gemm"].median_us * 1e6
 
 
 def _cpu_rate(dtype: torch.dtype) -> tuple[int, float]:
     best = (0, 0.0)
     for side in _CPU_SIDES:
         rate = _gemm_rate(torch.device("cpu"), dtype, side)
-        best = max(best, (side, rate), key=lambda found: found[1])
+        best = max(best, (side, rate), key=lambda one: one[1])
         if 8 * 2 * side**3 / rate * 1e6 > _CPU_LONGEST_US:  # the next one takes eight times as long
             break
     return best

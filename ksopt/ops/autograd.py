@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from ksopt.kernels import weight_cache, weight_scopes
 from ksopt.kernels.validation import check_ks_mm
-from ksopt.ops import implementation
+from ksopt.ops import implementation, weight_gradient
 from ksopt.ops.eager import PLAIN
 from ksopt.ops.graph_inputs import lasting
 from ksopt.ops.schemas import (
@@ -169,10 +169,10 @@ def _weight_grad_traced(grad: Tensor, x: Tensor, a: int, d: int, batch_last: boo
     # They may end in a view of what they make: torch would forbid in-place operations on it. And
     # autocast would cast for them, as it does not for the operator.
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
-        if implementation.is_weight_grad_by_kernel(grad, x, a, d, batch_last):
+        if weight_gradient.is_weight_grad_by_kernel(grad, x, a, d, batch_last):
             made: Tensor = ks_mm_weight_grad_inner(grad, x, a, d, batch_last)
             return made
-        return implementation.weight_grad_decomposed(grad, x, a, d, batch_last)
+        return weight_gradient.weight_grad_decomposed(grad, x, a, d, batch_last)
 
 
 _register_autograd(
@@ -186,8 +186,8 @@ _register_autograd(
 _register_autograd(
     ks_mm_weight_grad,
     _weight_grad_traced,
-    implementation.weight_grad,
+    weight_gradient.weight_grad,
     _KsMmWeightGrad.apply,
-    implementation.weight_grad_decomposed,
+    weight_gradient.weight_grad_decomposed,
     (),
 )

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ksopt.epilogue import with_epilogue
-from ksopt.kernels import planner, trained_chain
-from ksopt.kernels.autotuner import Operands
+from ksopt.kernels import layer_plans, trained_chain
 from ksopt.kernels.by_factors import by_factors
 from ksopt.kernels.families.base import CHAIN_FAMILIES
+from ksopt.kernels.operands import Operands, is_real
 from ksopt.kernels.validation import check_chain, check_epilogue
 from ksopt.ops import implementation, keeping, trained
 from ksopt.ops.eager import are_ordinary
@@ -84,7 +84,7 @@ def composed(
         check = partial(implementation.chain_fake, x, weights, *around, None, op)
         kept_with = all_lasting(weights if owners is None else owners)
         how = (activation, batch_last, siblings, check, kept_with is None)
-        if not are_parts_seen(operands) and planner.is_whole(operands, *how):
+        if not are_parts_seen(operands) and layer_plans.is_whole(operands, *how):
             whole: Tensor = ks_chain_inner(x, list(weights), *around, kept_with)
             return whole
         if siblings == 1 and not batch_last and _is_trained_whole(operands):
@@ -130,7 +130,7 @@ def _is_trained_whole(operands: Operands) -> bool:
     present = [x, *weights, *([] if bias is None else [bias])]
     return (
         torch.is_grad_enabled()
-        and not planner.is_real(x)
+        and not is_real(x)
         and all(weight.requires_grad for weight in weights)
         and all(tensor.dtype == x.dtype for tensor in present)
         and (bias is None or bias.dim() == 1)

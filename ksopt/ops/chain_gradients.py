@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ksopt.kernels import chain_gradients
 from ksopt.kernels.chain_gradients import Factors
+from ksopt.kernels.operands import size_hint
 from ksopt.kernels.validation import check_weight_grad
-from ksopt.ops import implementation
+from ksopt.ops import weight_gradient
 from ksopt.ops.schemas import LIBRARY
 from ksopt.patterns.chain import Pattern
 
@@ -46,11 +47,11 @@ def _kernel(
     if made is not None:
         left, right, bias = made
         return left, right, grad.new_empty(0) if bias is None else bias
-    right = implementation.weight_grad(grad_between, x, right_a, right_d, False)
+    right = weight_gradient.weight_grad(grad_between, x, right_a, right_d, False)
     if with_bias:
-        left, bias = implementation.weight_bias_grad(grad, between, left_a, left_d)
+        left, bias = weight_gradient.weight_bias_grad(grad, between, left_a, left_d)
         return left, right, bias
-    left = implementation.weight_grad(grad, between, left_a, left_d, False)
+    left = weight_gradient.weight_grad(grad, between, left_a, left_d, False)
     return left, right, grad.new_empty(0)
 
 
@@ -66,8 +67,8 @@ def _fake(
     with_bias: bool,
 ) -> Three:
     return (
-        implementation.weight_grad_fake(grad, between, left_a, left_d, False),
-        implementation.weight_grad_fake(grad_between, x, right_a, right_d, False),
+        weight_gradient.weight_grad_fake(grad, between, left_a, left_d, False),
+        weight_gradient.weight_grad_fake(grad_between, x, right_a, right_d, False),
         grad.new_empty(grad.shape[-1] if with_bias else 0),
     )
 
@@ -92,7 +93,7 @@ def are_together(x: Tensor, left: Tensor, right: Tensor, with_bias: bool) -> boo
     """
     if torch.is_grad_enabled() or x.device.type != "cuda":
         return False
-    sizes = [implementation.at_hand(size) for size in (*left.shape, *right.shape, *x.shape[:-1])]
+    sizes = [size_hint(size) for size in (*left.shape, *right.shape, *x.shape[:-1])]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes) or 0 in known:
         return False

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from ksopt.kernels.planner import is_real
+from ksopt.kernels.operands import is_real
 from ksopt.kernels.weight_scopes import root_of
 
 

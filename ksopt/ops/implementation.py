@@ -1,11 +1,10 @@
-"""What ksopt's operators compute, below autograd: for real tensors, for fakes, under transforms.
+"""What ksopt's products compute, below autograd: for real tensors, for fakes, under transforms.
 
 :mod:`ksopt.ops` registers these functions, and says what the operators are.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,24 +16,21 @@ from ksopt.errors import InvalidInputError
 from ksopt.kernels import (
     dispatch,
     host_plans,
-    planner,
+    layer_plans,
     weight_cache,
-    weight_gradients,
     weight_scopes,
 )
-from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.by_factors import by_factors
+from ksopt.kernels.operands import Operands
 from ksopt.kernels.validation import (
     check_chain,
     check_chain_out,
     check_epilogue,
     check_ks_mm,
     check_out,
-    check_weight_grad,
     is_written_straight,
     shape_of_result,
 )
-from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 
@@ -217,7 +213,7 @@ def chain(
     check_chain(op, weights, siblings, activation)
     operands = Operands(x, tuple(weights), bias, residual)
     check = partial(chain_fake, x, weights, *around, None, op)
-    call = planner.whole_call(operands, activation, batch_last, siblings, check)
+    call = layer_plans.whole_call(operands, activation, batch_last, siblings, check)
     if call is not None:
         with torch._C._AutoDispatchBelowADInplaceOrView():
             if owners is None:
@@ -338,95 +334,7 @@ def chain_writing_fake(
     check_chain_out(y, out)
 
 
-def weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    """The gradient of a `product` with respect to its weight."""
-    # As for `product`; and autocast would cast for the operators that this is made of.
-    with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
-        check_weight_grad(grad, x, a, d, batch_last)
-        made = weight_gradients.run(grad, x, a, d, batch_last)
-        return weight_grad_decomposed(grad, x, a, d, batch_last) if made is None else made[0]
-
-
-def weight_bias_grad(grad: Tensor, x: Tensor, a: int, d: int) -> tuple[Tensor, Tensor]:
-    """`weight_grad`, batch first, and the gradient of a bias behind the product."""
-    with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
-        check_weight_grad(grad, x, a, d, False)
-        made = weight_gradients.run(grad, x, a, d, False, with_bias=True)
-        if made is not None and made[1] is not None:
-            return made[0], made[1]
-        return weight_grad_decomposed(grad, x, a, d, False), bias_grad(grad)
-
-
-def weight_bias_grad_fake(grad: Tensor, x: Tensor, a: int, d: int) -> tuple[Tensor, Tensor]:
-    """The shapes of a `weight_bias_grad`."""
-    return weight_grad_fake(grad, x, a, d, False), grad.new_empty(grad.shape[-1])
-
-
-def bias_grad(grad: Tensor) -> Tensor:
-    """The sum over all but the last dim."""
-    return grad.reshape(-1, grad.shape[-1]).sum(0)
-
-
-def is_weight_grad_by_kernel(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> bool:
-    """Whether a kernel of ksopt's computes a `weight_grad` faster, of fakes too.
-
-    Of a dynamic number of rows the one at hand decides.
-    """
-    if batch_last or x.device.type != "cuda":
-        return False
-    sizes = [at_hand(size) for size in (a, d, grad.shape[-1], *x.shape)]
-    if None in sizes or 0 in sizes:
-        return False
-    a, d, outs, *rows, ins = (int(size) for size in sizes if size is not None)
-    pattern = Pattern(a, outs // (a * d), ins // (a * d), d)
-    return weight_gradients.is_by_kernel(pattern, x.dtype, math.prod(rows), x.device)
-
-
-def at_hand(size: int | torch.SymInt) -> int | None:
-    """A size, in the call at hand where it is dynamic; None if it depends on data."""
-    value = size if isinstance(size, int) else size.node.hint
-    return int(value) if isinstance(value, int) else None
-
-
-def weight_grad_fake(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    """The shape of a `weight_grad`."""
-    check_weight_grad(grad, x, a, d, batch_last)
-    at = 0 if batch_last else -1
-    return x.new_empty((a, grad.shape[at] // (a * d), x.shape[at] // (a * d), d))
-
-
 def decomposed(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
     """`product` in torch's own operators, which all transforms know."""
     check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
     return ks_reference(x, weight.to(x.dtype), "batch_last" if batch_last else "batch_first")
-
-
-def weight_grad_decomposed(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    """`weight_grad` in torch's own operators, which all transforms and all compilers know."""
-    check_weight_grad(grad, x, a, d, batch_last)
-    at = 0 if batch_last else -1
-    b, c = grad.shape[at] // (a * d), x.shape[at] // (a * d)
-    found = torch.bmm(_groups(grad, a, d, batch_last), _groups(x, a, d, batch_last).mT)
-    if d == 1:
-        return found.unsqueeze(3)
-    return found.view(a, d, b, c).permute(0, 2, 3, 1).contiguous()
-
-
-def _groups(x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    """The matrices of a batched product, one for each i, j: [a*d, c, B], with the fewest copies.
-
-    For d = 1 it is a view, which a GEMM reads as it is.
-    """
-    if batch_last:
-        if d == 1:
-            return x.reshape(a, x.shape[0] // a, -1)
-        c = x.shape[0] // (a * d)
-        return x.reshape(a, c, d, -1).transpose(1, 2).reshape(a * d, c, -1)
-    if d == 1:
-        return x.reshape(-1, a, x.shape[-1] // a).permute(1, 2, 0)
-    # c and d change places inside each row, which keeps both sides of the copy near each other.
-    # Contiguous, because for a = 1 the reshape alone would be a view that a GEMM cannot read.
-    # x: [*batch, a*c*d] -> [B, a, d, c] -> [a*d, c, B]
-    c = x.shape[-1] // (a * d)
-    rows = x.reshape(-1, a, c, d).transpose(2, 3).reshape(-1, a * d, c).contiguous()
-    return rows.permute(1, 2, 0)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ksopt.kernels import input_gradients, weight_cache
 from ksopt.kernels.families.input_grad_tile import Shape
+from ksopt.kernels.operands import size_hint
 from ksopt.ops import implementation
 from ksopt.ops.schemas import LIBRARY
 from ksopt.patterns.chain import Pattern
@@ -50,7 +51,7 @@ def is_one_launch(grad: Tensor, left: Tensor, right: Tensor) -> bool:
 
     Of a dynamic number of rows the one at hand decides.
     """
-    sizes = [implementation.at_hand(size) for size in (*left.shape, *right.shape, *grad.shape)]
+    sizes = [size_hint(size) for size in (*left.shape, *right.shape, *grad.shape)]
     if None in sizes or 0 in sizes or not grad.dtype == left.dtype == right.dtype:
         return False
     known = [size for size in sizes if size is not None]

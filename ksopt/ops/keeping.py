@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import trained_chain, weight_cache, weight_scopes
-from ksopt.ops import chain_gradients, implementation, input_gradient
+from ksopt.ops import chain_gradients, implementation, input_gradient, weight_gradient
 from ksopt.ops.autograd import in_rows
 from ksopt.ops.input_gradient import ks_chain_input_grad
 from ksopt.ops.schemas import (
@@ -88,7 +88,7 @@ class _TrainedChain(torch.autograd.Function):
         elif of_right:
             grad_right = ks_mm_weight_grad(grad_between, x, *_sizes(right), False)
         if of_bias and grad_bias is None:
-            grad_bias = implementation.bias_grad(grad)
+            grad_bias = weight_gradient.bias_grad(grad)
         return grad_x, grad_left, grad_right, grad_bias
 
 
@@ -96,7 +96,7 @@ def _are_together(grad: Tensor, between: Tensor, left: Tensor) -> bool:
     """Whether one kernel computes the gradients of the left factor and of the bias."""
     if torch.is_grad_enabled():  # it has no gradient of its own
         return False
-    return implementation.is_weight_grad_by_kernel(grad, between, *_sizes(left), False)
+    return weight_gradient.is_weight_grad_by_kernel(grad, between, *_sizes(left), False)
 
 
 def _is_one_launch(grad: Tensor, left: Tensor, right: Tensor) -> bool:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import mlp_plans, weight_scopes
-from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.mlp_plans import Mlp
+from ksopt.kernels.operands import Operands
 from ksopt.kernels.validation import check_chain, check_chain_out, is_written_straight
 from ksopt.ops import implementation
 from ksopt.ops.chain import are_parts_seen, composed

@@ -11,7 +11,7 @@ from torch import Tensor
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import weight_scopes
 from ksopt.kernels.validation import check_memory
-from ksopt.ops import implementation
+from ksopt.ops import implementation, weight_gradient
 
 LIBRARY = torch.library.Library("ksopt", "DEF")
 
@@ -60,14 +60,14 @@ define(("ks_mm_frozen",), _PRODUCT, implementation.frozen, implementation.fake)
 define(
     ("ks_mm_weight_grad", "ks_mm_weight_grad_inner"),
     "(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor",
-    implementation.weight_grad,
-    implementation.weight_grad_fake,
+    weight_gradient.weight_grad,
+    weight_gradient.weight_grad_fake,
 )
 define(
     ("ks_mm_weight_bias_grad_inner",),
     "(Tensor grad, Tensor x, SymInt a, SymInt d) -> (Tensor, Tensor)",
-    implementation.weight_bias_grad,
-    implementation.weight_bias_grad_fake,
+    weight_gradient.weight_bias_grad,
+    weight_gradient.weight_bias_grad_fake,
 )
 
 # Tensors come first, as Inductor writes them. Nothing is returned: of such an operator torch makes

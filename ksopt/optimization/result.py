@@ -13,9 +13,9 @@ from ksopt.conversion.plan import Plan
 from ksopt.optimization.speed import Speed
 from ksopt.report import document
 from ksopt.report.document import Fact, Section
-from ksopt.search.held_back import is_noisy
 from ksopt.search.report import phrases
 from ksopt.search.results import SearchResult
+from ksopt.search.timing_noise import is_noisy
 
 _IDLE = (
     "Call it again when the machine is idle: something else was using it, for the model's times "

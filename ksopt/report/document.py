@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from ksopt.report import look
+from ksopt.report import drawing_style
 from ksopt.report.tables import Table
 
 _FOLDER = Path(__file__).parent
@@ -112,7 +112,7 @@ def _parts(sections: Sequence[Section]) -> list[tuple[str, list[Section]]]:
 
 
 def _style() -> Markup:
-    return Markup((_FOLDER / "page.css").read_text("utf-8") + look.css())
+    return Markup((_FOLDER / "page.css").read_text("utf-8") + drawing_style.css())
 
 
 @functools.cache

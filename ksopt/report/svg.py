@@ -1,4 +1,4 @@
-"""Pieces of inline SVG drawings; what they look like is in report/look.py."""
+"""Pieces of inline SVG drawings; what they look like is in report/drawing_style.py."""
 
 from __future__ import annotations
 

@@ -20,6 +20,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # on Windows, where ksopt can still be imported
+    fcntl = None  # type: ignore[assignment]
+
+EXIST = fcntl is not None
+"""Whether this system has such locks."""
+
 _POLL_S = 0.02
 
 
@@ -135,7 +143,7 @@ def is_held(path: Path) -> bool:
 
 
 def lock_open_file(descriptor: int, path: Path) -> None:
-    """Lock a file that is open, until it is closed.
+    """Lock a file or folder that is open, until it is closed.
 
     Raises:
         Busy: Another process holds it.
@@ -163,8 +171,6 @@ def held_if_possible(path: Path, wait_s: float | None = None) -> Iterator[OSErro
 
 
 def _take(descriptor: int, end: float | None, path: Path) -> None:
-    import fcntl  # not on Windows, where ksopt can still be imported
-
     if end is None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return

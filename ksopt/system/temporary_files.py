@@ -17,10 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # no such locks on this system: then nothing is removed but by who made it
-    fcntl = None  # type: ignore[assignment]
+from ksopt.system import locks
 
 _SUFFIX = ".partial"
 _LETTERS = "[a-z0-9_]{8}"  # those of tempfile
@@ -90,14 +87,14 @@ def sweep(folder: Path, prefix: str) -> None:
 
 
 def _remove_if_left(path: str) -> None:
-    if fcntl is None:
+    if not locks.EXIST:  # then nothing is removed but by who made it
         return
     descriptor = os.open(path, _OPEN)
     try:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid():
             return
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.lock_open_file(descriptor, Path(path))
         if stat.S_ISDIR(status.st_mode):
             shutil.rmtree(path)
         elif stat.S_ISREG(status.st_mode):
@@ -108,11 +105,11 @@ def _remove_if_left(path: str) -> None:
 
 def _hold(descriptor: int, name: str) -> bool:
     """Lock what was just made; False if another process took it for a leftover before."""
-    if fcntl is None:
+    if not locks.EXIST:
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # somebody is about to remove it
+        locks.lock_open_file(descriptor, Path(name))
+    except locks.Busy:  # somebody is about to remove it
         return False
     except OSError:
         return True  # a file system without locks: nobody can take it for a leftover

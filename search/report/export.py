@@ -5,23 +5,22 @@ Files are written whole or not at all.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ksopt.errors import InvalidInputError, UnavailableError
+from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.size import Dims
-from ksopt.report import document, look
+from ksopt.report import document
 from ksopt.search import metrics
 from ksopt.search.plan import plan_of
 from ksopt.search.report import results_json
 from ksopt.search.results import SearchResult, TrialRecord
-from ksopt.system.atomic_files import make_folder, write_whole
+from ksopt.system import drawing_files
+from ksopt.system.atomic_files import write_whole
 
 
 def write(result: SearchResult, folder: Path) -> None:
@@ -42,27 +41,12 @@ def write(result: SearchResult, folder: Path) -> None:
     try:
         for name, text in texts.items():
             write_whole(folder / name, text)
-        write_plots(document.figures(sections.written(result)), folder / "plots")
+        drawing_files.write(document.figures(sections.written(result)), folder / "plots")
     except OSError as error:
         raise InvalidInputError(
             f"the report cannot be written to {folder} ({error.strerror}): what was measured is "
             "kept, run the search again to write the report"
         ) from None
-
-
-def write_plots(drawings: Mapping[str, str], folder: Path) -> None:
-    """Write each plot for slides: as SVG, and as PNG where resvg-py is installed.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
-    if drawings:
-        make_folder(folder)
-    for name, drawing in drawings.items():
-        alone = look.standalone(drawing)
-        write_whole(folder / f"{name}.svg", alone)
-        with contextlib.suppress(UnavailableError):
-            write_whole(folder / f"{name}.png", look.png(alone))
 
 
 def to_csv(result: SearchResult) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from ksopt.measure.timing import Comparison, compare
 from ksopt.patterns.chain import Chain
 from ksopt.report.document import Fact, Section
-from ksopt.search import diagnostics, held_back, metrics, suspect_dense
+from ksopt.search import diagnostics, metrics, suspect_dense, timing_noise
 from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.plan import Effect, choice, choice_of_layer, effect_of
 from ksopt.search.recommend import least_speedup
@@ -141,7 +141,7 @@ def _is_unsettled(layer: LayerResult) -> bool:
 def _doubt(layer: LayerResult, chosen: Finalist) -> bool:
     """Whether a chain's time, or the dense layer's, cannot be trusted."""
     dense = suspect_dense.dense_layer(layer)
-    return bool((dense is not None and dense.is_strange) or held_back.why(chosen))
+    return bool((dense is not None and dense.is_strange) or timing_noise.why(chosen))
 
 
 def _faster_one(layer: LayerResult, chosen: Finalist) -> str:
@@ -152,7 +152,8 @@ def _faster_one(layer: LayerResult, chosen: Finalist) -> str:
         if answer.verdict is Verdict.USE and answer.chosen is not None
     ]
     answer, fastest = min(others, key=lambda one: one[1].latency.median_us)
-    if compare(fastest.latency, chosen.latency) is not Comparison.FASTER or held_back.why(fastest):
+    is_faster = compare(fastest.latency, chosen.latency) is Comparison.FASTER
+    if not is_faster or timing_noise.why(fastest):
         return ""
     return (
         f" The chain of {answer.budget.text} is faster, {1 / fastest.ratio:.2f}x against "
@@ -223,7 +224,7 @@ def _certainty(layer: LayerResult, shown: Finalist) -> Fact:
 
 def _warnings(layer: LayerResult, shown: Finalist | None) -> list[str]:
     warnings = [*answers.stopped(layer), *answers.layer_warnings(layer)]
-    return [*warnings, *(() if shown is None else filter(None, [held_back.why(shown)]))]
+    return [*warnings, *(() if shown is None else filter(None, [timing_noise.why(shown)]))]
 
 
 def of_search(result: SearchResult) -> Section:

@@ -8,7 +8,7 @@ from ksopt.patterns.chain import Chain
 from ksopt.report import svg
 from ksopt.report.document import Figure
 from ksopt.report.svg import Tip
-from ksopt.search import held_back
+from ksopt.search import timing_noise
 from ksopt.search.diagnostics import Predictor
 from ksopt.search.metrics import LATENCY, METRICS, PARAMETERS, Metric
 from ksopt.search.pareto import pareto_front
@@ -235,7 +235,7 @@ def _marks(
 
 
 def _name(chosen: Finalist) -> str:
-    if held_back.why(chosen):
+    if timing_noise.why(chosen):
         return f"looks fastest: {phrases.speed_span(chosen.latency, chosen.dense)}"
     latency = phrases.microseconds(chosen.latency.median_us)
     return f"use this: {latency}, {1 / chosen.ratio:.2f}x"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ksopt.report import tables
 from ksopt.report.tables import Table
-from ksopt.search import diagnostics, held_back, metrics
+from ksopt.search import diagnostics, metrics, timing_noise
 from ksopt.search.report import phrases
 from ksopt.search.report.drawn_times import DrawnTimes
 from ksopt.search.results import (
@@ -62,7 +62,7 @@ def layer_answers_table(layer: LayerResult) -> Table:
 
 
 def _speedup(chosen: Finalist) -> str:
-    if held_back.why(chosen):
+    if timing_noise.why(chosen):
         return phrases.speed_span(chosen.latency, chosen.dense)
     return f"{1 / chosen.ratio:.2f}x"
 
@@ -70,7 +70,7 @@ def _speedup(chosen: Finalist) -> str:
 def _verdict(answer: Recommendation) -> str:
     """What to do; where the times of what would be used cannot be trusted, not yet that."""
     chosen = answer.chosen
-    if answer.verdict is Verdict.USE and chosen is not None and held_back.why(chosen):
+    if answer.verdict is Verdict.USE and chosen is not None and timing_noise.why(chosen):
         return "measure again"
     return answer.verdict.value
 

@@ -13,9 +13,10 @@ import torch
 from torch._dynamo.backends.debugging import aot_eager
 
 from ksopt.bench.models import measuring, report
+from ksopt.bench.models.accuracy import Outputs, faults_of, relative_errors
 from ksopt.bench.models.build import SMALL, build, gradients_of, loss, size_of
 from ksopt.bench.models.chains import chain_of
-from ksopt.bench.models.measuring import How, Outputs
+from ksopt.bench.models.measuring import How
 from ksopt.bench.models.results import (
     DENSE,
     DENSE_AUTOTUNED,
@@ -203,7 +204,7 @@ def test_gradients_that_are_nothing_are_not_compared():
     other = Outputs(
         torch.ones(2), torch.ones(()), {"w": torch.full((4,), 1.5), "b": torch.tensor([7e-9])}
     )
-    assert measuring._errors(other, one) == {
+    assert relative_errors(other, one) == {
         "logits": 0.0,
         "loss": 0.0,
         "gradients": pytest.approx(0.5),
@@ -213,11 +214,11 @@ def test_gradients_that_are_nothing_are_not_compared():
 
 def test_what_is_allowed_is_measured():
     """Twice the larger of PyTorch's two errors; of one alone, four times."""
-    ours, theirs = measuring.ways(How(is_step=False))[4], measuring.ways(How(is_step=False))[3]
+    ours, theirs = False, True
     eager, inductor, eps = {"logits": 1e-3}, {"logits": 2e-3}, 1e-7
 
-    def faults(way, error, *known):
-        return measuring._faults(way, {"logits": error}, known, eps)
+    def faults(is_pytorch, error, *references):
+        return faults_of({"logits": error}, references, eps, is_pytorch)
 
     assert faults(ours, 3.9e-3, eager, inductor) == []
     assert faults(ours, 4.1e-3, eager, inductor) == ["logits: relative error 0.0041, allowed 0.004"]

@@ -14,11 +14,11 @@ from ksopt.bench import run as kernels
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.reproduction import cases, models
 from ksopt.bench.reproduction import run as runs
-from ksopt.bench.reproduction.asked import Asked
 from ksopt.bench.reproduction.catalogue import ITEMS, items
 from ksopt.bench.reproduction.options import PaperOptions
 from ksopt.bench.reproduction.products import FIRST, LAST
 from ksopt.bench.reproduction.request import PaperRequest
+from ksopt.bench.reproduction.saved_request import SavedRequest
 from ksopt.bench.request import BenchRequest
 from ksopt.cli import main
 from ksopt.measure.roofline import Roofline
@@ -188,13 +188,13 @@ def test_time_that_is_up_begins_nothing_new(
 
 
 def test_small_models_and_the_papers_do_not_share_a_folder(tmp_path: Path) -> None:
-    asked = Asked(items((3,), (), False), True, ("small",), {"products": 3, "energy": 1})
-    assert asked.kept(tmp_path) == asked
-    more = dataclasses.replace(asked, items=items((), (6,), False), remarks=("other",))
+    saved = SavedRequest(items((3,), (), False), True, ("small",), {"products": 3, "energy": 1})
+    assert saved.kept(tmp_path) == saved
+    more = dataclasses.replace(saved, items=items((), (6,), False), remarks=("other",))
     assert [one.name for one in more.kept(tmp_path).items] == ["Table 3", "Figure 6"]
-    assert Asked.read(tmp_path).remarks == ("small", "other")
+    assert SavedRequest.read(tmp_path).remarks == ("small", "other")
     with pytest.raises(Exception, match="holds small models, and the paper's models are asked"):
-        dataclasses.replace(asked, is_small=False).kept(tmp_path)
+        dataclasses.replace(saved, is_small=False).kept(tmp_path)
 
 
 def test_products_go_to_workers_of_their_own(

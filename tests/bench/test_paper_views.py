@@ -15,13 +15,13 @@ from ksopt.bench.reproduction import (
     report,
     statistics,
 )
-from ksopt.bench.reproduction.asked import Asked
 from ksopt.bench.reproduction.catalogue import ITEMS, items
 from ksopt.bench.reproduction.cells import Cell
 from ksopt.bench.reproduction.measured import Measured
 from ksopt.bench.reproduction.models import Case, Subject
 from ksopt.bench.reproduction.paper_numbers import printed
 from ksopt.bench.reproduction.products import FIRST, LAST, Product
+from ksopt.bench.reproduction.saved_request import SavedRequest
 from ksopt.bench.reproduction.statistics import Estimate
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
@@ -177,8 +177,8 @@ def test_the_papers_numbers_do_not_stand_beside_small_models() -> None:
 
 def test_every_number_of_the_paper_is_that_of_a_cell() -> None:
     empty = Measured({}, {}, {}, {})
-    asked = Asked(ITEMS, False, (), {"products": 627, "energy": 651})
-    _, cells = report.sections(empty, asked)
+    saved = SavedRequest(ITEMS, False, (), {"products": 627, "energy": 651})
+    _, cells = report.sections(empty, saved)
     shown = {(one.item, one.row, one.column) for one in cells}
     assert set(printed()) <= shown
     assert all(one.absent for one in cells)
@@ -191,8 +191,8 @@ def test_dtypes_that_the_paper_lacks_stand_beside_its_own_once() -> None:
     measured = Measured(products, {}, {}, {})
 
     def settings(*numbers: int) -> dict[str, set[str]]:
-        asked = Asked(items(numbers, (), False), False, (), {"products": 2, "energy": 1})
-        _, cells = report.sections(measured, asked)
+        saved = SavedRequest(items(numbers, (), False), False, (), {"products": 2, "energy": 1})
+        _, cells = report.sections(measured, saved)
         return {name: {one.setting for one in cells if one.item == name}
                 for name in {one.item for one in cells}}  # fmt: skip
 

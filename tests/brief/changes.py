@@ -5,9 +5,9 @@ from typing import Any
 
 from optuna.storages import RDBStorage
 
-from ksopt.report import look
+from ksopt.report import drawing_style
 
-drawn = look._drawn
+drawn = drawing_style._drawn
 
 
 class Unsynced(sqlite3.Connection):
@@ -60,5 +60,5 @@ CHANGES = {
     "ksopt.search.storage.RDBStorage": unsynced,
     "ksopt.search.study.build": listed_once,
     # The pictures of a report are a sixth of a tiny search.
-    "ksopt.report.look._drawn": drawn_small,
+    "ksopt.report.drawing_style._drawn": drawn_small,
 }

@@ -8,9 +8,9 @@ import torch
 from ksopt import tune as tuning
 from ksopt.cli.main import main
 from ksopt.kernels import tuning_cache, weight_cache
-from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.base import BACKENDS
+from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import ProblemKey
 from ksopt.patterns.chain import Pattern
 
@@ -211,7 +211,7 @@ def test_the_precision_is_the_callers_again_between_products(monkeypatch, tf32):
 
     monkeypatch.setitem(BACKENDS, "cuda", Played())
     on_cpu = Operands(torch.randn(8, 4), (torch.randn(1, 2, 2, 2),))
-    monkeypatch.setattr(tuning.planner, "random_operands", lambda *_: on_cpu)
+    monkeypatch.setattr(tuning, "random_operands", lambda *_: on_cpu)
     before = matmul.fp32_precision
     request = tuning.TuneRequest(
         (Pattern(1, 2, 2, 2),), (8, 64), torch.device("cuda"), tf32=tf32, budget_s=0.01, again=True

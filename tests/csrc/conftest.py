@@ -5,7 +5,7 @@ import pytest
 import torch
 from seen_products import by_pythons_kernels
 
-from ksopt.kernels import planner, weight_cache
+from ksopt.kernels import plan_autotuner, weight_cache
 from ksopt.kernels.backends import cuda
 
 
@@ -23,7 +23,7 @@ def played(library, monkeypatch):
 
     def forget():
         cuda.forget()
-        planner.forget()
+        plan_autotuner.forget()
         weight_cache.refresh()
 
     forget()

@@ -14,7 +14,7 @@ from torch import nn
 import ksopt
 from ksopt import KSLinear, ops
 from ksopt.epilogue import with_epilogue
-from ksopt.kernels import host_plans, merged, planner, weight_groups
+from ksopt.kernels import host_plans, merged, plan_autotuner, weight_groups
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.by_factors import ByFactors
 from ksopt.kernels.launcher import HostLauncher, chain_entry
@@ -99,8 +99,8 @@ class Device:
         epilogue = Epilogue(True, self.activation, residual)
         self.problem = Problem(PLAIN, "float32", False, epilogue=epilogue, siblings=siblings)
         spec = SimpleNamespace(spec=lambda _: object(), device_type="cpu")
-        monkeypatch.setattr(planner, "backend_of", lambda _: spec)
-        monkeypatch.setattr(planner, "_decision", self._decision)
+        monkeypatch.setattr(plan_autotuner, "backend_of", lambda _: spec)
+        monkeypatch.setattr(plan_autotuner, "_decision", self._decision)
         self.decided = 0
         self._decide_factors()
 

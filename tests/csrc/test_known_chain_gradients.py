@@ -17,7 +17,7 @@ from ksopt.kernels.families import chain_grads_launcher as launcher
 from ksopt.kernels.families import chain_grads_wgmma16 as kernels
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.chain_gradients import ks_chain_weight_grads
-from ksopt.ops.implementation import weight_grad_decomposed
+from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns.chain import Chain
 
 LEFT, RIGHT = Chain.parse("(1,192,64,2)*(2,64,192,1)")

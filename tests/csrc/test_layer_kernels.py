@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ksopt import ops
 from ksopt.errors import InvalidInputError, KsoptError
-from ksopt.kernels import planner, weight_cache, weight_scopes
+from ksopt.kernels import plan_autotuner, weight_cache, weight_scopes
 
 view = torch._C._dynamo.guards._reinterpret_tensor  # what Inductor calls
 
@@ -202,7 +202,7 @@ def test_what_is_known_is_for_such_operands(serving, monkeypatch, writes, determ
 
 def test_what_is_forgotten_is_not_known(plain):
     plain.warm()
-    planner.forget()
+    plan_autotuner.forget()
     assert plain.run()
     assert not plain.run()
 

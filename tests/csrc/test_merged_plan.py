@@ -9,7 +9,8 @@ from played_layer import EVENTS, PLAIN, ROWS, ByMatrix, ByProduct, product
 
 from ksopt import ops
 from ksopt.epilogue import ACTIVATIONS, GATES, parts_of_result, with_epilogue
-from ksopt.kernels import host_plans, planner, weight_scopes
+from ksopt.kernels import host_plans, weight_scopes
+from ksopt.kernels.operands import Operands, problem_of
 
 
 @pytest.fixture(params=[1, 3, "gate", "factor"])
@@ -109,9 +110,7 @@ def test_every_epilogue_and_layout(played, monkeypatch, last, activation, has_bi
     x, residual = rows(PLAIN.in_features), rows(parts_of_result(activation, 2) * PLAIN.out_features)
     bias = device.layer.bias if has_bias else None
     layer = (x, device.weights, bias, residual, activation, last, 2)
-    problem = planner.problem_of(
-        planner.Operands(x, tuple(device.weights), bias, residual), activation, last, 2
-    )
+    problem = problem_of(Operands(x, tuple(device.weights), bias, residual), activation, last, 2)
     device.decision = ByMatrix.decision_of(problem)
     for _ in range(2):
         ops.chain(*layer)

@@ -16,7 +16,7 @@ import ksopt
 from ksopt import ops
 from ksopt.epilogue import with_epilogue
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import mlp_plans, planner, weight_groups, weight_scopes
+from ksopt.kernels import mlp_plans, plan_autotuner, weight_groups, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.by_layers import ByLayers
 from ksopt.kernels.launcher import chain_entry
@@ -95,7 +95,7 @@ class Device:
             self.decided += 1
             return self.decision, True
 
-        monkeypatch.setattr(planner, "_decision", decide)
+        monkeypatch.setattr(plan_autotuner, "_decision", decide)
 
     def arguments(self):
         around = (self.hidden_bias, self.bias, self.residual, "none", "relu")
@@ -246,7 +246,7 @@ def test_layers_by_a_plan_each_are_pythons_and_right(serving, monkeypatch):
 
 def test_forgotten_plans_are_not_taken(device):
     device.warm()
-    planner.forget()
+    plan_autotuner.forget()
     before = device.decided
     assert device.run()
     assert device.decided == before + 1

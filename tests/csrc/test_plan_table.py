@@ -12,7 +12,7 @@ from torch import nn
 
 import ksopt
 from ksopt import ops
-from ksopt.kernels import host_plans, planner, weight_cache, weight_scopes
+from ksopt.kernels import host_plans, plan_autotuner, weight_cache, weight_scopes
 from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.reference import chain_reference
 
@@ -123,7 +123,7 @@ def test_what_is_known_is_for_such_operands(device, deterministic):
     device.residual = torch.randn(ROWS, PLAIN.out_features)
     assert device.known() is None  # another epilogue
     device.residual = None
-    planner.forget()
+    plan_autotuner.forget()
     assert device.known() is None
 
 
@@ -224,7 +224,7 @@ def test_two_threads_while_a_third_writes(device):
     thread.start()
     for _ in range(50):
         ksopt.refresh()
-        planner.forget()
+        plan_autotuner.forget()
     stop.set()
     thread.join()
     assert not wrong

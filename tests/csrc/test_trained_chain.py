@@ -12,7 +12,7 @@ import torch
 from played_driver import PACK_TRAINED, TRAINED, trained, variable
 
 from ksopt.jit import arch, driver, nvrtc
-from ksopt.kernels import planner, trained_chain, weight_cache
+from ksopt.kernels import plan_autotuner, trained_chain, weight_cache
 from ksopt.kernels.families import chain_launcher, chain_pack_launcher
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.keeping import ks_chain_keeping
@@ -30,7 +30,8 @@ class Device:
     def __init__(self, library, monkeypatch):
         self.library, self.launches = library, []
         monkeypatch.setenv("KSOPT_TUNE", "model")
-        monkeypatch.setattr(planner, "backend_of", lambda _: SimpleNamespace(spec=lambda _: SPEC))
+        backend = SimpleNamespace(spec=lambda _: SPEC)
+        monkeypatch.setattr(plan_autotuner, "backend_of", lambda _: backend)
         monkeypatch.setattr(DeviceSpec, "of_device", lambda _: SPEC)
         monkeypatch.setattr(arch, "of_device", lambda _: "sm_90a")
         monkeypatch.setattr(nvrtc, "cubin", lambda *_: SimpleNamespace(data=b""))
@@ -97,7 +98,7 @@ def test_it_launches_what_python_launches(device, batch, has_bias):
         device.bias = None
     for x in (rows(*batch), part_of_wider_rows(rows(*batch))):
         device.left, device.right = map(in_another_order, (device.left, device.right))
-        planner.forget()
+        plan_autotuner.forget()
         before = variable(device.library, "launches").value
         python_y, python_between, is_by_python = device.call(x)
         assert is_by_python
@@ -229,7 +230,7 @@ def test_it_is_forgotten_with_the_plans(device):
     x = rows(MANY)
     device.call(x)
     assert not device.is_by_python(x)
-    planner.forget()
+    plan_autotuner.forget()
     assert device.is_by_python(x)
     assert not device.is_by_python(x)
 

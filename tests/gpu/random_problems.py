@@ -27,9 +27,9 @@ from torch import Tensor
 
 from ksopt import ops, precision
 from ksopt.bench.random_subjects import draw
-from ksopt.kernels import planner, registry
-from ksopt.kernels.autotuner import Operands
+from ksopt.kernels import registry
 from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.operands import Operands, random_operands
 from ksopt.kernels.problem import Epilogue, Problem, rows_of
 from ksopt.measure.accuracy import AccuracyCheck, Around
 
@@ -81,7 +81,7 @@ def case_of(seed: int) -> Case:
 def operands_of(case: Case, device: torch.device) -> Operands:
     """Random operands of a case; what lies between x's rows is NaN."""
     torch.manual_seed(case.seed)
-    made = planner.random_operands(case.problem, case.rows, device)
+    made = random_operands(case.problem, case.rows, device)
     if case.lies == "together":
         return made
     x = made.x

@@ -29,7 +29,7 @@ from ksopt.kernels.families import (
 from ksopt.kernels.families.base import TemplateFamily, families, family_of
 from ksopt.kernels.families.chain_grads_launcher import ChainGradients
 from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
-from ksopt.kernels.planner import random_operands
+from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer
 from ksopt.patterns.chain import Chain, Pattern
 

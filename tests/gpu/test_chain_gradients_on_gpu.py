@@ -15,7 +15,7 @@ from ksopt.kernels.families import chain_grads_wgmma16 as kernels
 from ksopt.kernels.families.chain_grads_wgmma16 import Chain
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.chain_gradients import ks_chain_weight_grads
-from ksopt.ops.implementation import weight_grad_decomposed
+from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns import chain as patterns
 
 pytestmark = pytest.mark.gpu

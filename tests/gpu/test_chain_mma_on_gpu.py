@@ -9,8 +9,9 @@ import torch
 from ksopt import ks_linear, precision
 from ksopt.bench import random_subjects
 from ksopt.epilogue import ACTIVATIONS, with_epilogue
-from ksopt.kernels import planner
+from ksopt.kernels import plan_autotuner, planner
 from ksopt.kernels.families.base import family_of
+from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
 from ksopt.measure.accuracy import AccuracyCheck, Around
 from ksopt.patterns.chain import Chain
@@ -36,7 +37,7 @@ def check(problem, rows, tiles, draw):
     """Every element of some tiles' results, written into memory of NaN."""
     family, spec = family_of("chain_mma"), DeviceSpec.of_device(0)
     fitting = [one for one in family.configs(problem, spec) if family.fits(problem, one, spec)]
-    o = planner.random_operands(problem, rows, torch.device("cuda"))
+    o = random_operands(problem, rows, torch.device("cuda"))
     around = Around(o.bias, problem.epilogue.activation, o.residual)
     with precision.fp32_products("ieee" if problem.exact else "tf32"):
         judge = AccuracyCheck(o.x, o.weights, problem.layout, around=around)
@@ -68,7 +69,7 @@ def test_random_chains_of_the_day():
 def test_rows_that_lie_apart_or_anywhere_are_read():
     problem = problem_of(Chain.parse("(1,24,20,8)*(8,20,24,1)"), "bfloat16", False, Epilogue(True))
     launch = launcher_of(problem, 100)
-    o = planner.random_operands(problem, 100, torch.device("cuda"))
+    o = random_operands(problem, 100, torch.device("cuda"))
     expected = launch(o.x, o.weights, o.bias)
     for skip in (8, 3):  # rows of whole 16 bytes, and others, which are copied
         wide = torch.full((100, 400), torch.nan, dtype=o.x.dtype, device="cuda")
@@ -88,7 +89,7 @@ def launcher_of(problem, rows):
 
 def test_an_infinity_stays_one_in_three_products():
     problem = problem_of(Chain.parse("(1,40,64,2)*(2,64,33,1)"), "float32", False, Epilogue())
-    o = planner.random_operands(problem, 50, torch.device("cuda"))
+    o = random_operands(problem, 50, torch.device("cuda"))
     o.x[7, 5], o.x[9, 1], o.x[11, 2] = torch.inf, -torch.inf, torch.nan
     y, expected = launcher_of(problem, 50)(o.x, o.weights), o.x.double()
     for weight in reversed(o.weights):
@@ -103,12 +104,12 @@ def test_an_infinity_stays_one_in_three_products():
 def test_a_layer_takes_it_and_the_host_library_launches_it(monkeypatch):
     """Of weights that are no parameters, which are not merged; with odd rows, in both layouts."""
     monkeypatch.setenv("KSOPT_TUNE", "model")
-    planner.forget()
+    plan_autotuner.forget()
     chain = Chain.parse("(1,16,3,12)*(1,36,141,1)")
     for last in (False, True):
         problem = problem_of(chain, "bfloat16", last, Epilogue(True, "gelu"))
         assert planner.plan_of(problem, 578).ways == ("chain_mma",)
-        o = planner.random_operands(problem, 578, torch.device("cuda"))
+        o = random_operands(problem, 578, torch.device("cuda"))
         layout = problem.layout
         with torch.no_grad():
             runs = [
@@ -125,13 +126,13 @@ def test_a_layer_takes_it_and_the_host_library_launches_it(monkeypatch):
         y = ks_linear(x, weights, layout=layout)
         y = with_epilogue(y, o.bias.double().cpu(), "gelu", None, last)
         assert (runs[0].double().cpu() - y).norm() <= 0.01 * y.norm()
-    planner.forget()
+    plan_autotuner.forget()
 
 
 def test_it_is_captured_in_a_graph():
     problem = problem_of(Chain.parse("(1,24,20,8)*(8,20,24,1)"), "float16", False, Epilogue(True))
     launch = launcher_of(problem, 64)
-    o = planner.random_operands(problem, 64, torch.device("cuda"))
+    o = random_operands(problem, 64, torch.device("cuda"))
     expected = launch(o.x, o.weights, o.bias)
     torch.cuda.synchronize()
     graph, y = torch.cuda.CUDAGraph(), torch.full_like(expected, torch.nan)

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 import ksopt
 from ksopt import KSLinear
-from ksopt.kernels import merged, planner, registry
+from ksopt.kernels import mergeable, merged, plan_autotuner, registry
 from ksopt.kernels.registry import MERGED, Candidate
 from ksopt.reference import chain_reference
 
@@ -19,7 +19,7 @@ N = 1024
 
 
 def by_merging_at_once(problem, *_):
-    return [Candidate(MERGED, problem, 1e-3)] if merged.can_merge(problem) else []
+    return [Candidate(MERGED, problem, 1e-3)] if mergeable.can_merge(problem) else []
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +28,10 @@ def the_fastest(monkeypatch, tmp_path):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("KSOPT_TUNE", "model")
     monkeypatch.setattr(registry, "by_merging", by_merging_at_once)
-    planner.forget()
+    plan_autotuner.forget()
     torch._dynamo.reset()
     yield
-    planner.forget()
+    plan_autotuner.forget()
     torch._dynamo.reset()
 
 

@@ -12,13 +12,14 @@ import ksopt
 from ksopt import ops
 from ksopt.compile.backend import collected
 from ksopt.epilogue import ACTIVATIONS, with_epilogue
-from ksopt.kernels import mlp_plans, planner
+from ksopt.kernels import mlp_plans, plan_autotuner, planner
 from ksopt.kernels.by_layers import ByLayers
 from ksopt.kernels.families import chain_mlp_packing, chain_packing
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.chain_mlp_launcher import MlpPacker
 from ksopt.kernels.families.chain_tile import Shape
 from ksopt.kernels.mlp_plans import Mlp
+from ksopt.kernels.operands import Operands, random_operands
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer
 from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_reference
@@ -84,7 +85,7 @@ def test_every_tile_and_batch(texts, dtype):
         for tile in random.Random(texts[0]).sample(tiles, min(TILES_EACH, len(tiles))):
             launch = family.launcher(problem, tile, 0)
             for batch in BATCHES:
-                o = planner.random_operands(problem, batch, torch.device("cuda"))
+                o = random_operands(problem, batch, torch.device("cuda"))
                 out = o.x.new_full((batch, problem.out_features), torch.nan)
                 check(launch(*o.arguments(problem), out), problem, o)
 
@@ -94,7 +95,7 @@ def test_weights_are_packed_as_by_pytorch(texts):
     family, device = family_of("chain_mlp_wgmma16"), DeviceSpec.of_device(0)
     problem = problem_of(texts)
     first, second = (Shape.of(chain) for chain in problem.chains)
-    o = planner.random_operands(problem, 1, torch.device("cuda"))
+    o = random_operands(problem, 1, torch.device("cuda"))
     others = [w.permute(3, 1, 2, 0).contiguous().permute(3, 1, 2, 0) for w in o.weights]
     tiles = {tile.packing: tile for tile in family.configs(problem, device)}
     for tile in list(tiles.values())[:8]:
@@ -108,7 +109,7 @@ def test_weights_are_packed_as_by_pytorch(texts):
 def test_rows_that_lie_otherwise():
     problem = problem_of(MLPS[1], residual=False)
     mlp = Mlp(2, "gelu")
-    o = planner.random_operands(problem, 4096, torch.device("cuda"))
+    o = random_operands(problem, 4096, torch.device("cuda"))
     wide = torch.randn(4096, 400, device="cuda").bfloat16()
     for rows in (wide[:, 8:392], wide[:, 3:387], o.x.T.contiguous().T, o.x.view(4, 1024, 384)):
         own = replace(o, x=rows)
@@ -121,7 +122,7 @@ def test_rows_that_lie_otherwise():
 
 def test_it_races_with_the_layers_and_the_faster_one_is_taken():
     problem = problem_of(MLPS[1])
-    record = planner.tuned(problem, 25_088, torch.device("cuda"))
+    record = plan_autotuner.tuned(problem, 25_088, torch.device("cuda"))
     ways = {one.way for one in record.timed}
     assert ways == {"layers", "chain_mlp_wgmma16"}
     plan = planner.plan_of(problem, 25_088)
@@ -131,7 +132,7 @@ def test_it_races_with_the_layers_and_the_faster_one_is_taken():
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_operator_and_its_out_variant(activation):
     problem = problem_of(MLPS[1], middle=activation)
-    o = planner.random_operands(problem, 4096, torch.device("cuda"))
+    o = random_operands(problem, 4096, torch.device("cuda"))
     given = (o.x, o.weights[:2], o.weights[2:], o.hidden_bias, o.bias, o.residual, activation)
     with torch.no_grad():
         check(ops.ks_mlp(*given), problem, o)
@@ -145,7 +146,7 @@ def test_the_operator_and_its_out_variant(activation):
 
 def test_a_graph_packs_what_the_weights_are_at_each_replay():
     problem = problem_of(MLPS[1])
-    o = planner.random_operands(problem, 4096, torch.device("cuda"))
+    o = random_operands(problem, 4096, torch.device("cuda"))
     given = (o.x, o.weights[:2], o.weights[2:], o.hidden_bias, o.bias, o.residual, "gelu")
     with torch.no_grad():
         ops.ks_mlp(*given)  # what is chosen is chosen before
@@ -176,7 +177,7 @@ class Block(nn.Module):
     def operands(self, x):
         weights = (*self.up.weights, *self.down.weights)
         detached = tuple(weight.detach() for weight in weights)
-        return planner.Operands(x, detached, self.down.bias, x, self.up.bias)
+        return Operands(x, detached, self.down.bias, x, self.up.bias)
 
 
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
@@ -190,7 +191,7 @@ def test_a_compiled_model(mode):
             block.up.weights[0].mul_(1.1)
             block.down.bias.add_(0.1)
     (report,) = reports
-    record = planner.tuned(problem, 25_088, torch.device("cuda"))
+    record = plan_autotuner.tuned(problem, 25_088, torch.device("cuda"))
     kept = [one for one in record.timed if one.weight != "repacked"]
     layers, both = (
         min(one.median_us for one in kept if (one.way == "layers") == apart)
@@ -202,7 +203,7 @@ def test_a_compiled_model(mode):
 
 def test_nan_and_infinity_stay_in_their_row():
     problem = problem_of(MLPS[1])
-    o = planner.random_operands(problem, 4096, torch.device("cuda"))
+    o = random_operands(problem, 4096, torch.device("cuda"))
     o.x[7, 3], o.x[4095, 300] = torch.nan, torch.inf
     family = family_of("chain_mlp_wgmma16")
     tile = next(iter(family.configs(problem, DeviceSpec.of_device(0))))

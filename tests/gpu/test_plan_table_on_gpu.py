@@ -12,7 +12,7 @@ import torch
 import ksopt
 from ksopt import KSLinear, ops
 from ksopt.epilogue import ACTIVATIONS
-from ksopt.kernels import host_plans, planner, registry, weight_cache, weight_scopes
+from ksopt.kernels import host_plans, plan_autotuner, registry, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.families.base import family_of
@@ -38,7 +38,7 @@ def nothing_known(monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "model")
 
     def forget():
-        planner.forget()
+        plan_autotuner.forget()
         cuda.forget()
         weight_cache.refresh()
 
@@ -74,7 +74,7 @@ class Case:
         self.call = way.build(device)
         choice = Choice(way, self.call, "model")
         key = ProblemKey.of_problem(problem, rows)
-        planner._decisions[key, place] = Decision(choice, choice)
+        plan_autotuner._decisions[key, place] = Decision(choice, choice)
         for factor in problem.factors():
             x, weight = draw(rows, factor.pattern.in_features), draw(*factor.pattern.weight_shape)
             cuda.remember(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ksopt
-from ksopt.kernels import planner, recorded_weights
+from ksopt.kernels import plan_autotuner, recorded_weights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,7 +96,7 @@ def test_a_graph_of_ones_own_is_captured_with_what_is_on_disk():
     model, x = layer(), torch.randn(4096, 768, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
         expected = model(x)
-    planner.forget()
+    plan_autotuner.forget()
     ksopt.refresh()
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ksopt import ops
-from ksopt.kernels import weight_gradients
+from ksopt.kernels import plan_autotuner, weight_gradients
 from ksopt.kernels.families import weight_grad_wgmma16 as kernels
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.ops.implementation import weight_grad_decomposed
+from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns.chain import Pattern
 
 pytestmark = pytest.mark.gpu
@@ -201,7 +201,7 @@ def test_a_known_trained_chain_needs_no_python(
 ) -> None:
     """It gives what Python's launch gives, whatever the weights are by then."""
     from ksopt.jit import host
-    from ksopt.kernels import planner, trained_chain
+    from ksopt.kernels import trained_chain
     from ksopt.ops.keeping import ks_chain_keeping
     from ksopt.reference import ks_reference
 
@@ -224,7 +224,7 @@ def test_a_known_trained_chain_needs_no_python(
         whole = torch.randn(*batch, 384, device="cuda").to(dtype)
         apart = torch.randn(*batch, 400, device="cuda").to(dtype)[..., 8:392]
         for x in (whole, apart):
-            planner.forget()
+            plan_autotuner.forget()
             runs.clear()
             ks_chain_keeping(x, left.zero_(), right.zero_(), bias)
             assert runs == [True], "the planner took no kernel"
@@ -234,7 +234,7 @@ def test_a_known_trained_chain_needs_no_python(
                 runs.clear()
                 y, between = ks_chain_keeping(x, left, right, bias)
                 assert runs == [], "Python was asked"
-                planner.forget()
+                plan_autotuner.forget()
                 expected = ks_chain_keeping(x, left, right, bias)
                 assert runs == [True]
                 assert torch.equal(y, expected[0])
@@ -251,7 +251,7 @@ def test_a_known_trained_chain_needs_no_python(
         right.normal_(std=0.1)
         graph.replay()
         assert runs == []
-        planner.forget()
+        plan_autotuner.forget()
         for one, other in zip(
             (y, between), ks_chain_keeping(whole, left, right, bias), strict=True
         ):

@@ -17,7 +17,7 @@ from ksopt import KSLinear, ks_linear, ops
 from ksopt.baselines import BASELINES
 from ksopt.epilogue import ACTIVATIONS
 from ksopt.jit import host
-from ksopt.kernels import host_plans, planner, weight_scopes
+from ksopt.kernels import host_plans, layer_plans, plan_autotuner, weight_scopes
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.cpu import CpuBackend
 from ksopt.kernels.families import pytorch_ops
@@ -36,7 +36,7 @@ class Calls:
 
     def __init__(self, monkeypatch):
         self.count = 0
-        monkeypatch.setattr(planner, "whole_call", self.counted(planner.whole_call))
+        monkeypatch.setattr(layer_plans, "whole_call", self.counted(layer_plans.whole_call))
         monkeypatch.setattr(CpuBackend, "run", staticmethod(self.counted(cpu.run)))
 
     def counted(self, function):
@@ -58,10 +58,10 @@ def library():
 def nothing_known(monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "off")
     cpu.forget()
-    planner.forget()
+    plan_autotuner.forget()
     yield
     cpu.forget()
-    planner.forget()
+    plan_autotuner.forget()
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def test_a_mode_of_torchs_sees_products_and_no_table():
 
 def test_forgotten_plans_and_choices_are_not_known(layer):
     x = torch.randn(8, 15)
-    for forget in (planner.forget, cpu.forget):
+    for forget in (plan_autotuner.forget, cpu.forget):
         warm(x, layer)
         forget()
         assert known(x, layer) is None
@@ -334,7 +334,7 @@ def test_two_threads_and_a_third_that_forgets(layer):
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        planner.forget()
+        plan_autotuner.forget()
         cpu.forget()
     assert not wrong
 

@@ -11,10 +11,19 @@ from toy_chains import SPEC, toy_device
 import ksopt
 from ksopt import KSLinear, ks_linear, precision
 from ksopt.epilogue import ACTIVATIONS, GATES, with_epilogue
-from ksopt.kernels import merged, planner, registry, tuning_cache, weight_cache
-from ksopt.kernels.autotuner import Operands
+from ksopt.kernels import (
+    mergeable,
+    merged,
+    plan_autotuner,
+    planner,
+    registry,
+    tuning_cache,
+    weight_cache,
+)
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.merged import Merged, can_merge, merge
+from ksopt.kernels.mergeable import can_merge
+from ksopt.kernels.merged import Merged, merge
+from ksopt.kernels.operands import Operands, problem_of
 from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.kernels.registry import MERGED, Candidate
 from ksopt.measure.accuracy import AccuracyCheck
@@ -199,7 +208,7 @@ def test_without_room_it_does_not_race(device, layer, monkeypatch):
     monkeypatch.setattr(weight_cache, "limit_bytes", lambda _: 0)
     x = torch.randn(8, layer.in_features)
     operands = Operands(x, tuple(layer.weights), layer.bias)
-    record = planner.tune(operands, planner.problem_of(operands, "gelu", False, 1), 0.01)
+    record = plan_autotuner.tune(operands, problem_of(operands, "gelu", False, 1), 0.01)
     assert record is None or "merged" not in [one.way for one in record.timed]
 
 
@@ -312,8 +321,8 @@ def test_the_race_counts_it_and_says_what_it_costs(device, layer, monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "measure")
     x = torch.randn(8, layer.in_features)
     operands = Operands(x, tuple(layer.weights), layer.bias)
-    problem = planner.problem_of(operands, "gelu", False, 1)
-    record = planner.tune(operands, problem, 0.01)
+    problem = problem_of(operands, "gelu", False, 1)
+    record = plan_autotuner.tune(operands, problem, 0.01)
     timed = {(one.way, one.weight) for one in record.timed}
     assert [mode for way, mode in timed if way == "merged"] == ["stored"]
     names = [one.way for one in record.timed]
@@ -321,7 +330,7 @@ def test_the_race_counts_it_and_says_what_it_costs(device, layer, monkeypatch):
     record = replace(record, stored=at)
     assert record.timed[record.cached].way == "factors"
     tuning_cache.save(cpu.fingerprint(), record)
-    planner.forget()
+    plan_autotuner.forget()
     torch.testing.assert_close(layer(x), expected_of(layer, x))
     plan = planner.plan_of(problem, 8, device="cpu")
     assert plan.ways == ("merged",)
@@ -336,7 +345,7 @@ def test_far_from_the_fastest_it_is_not_tried(monkeypatch):
     names = [one.name for one in registry.candidates(problem, 100, SPEC)]
     assert names[-1] == "merged"
     (factors,) = registry.plain(problem, 100, SPEC)
-    monkeypatch.setattr(merged, "predicted_us", lambda *_: 1.6 * factors.predicted_us)
+    monkeypatch.setattr(mergeable, "predicted_us", lambda *_: 1.6 * factors.predicted_us)
     assert "merged" not in [one.name for one in registry.candidates(problem, 100, SPEC)]
 
 

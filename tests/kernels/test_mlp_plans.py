@@ -7,11 +7,11 @@ import torch
 from toy_chains import SPEC, ToyChain, toy_device, with_mlps
 
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import merged, mlp_plans, planner, registry, tuning_cache
-from ksopt.kernels.autotuner import Operands
+from ksopt.kernels import mergeable, mlp_plans, plan_autotuner, planner, registry, tuning_cache
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.by_layers import ByLayers
 from ksopt.kernels.mlp_plans import Mlp
+from ksopt.kernels.operands import Operands, key_of
 from ksopt.kernels.planner import plan_of
 from ksopt.kernels.problem import Epilogue, Problem, ProblemKey, SecondLayer
 from ksopt.patterns.chain import Chain
@@ -30,7 +30,7 @@ MLP = Mlp(2, "gelu")
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
-    planner.forget()
+    plan_autotuner.forget()
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_without_a_family_that_takes_both_each_layer_has_its_plan(monkeypatch):
     assert set(plan.ways) <= {"merged", "chain_mma"}
     assert plan.between.is_empty
     assert plan.behind.is_empty
-    monkeypatch.setattr(merged, "can_merge", lambda _: False)
+    monkeypatch.setattr(mergeable, "can_merge", lambda _: False)
     with toy_device():
         plan = plan_of(PROBLEM, 100, spec=SPEC)
         one, two = (plan_of(layer, 100, spec=SPEC) for layer in PROBLEM.layers())
@@ -118,7 +118,7 @@ def test_what_is_predicted_is_launched_where_nothing_may_be_measured(toy, monkey
     torch.testing.assert_close(call(*given.arguments(PROBLEM)), expected(given))
     assert toy.launches == [PROBLEM]
     for mode, us in (("model", math.inf), ("off", 1e-3)):
-        planner.forget()
+        plan_autotuner.forget()
         monkeypatch.setenv("KSOPT_TUNE", mode)
         toy.us = us
         assert mlp_plans.whole_call(given, MLP) is None
@@ -130,7 +130,7 @@ def test_plans_race_and_the_winner_is_recorded(toy):
     call = mlp_plans.whole_call(given, MLP)
     assert toy.launches  # whoever has won
     assert ToyChain.launches  # the layers' plans were chosen first
-    record = tuning_cache.load(cpu.fingerprint(), planner._key(PROBLEM, given.x, 32))
+    record = tuning_cache.load(cpu.fingerprint(), key_of(PROBLEM, given.x))
     assert {one.way for one in record.timed} == {"layers", "toy_mlp"}
     assert {one.weight for one in record.timed if one.way == "layers"} == {"cached", "repacked"}
     won = record.chosen(changing=False).way
@@ -142,7 +142,7 @@ def test_plans_race_and_the_winner_is_recorded(toy):
     assert plan.is_whole == (won == "toy_mlp")
     assert mlp_plans.whole_call(given, MLP) is call
     toy.launches.clear()
-    planner.forget()  # as in another process
+    plan_autotuner.forget()  # as in another process
     assert (mlp_plans.whole_call(given, MLP) is None) == (won == "layers")
     assert not toy.launches
 
@@ -150,11 +150,11 @@ def test_plans_race_and_the_winner_is_recorded(toy):
 @pytest.mark.parametrize("won", ["layers", "toy_mlp"])
 def test_a_record_decides(toy, won):
     given = operands()
-    record = planner.tuned(PROBLEM, 32, torch.device("cpu"))
+    record = plan_autotuner.tuned(PROBLEM, 32, torch.device("cpu"))
     at = [one.way for one in record.timed].index(won)
     record = tuning_cache.Record(record.key, record.batch, record.timed, at, at)
     tuning_cache.save(cpu.fingerprint(), record)
-    planner.forget()
+    plan_autotuner.forget()
     call = mlp_plans.whole_call(given, MLP)
     assert (call is None) == (won == "layers")
     whole = planner.whole_choice(PROBLEM, 32, torch.device("cpu"))

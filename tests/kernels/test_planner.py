@@ -6,9 +6,9 @@ import pytest
 import torch
 from toy_chains import SPEC, ToyChain, registered, toy_device
 
-from ksopt.kernels import planner, tuning_cache
-from ksopt.kernels.autotuner import Operands
+from ksopt.kernels import layer_plans, plan_autotuner, tuning_cache
 from ksopt.kernels.backends import cpu
+from ksopt.kernels.operands import Operands, key_of
 from ksopt.kernels.planner import plan_of
 from ksopt.kernels.problem import EMPTY, Epilogue, Problem
 from ksopt.patterns.chain import Chain, Pattern
@@ -22,7 +22,7 @@ PROBLEM = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "relu"))
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
-    planner.forget()
+    plan_autotuner.forget()
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def expected(given):
 
 
 def call_of(given, activation="relu"):
-    return planner.whole_call(given, activation, batch_last=False, siblings=1)
+    return layer_plans.whole_call(given, activation, batch_last=False, siblings=1)
 
 
 def test_without_a_family_that_takes_chains_a_plan_is_a_launch_a_factor():
@@ -97,10 +97,10 @@ def test_what_is_predicted_is_launched_where_nothing_may_be_measured(toy, monkey
     y = call_of(given)(given.x, given.weights, given.bias)
     torch.testing.assert_close(y, expected(given))
     assert toy.launches == [PROBLEM]
-    planner.forget()
+    plan_autotuner.forget()
     toy.us = math.inf
     assert call_of(given) is None
-    planner.forget()
+    plan_autotuner.forget()
     monkeypatch.setenv("KSOPT_TUNE", "off")
     toy.us = 1e-3
     assert call_of(given) is None
@@ -111,7 +111,7 @@ def test_plans_race_and_the_winner_is_recorded(toy):
     call = call_of(given)
     assert toy.launches  # whoever has won
     toy.launches.clear()
-    key = planner._key(PROBLEM, given.x, 32)
+    key = key_of(PROBLEM, given.x)
     record = tuning_cache.load(cpu.fingerprint(), key)
     assert {one.way for one in record.timed} == {"factors", "toy_chain"}
     won = record.chosen(changing=False).way
@@ -119,7 +119,7 @@ def test_plans_race_and_the_winner_is_recorded(toy):
     assert call_of(given) is call
     plan = plan_of(PROBLEM, 32, device="cpu")
     assert plan.is_whole == (won == "toy_chain")
-    planner.forget()  # as in another process
+    plan_autotuner.forget()  # as in another process
     assert (call_of(given) is None) == (won == "factors")
     assert not toy.launches
 
@@ -127,12 +127,12 @@ def test_plans_race_and_the_winner_is_recorded(toy):
 @pytest.mark.parametrize("won", ["factors", "toy_chain"])
 def test_a_record_decides(toy, won):
     given = operands()
-    record = planner.tune(given, PROBLEM, 0.01)
+    record = plan_autotuner.tune(given, PROBLEM, 0.01)
     names = [one.way for one in record.timed]
     at = names.index(won)
     record = tuning_cache.Record(record.key, record.batch, record.timed, at, at)
     tuning_cache.save(cpu.fingerprint(), record)
-    planner.forget()
+    plan_autotuner.forget()
     toy.launches.clear()
     call = call_of(given)
     assert (call is None) == (won == "factors")
@@ -156,7 +156,7 @@ def test_a_kernel_with_a_wrong_result_cannot_be_chosen(toy):
 
 def test_a_factor_has_nothing_to_tune_as_a_whole(toy):
     longer = Problem(LONGER, "float32", False)
-    assert planner.tune(operands(longer.chain), longer, 0.01) is None
+    assert plan_autotuner.tune(operands(longer.chain), longer, 0.01) is None
 
 
 def test_no_rows_take_the_factors(toy):

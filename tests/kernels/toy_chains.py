@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from ksopt.epilogue import with_epilogue
-from ksopt.kernels import planner
+from ksopt.kernels import plan_autotuner
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.base import BACKENDS, register_backend
 from ksopt.kernels.families.base import (
@@ -148,7 +148,7 @@ def with_mlps() -> Iterator[type[ToyMlp]]:
     with registered():
         register_family(ToyMlp)
         ToyMlp.launches.clear()
-        planner.forget()
+        plan_autotuner.forget()
         try:
             yield ToyMlp
         finally:
@@ -161,13 +161,13 @@ def toy_device() -> Iterator[None]:
     before, takes_all = BACKENDS["cpu"], type(family_of("chain_mma"))
     register_backend(ToyDevice)
     unregister_family("chain_mma")
-    planner.forget()
+    plan_autotuner.forget()
     try:
         yield
     finally:
         register_family(takes_all)
         BACKENDS["cpu"] = before
-        planner.forget()
+        plan_autotuner.forget()
 
 
 @contextlib.contextmanager
@@ -177,7 +177,7 @@ def registered() -> Iterator[type[ToyChain]]:
         register_family(ToyChain)
         ToyChain.launches.clear()
         ToyChain.kept.clear()
-        planner.forget()
+        plan_autotuner.forget()
         try:
             yield ToyChain
         finally:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ksopt
-from ksopt.ops import chain_gradients, implementation
+from ksopt.ops import chain_gradients, weight_gradient
 from ksopt.ops.keeping import trained
 from ksopt.reference import ks_reference
 from tests.kernels import toy_chains
@@ -47,9 +47,9 @@ def test_the_operator_is_one_of_torchs(batch: tuple[int, ...], with_bias: bool) 
         torch.library.opcheck(op, (*given, *SIZES, with_bias), test_utils=test)
     left, right, bias = op(*given, *SIZES, with_bias)
     grad, between, grad_between, x = given
-    expected = implementation.weight_grad_decomposed(grad, between, 1, 4, False)
+    expected = weight_gradient.weight_grad_decomposed(grad, between, 1, 4, False)
     torch.testing.assert_close(left, expected)
-    expected = implementation.weight_grad_decomposed(grad_between, x, 4, 1, False)
+    expected = weight_gradient.weight_grad_decomposed(grad_between, x, 4, 1, False)
     torch.testing.assert_close(right, expected)
     assert bias.shape == (32 if with_bias else 0,)
     if with_bias:

@@ -6,7 +6,7 @@ import torch
 from ksopt import ops
 from ksopt.epilogue import ACTIVATIONS, with_epilogue
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import planner
+from ksopt.kernels import plan_autotuner
 from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_reference
 from tests.kernels import toy_chains
@@ -19,9 +19,9 @@ BATCHES = [(7,), (0,), (2, 3), ()]
 @pytest.fixture(autouse=True)
 def predicted(monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "model")
-    planner.forget()
+    plan_autotuner.forget()
     yield
-    planner.forget()
+    plan_autotuner.forget()
 
 
 @pytest.fixture

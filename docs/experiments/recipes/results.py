@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ksopt.report import look, svg
+from ksopt.report import drawing_style, svg
 from ksopt.search.report.axes import Axes, Scale
 from recipes.training import Point, Result, Run, Trial
 
@@ -124,7 +124,7 @@ def picture(task: Learned) -> str:
             f'<g transform="translate({panel * width} {top})">' + "\n".join(inner) + "</g>"
         )
     label = f"Held-out loss of {len(task.results)} ways to train on {task.name}"
-    return look.standalone(svg.svg(parts, 2 * width, height + top, label))
+    return drawing_style.standalone(svg.svg(parts, 2 * width, height + top, label))
 
 
 def _panel(

@@ -17,6 +17,30 @@ DELIBERATE = (
         "compared on, both ends of the batch and some between (e180258); before, on 64 others.",
     ),
     Deliberate(
+        "search",
+        r"trials.*/reason",
+        r"^'hopeless after (\d+ repeats): .* -> 'given up after \1: ",
+        "The reason why a trial was pruned is worded anew (322213b).",
+    ),
+    Deliberate(
+        "bench kernels",
+        r".*/latency/(repeats|p\d0_us|noise)",
+        r"^\d",
+        "Ways that are near each other are timed in more rounds (5ceb7d5): their spread moves.",
+    ),
+    Deliberate(
+        "bench kernels",
+        r"(products/\d+/(efficiency|ratio|ratio_paper)|ways.*/(latency/median_us|efficiency))",
+        r"^(0\.0*[1-9]|[1-9])[\d.]* -> \1",
+        "As the rounds (5ceb7d5): to the first digit they are what they were.",
+    ),
+    Deliberate(
+        "bench kernels",
+        r"settings/identity/against/\d+",
+        "",
+        "PyTorch's einsum with the weight first and its convolution are among the ways (3b37bc0).",
+    ),
+    Deliberate(
         "explain",
         "what the pass counts/.*/nodes_(followed|emitted|removed)",
         "",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ksopt.bench import drawings, heat_map
+from ksopt.bench import heat_map
 from ksopt.bench.crossover import views
 from ksopt.bench.crossover.request import CrossoverRequest, Plane, Site
 from ksopt.bench.crossover.results import SiteResult
@@ -16,6 +16,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.measure.device import DeviceRecord
 from ksopt.report import document, tables
 from ksopt.report.document import Figure, Section
+from ksopt.system import drawing_files
 from ksopt.system.atomic_files import make_folder, write_whole
 from ksopt.system.untrusted import reason
 
@@ -114,7 +115,7 @@ def write(
         make_folder(out)
         for name, text in texts.items():
             write_whole(out / name, text)
-        drawings.write(document.figures(found), out / "maps")
+        drawing_files.write(document.figures(found), out / "maps")
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"the report cannot be written to {out} ({reason(error)}): the measurements are kept; "

@@ -28,16 +28,16 @@ _CODE = (
 )
 _AHEAD = 2  # layers whose kernels are compiled while another one is timed
 
-Told = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
-def run_crossover(request: CrossoverRequest, out: Path, told: Told = lambda _: None) -> str:
+def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lambda _: None) -> str:
     """Measure until the time is up, or all is measured.
 
     Args:
         request: what to measure, and for how long.
         out: the folder; a run of the same request in the same folder goes on, for as long again.
-        told: called with a line of text after each layer.
+        progress: called with a line of text after each layer.
 
     Returns:
         "" if every layer is measured, else "timeout" or "interrupted". Ctrl-C loses the layer under
@@ -71,7 +71,7 @@ def run_crossover(request: CrossoverRequest, out: Path, told: Told = lambda _: N
                     result = measure_site(request, ahead[0])
                     book.add(result)
                     done += 1
-                    told(_sentence(request, result, len(book.measured), len(sites), began))
+                    progress(_sentence(request, result, len(book.measured), len(sites), began))
             except KeyboardInterrupt:
                 return "interrupted"
 

@@ -1,15 +1,13 @@
 """One model in one dtype, one pass and one mode: checked, then all ways timed in turns.
 
-The truth is the model in float64 (as far as its library computes in float64). What ksopt computes
-may be as far from it as twice the larger of the uncompiled model's and Inductor's own error:
-another order of summation rounds differently, a wrong product does not stay within that.
+The truth is the model in float64 (as far as its library computes in float64); accuracy.py says how
+far a pass may be from it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ksopt.bench.models.accuracy import (
+    Outputs,
+    faults_of,
+    relative_errors,
+    with_worst_gradient,
+)
 from ksopt.bench.models.build import Built, gradients_of, loss
 from ksopt.bench.models.results import (
     DENSE,
@@ -34,19 +38,13 @@ from ksopt.bench.models.results import (
 )
 from ksopt.compile import backend
 from ksopt.compile.sites import Report, Verdict
-from ksopt.measure.accuracy import allowed_error, relative_error
 from ksopt.measure.timing import Measurement, measure
 
-_NOTHING = 1e-6  # of the norm of all gradients
 _LEARNING_RATE = 1e-6  # a step changes the weights, as in training, and the loss hardly
-# PyTorch's own compiled ways may round as much worse than its uncompiled model; more is wrong.
-_INDUCTORS_SHARE = 8.0
-# Where Inductor's own error is not measured, it is taken for no more than so many times the other.
-_WITHOUT_INDUCTOR = 2.0
 # The first call compiles, the second records a CUDA graph, the third replays it.
 _CALLS = 3
 
-Told = Callable[[str], None]
+Progress = Callable[[str], None]
 Run = Callable[[Tensor], Tensor]
 
 
@@ -107,41 +105,29 @@ def ways(how: How) -> list[Way]:
     return [way for way in all_ways if way.name in how.ways]
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """What a call computed.
-
-    Args:
-        logits: of the model.
-        loss: of a training step.
-        gradients: of a training step, by parameter.
-    """
-
-    logits: Tensor
-    loss: Tensor | None = None
-    gradients: dict[str, Tensor] | None = None
-
-
-def measure_case(built: Built, how: How, told: Told = lambda _: None) -> tuple[WayResult, ...]:
+def measure_case(
+    built: Built, how: How, progress: Progress = lambda _: None
+) -> tuple[WayResult, ...]:
     """Compile, check and time every way of a case.
 
     Args:
         built: the model and its inputs.
         how: what is measured of it.
-        told: called with a phrase before each thing that takes long.
+        progress: called with a phrase before each thing that takes long.
     """
     device = built.inputs.device
-    told("float64")
+    progress("float64")
     truths, uncompiled = {}, {}
     for name in ("dense", "ks"):
         truths[name] = _truth(built, name, how)
-        uncompiled[name] = _errors(_call(built, name, _eager(built, name), how)(), truths[name])
+        call = _call(built, name, _eager(built, name), how)
+        uncompiled[name] = relative_errors(call(), truths[name])
     results: list[WayResult] = []
     timed: dict[str, Callable[[], object]] = {}
     with _alone(device):
         inductors: dict[str, float] = {}
         for way in ways(how):
-            told(f"first calls: {way.name}")
+            progress(f"first calls: {way.name}")
             truth_of = "dense" if way.twin == "dense" else "ks"
             model = built.twin(way.twin)
             result = WayResult(way.name, sum(one.numel() for one in model.parameters()))
@@ -152,17 +138,18 @@ def measure_case(built: Built, how: How, told: Told = lambda _: None) -> tuple[W
                 line = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 results.append(replace(result, faults=(f"failed: {line[:300]}",)))
                 continue
-            errors = _errors(found, truths[truth_of])
+            errors = relative_errors(found, truths[truth_of])
             del found
             if way.name == KS_INDUCTOR:
                 inductors = errors
             known = [uncompiled[truth_of], *([inductors] if inductors else [])]
-            faults = [*result.faults, *_faults(way, errors, known, _eps(built))]
-            result = replace(result, errors=_shown(errors), faults=tuple(faults))
+            faults = faults_of(errors, known, _eps(built), is_pytorch=way.backend != "ksopt")
+            faults = [*result.faults, *faults]
+            result = replace(result, errors=with_worst_gradient(errors), faults=tuple(faults))
             results.append(result)
             if not faults:
                 timed[way.name] = _timed_call(built, way.twin, run, how)
-        told("timing")
+        progress("timing")
         truths.clear()
         times: dict[str, Measurement] = {}
         if timed:
@@ -313,53 +300,6 @@ def _missing(report: Report, chains: int | None) -> list[str]:
         for site in report.sites
         if site.verdict is Verdict.MISSED
     ]
-    return faults
-
-
-def _errors(found: Outputs, truth: Outputs) -> dict[str, float]:
-    """Relative errors: the norm of the difference from the truth over the truth's norm.
-
-    Of each parameter's gradient, too, but for those that are nothing beside the others (in
-    attention, a bias of the keys changes no result): they are all rounding.
-    """
-    errors = {"logits": relative_error(found.logits, truth.logits)}
-    if truth.loss is None or found.loss is None:
-        return errors
-    errors["loss"] = relative_error(found.loss, truth.loss)
-    mine, theirs = found.gradients or {}, truth.gradients or {}
-    norms = {name: float(gradient.norm()) for name, gradient in theirs.items()}
-    wrong = {name: float((mine[name].double() - one).norm()) for name, one in theirs.items()}
-    whole = math.hypot(*norms.values())
-    errors["gradients"] = math.hypot(*wrong.values()) / whole
-    return errors | {
-        _GRADIENT + name: wrong[name] / norm
-        for name, norm in norms.items()
-        if norm > _NOTHING * whole
-    }
-
-
-_GRADIENT = "gradient of "
-
-
-def _shown(errors: dict[str, float]) -> dict[str, float]:
-    """The errors of all, and the worst of single parameters' gradients."""
-    worst = [error for what, error in errors.items() if what.startswith(_GRADIENT)]
-    kept = {what: error for what, error in errors.items() if not what.startswith(_GRADIENT)}
-    return kept | ({"worst gradient": max(worst)} if worst else {})
-
-
-def _faults(
-    way: Way, errors: dict[str, float], known: Sequence[dict[str, float]], eps: float
-) -> list[str]:
-    """What is wrong with a way's results."""
-    faults = []
-    for what, error in errors.items():
-        theirs = max(one[what] for one in known)
-        allowed = allowed_error(theirs, eps) * (_WITHOUT_INDUCTOR if len(known) == 1 else 1)
-        if way.backend != "ksopt":
-            allowed = _INDUCTORS_SHARE * max(known[0][what], eps)
-        if not error <= allowed:
-            faults.append(f"{what}: relative error {error:.2g}, allowed {allowed:.2g}")
     return faults
 
 

@@ -28,10 +28,11 @@ _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.compile"),
     *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.nn.layers", "ksopt.epilogue"),
     *("ksopt.precision", "ksopt.bench.models.build", "ksopt.bench.models.chains"),
-    *("ksopt.bench.models.measuring", "ksopt.bench.models.spellings"),
+    *("ksopt.bench.models.accuracy", "ksopt.bench.models.measuring"),
+    "ksopt.bench.models.spellings",
 )
 
-Told = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 def run_models(
@@ -39,7 +40,7 @@ def run_models(
     out: Path,
     *,
     timeout_s: float | None = None,
-    told: Told = lambda _: None,
+    progress: Progress = lambda _: None,
     kept: Callable[[Journal[Subject, Case]], None] = lambda _: None,
 ) -> str:
     """Measure what the folder does not hold yet.
@@ -48,7 +49,7 @@ def run_models(
         request: what to measure.
         out: the folder; a run of the same request in the same folder goes on.
         timeout_s: seconds after which no further case is begun.
-        told: called with a line of text before each thing that takes long.
+        progress: called with a line of text before each thing that takes long.
         kept: called with all that is kept, first and after each case.
 
     Returns:
@@ -74,8 +75,8 @@ def run_models(
                 if timeout_s is not None and time.monotonic() - began >= timeout_s:
                     return "timeout"
                 started = time.monotonic()
-                book.add(_measured(request, subject, told))
-                told(f"{subject}: {time.monotonic() - started:.0f} s")
+                book.add(_measured(request, subject, progress))
+                progress(f"{subject}: {time.monotonic() - started:.0f} s")
                 kept(book)
         except KeyboardInterrupt:
             return "interrupted"
@@ -89,7 +90,7 @@ def _check(request: ModelsRequest, model: str) -> None:
     build(request.size(subject), torch.float32, nowhere, rule=rule, plan=request.plan)
 
 
-def _measured(request: ModelsRequest, subject: Subject, told: Told) -> Case:
+def _measured(request: ModelsRequest, subject: Subject, progress: Progress) -> Case:
     options, size, device = request.options, request.size(subject), torch.device(request.device)
     dtype: torch.dtype = getattr(torch, subject.dtype)
     built = build(size, dtype, device, rule=options.chain, plan=request.plan)
@@ -102,7 +103,7 @@ def _measured(request: ModelsRequest, subject: Subject, told: Told) -> Case:
         seconds=options.seconds,
         ways=request.ways,
     )
-    found = measuring.measure_case(built, how, lambda what: told(f"{subject}: {what}"))
+    found = measuring.measure_case(built, how, lambda what: progress(f"{subject}: {what}"))
     shape = tuple(built.inputs.shape)
     case = Case(subject, size.depth, built.chains, built.weights, shape, found)
     del built

@@ -13,7 +13,7 @@ import torch
 from ksopt.bench import journal
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.journal import Form, Journal
-from ksopt.bench.ready import Ready
+from ksopt.bench.prepared_ways import PreparedWays
 from ksopt.bench.reproduction.products import NAMES, Product
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.results_folder import code_digest
@@ -117,7 +117,7 @@ class EnergyBench:
             EnergyError: the counter cannot be read.
             DeviceLost: the device no longer works.
         """
-        ready = Ready()
+        ready = PreparedWays()
         with self._bench.prepared(subject, ready):
             idle_w = meters.idle_watts(self._meter)
             keys = {f"{NAMES[way]} {layout}": (way, layout) for way, layout in ready.calls}

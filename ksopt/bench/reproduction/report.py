@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ksopt.bench import drawings, rows
+from ksopt.bench import rows
 from ksopt.bench.reproduction import (
     cells,
     energy_tables,
@@ -15,17 +15,18 @@ from ksopt.bench.reproduction import (
     model_tables,
     product_tables,
 )
-from ksopt.bench.reproduction.asked import Asked
 from ksopt.bench.reproduction.cases import names
 from ksopt.bench.reproduction.catalogue import ENERGY, MODELS, PRODUCTS, SIZES, Item
 from ksopt.bench.reproduction.cells import Cell
 from ksopt.bench.reproduction.measured import Measured
 from ksopt.bench.reproduction.products import Product
+from ksopt.bench.reproduction.saved_request import SavedRequest
 from ksopt.errors import InvalidInputError
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.measurement import quantile
 from ksopt.report import document, tables
 from ksopt.report.document import Section
+from ksopt.system import drawing_files
 from ksopt.system.atomic_files import make_folder, write_whole
 from ksopt.system.untrusted import reason
 
@@ -44,7 +45,7 @@ class View:
     cells: tuple[Cell, ...]
 
 
-def view(item: Item, measured: Measured, asked: Asked) -> View:
+def view(item: Item, measured: Measured, request: SavedRequest) -> View:
     """A table or figure, of each dtype that was measured and of the paper's."""
     if item.needs in (MODELS, SIZES):
         kind = model_tables.modules if item.needs == MODELS else model_tables.sizes
@@ -55,15 +56,15 @@ def view(item: Item, measured: Measured, asked: Asked) -> View:
                 if subject.dtype not in item.dtypes and subject.name in names(item.needs)
             )
         )
-        found = kind(item.name, measured.cases, dtypes, asked.is_small)
+        found = kind(item.name, measured.cases, dtypes, request.is_small)
         return View((Section(_head(item), (), (), cells.table(found)),), tuple(found))
     by_dtype = measured.products if item.needs == PRODUCTS else measured.energies
-    others = _others(item, by_dtype, asked)
+    others = _others(item, by_dtype, request)
     numbers: list[Cell] = []
     drawn: list[Section] = []
     for dtype in (*item.dtypes, *others):
         products = by_dtype.get(dtype, ())
-        numbers += _cells(item, products, dtype, asked)
+        numbers += _cells(item, products, dtype, request)
         if item.kind == "figure":
             data = figures.boxes_of(item, products, dtype)
             if not data.is_empty:
@@ -77,9 +78,9 @@ def view(item: Item, measured: Measured, asked: Asked) -> View:
     return View((head, *drawn), tuple(numbers))
 
 
-def _others(item: Item, by_dtype: Mapping[str, object], asked: Asked) -> tuple[str, ...]:
+def _others(item: Item, by_dtype: Mapping[str, object], request: SavedRequest) -> tuple[str, ...]:
     """Dtypes that the paper lacks: beside float32, or beside float16 where that alone is asked."""
-    is_beside = any(one.dtypes == ("float32",) for one in asked.items if one.needs == item.needs)
+    is_beside = any(one.dtypes == ("float32",) for one in request.items if one.needs == item.needs)
     if item.dtypes == ("float16",) and is_beside:
         return ()
     return tuple(dtype for dtype in by_dtype if dtype not in ("float32", "float16"))
@@ -89,9 +90,11 @@ def _head(item: Item) -> str:
     return f"{item.name} ({item.section}): {item.title[0].lower() + item.title[1:]}"
 
 
-def _cells(item: Item, products: Sequence[Product], dtype: str, asked: Asked) -> list[Cell]:
-    population = asked.populations[item.needs]
-    is_papers = dtype in item.dtypes and not asked.is_small
+def _cells(
+    item: Item, products: Sequence[Product], dtype: str, request: SavedRequest
+) -> list[Cell]:
+    population = request.populations[item.needs]
+    is_papers = dtype in item.dtypes and not request.is_small
     if item.kind == "figure":
         return figures.cells_of(item, products, dtype, population, is_papers)
     make = product_tables.by_layout if item.number == 5 else product_tables.contests
@@ -107,12 +110,12 @@ def _idle(measured: Measured) -> tuple[str, ...]:
     )
 
 
-def sections(measured: Measured, asked: Asked) -> tuple[list[Section], list[Cell]]:
+def sections(measured: Measured, request: SavedRequest) -> tuple[list[Section], list[Cell]]:
     """The whole page, and every cell."""
-    views = [view(item, measured, asked) for item in asked.items]
+    views = [view(item, measured, request) for item in request.items]
     found: list[Section] = []
-    if asked.remarks:
-        found.append(Section("What is left out or smaller", asked.remarks))
+    if request.remarks:
+        found.append(Section("What is left out or smaller", request.remarks))
     found += [section for one in views for section in one.sections]
     if any(measured.products.values()):
         found += _heuristic(measured)
@@ -171,13 +174,13 @@ def _method(measured: Measured) -> list[Section]:
     return found
 
 
-def write(measured: Measured, asked: Asked, out: Path) -> list[Cell]:
+def write(measured: Measured, request: SavedRequest, out: Path) -> list[Cell]:
     """Write paper.html, paper.md, paper.csv, products-DTYPE.csv and the figures; every cell.
 
     Raises:
         InvalidInputError: the folder cannot be written.
     """
-    found, every = sections(measured, asked)
+    found, every = sections(measured, request)
     devices = dict.fromkeys(f"{run['device']['name']}, torch {run['device']['torch']}, commit "
                           f"{run['device']['commit']}" for run in measured.runs)  # fmt: skip
     where = "; ".join(devices)
@@ -195,7 +198,7 @@ def write(measured: Measured, asked: Asked, out: Path) -> list[Cell]:
         make_folder(out)
         for name, text in texts.items():
             write_whole(out / name, text)
-        drawings.write(document.figures(found), out / "figures")
+        drawing_files.write(document.figures(found), out / "figures")
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"the report cannot be written to {out} ({reason(error)}): the measurements are kept; "

@@ -17,7 +17,7 @@ from ksopt.bench.request import BenchRequest
 from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
 
-Told = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 class Clock:
@@ -44,15 +44,15 @@ class Clock:
 class Eta:
     """When a part is done, if the rest of it takes as long a piece as what was done."""
 
-    def __init__(self, name: str, told: Told) -> None:
-        self._name, self._told = name, told
+    def __init__(self, name: str, progress: Progress) -> None:
+        self._name, self._progress = name, progress
         self._began, self._done = time.monotonic(), 0
 
     def __call__(self, done: int, total: int, what: str) -> None:
         """Tell of one piece more."""
         self._done += 1
         left_s = (time.monotonic() - self._began) / self._done * (total - done)
-        self._told(f"{self._name}: {done} of {total}, {left_s / 60:.1f} min left: {what}")
+        self._progress(f"{self._name}: {done} of {total}, {left_s / 60:.1f} min left: {what}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def run_paper(
     *,
     workers: int = 1,
     minutes: float | None = None,
-    told: Told = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Outcome:
     """Measure what the folders do not hold yet.
 
@@ -85,7 +85,7 @@ def run_paper(
         out: the folder; each part has one of its own in it.
         workers: GPUs that products are measured on at once.
         minutes: in all; what a part does not need goes to those after it.
-        told: called with a line of text as things are done.
+        progress: called with a line of text as things are done.
 
     Raises:
         InvalidInputError: a folder holds something else, or there are fewer GPUs than workers.
@@ -97,16 +97,16 @@ def run_paper(
         for part in request.parts:
             seconds = clock.next_share_s()
             if part.kind == PRODUCTS:
-                is_done = _products(request, part, out / part.name, workers, seconds, told)
+                is_done = _products(request, part, out / part.name, workers, seconds, progress)
             elif part.kind == ENERGY:
                 try:
                     meter = EnergyBench(BenchRequest.of(request.bench_options(part)))
                 except InvalidInputError as error:  # a GPU without a counter, or without NVML
                     remarks.append(f"{part.name}: {error}")
                     continue
-                is_done = _energy(request, part, meter, out / part.name, seconds, told)
+                is_done = _energy(request, part, meter, out / part.name, seconds, progress)
             else:
-                is_done = _models(request, part, out / part.name, seconds, told)
+                is_done = _models(request, part, out / part.name, seconds, progress)
             if not is_done:
                 left.append(part.name)
     except KeyboardInterrupt:
@@ -115,15 +115,20 @@ def run_paper(
 
 
 def _products(
-    request: PaperRequest, part: Part, folder: Path, workers: int, seconds: float | None, told: Told
+    request: PaperRequest,
+    part: Part,
+    folder: Path,
+    workers: int,
+    seconds: float | None,
+    progress: Progress,
 ) -> bool:
-    eta = Eta(part.name, told)
+    eta = Eta(part.name, progress)
     done = kernels.run_bench(
         BenchRequest.of(request.bench_options(part)),
         folder,
         workers=workers,
         timeout_s=seconds,
-        told=lambda done, total, line: eta(done, total, str(line.subject)),
+        progress=lambda done, total, line: eta(done, total, str(line.subject)),
     )
     if done.stopped == "interrupted":
         raise KeyboardInterrupt
@@ -132,10 +137,10 @@ def _products(
 
 def _energy(
     request: PaperRequest, part: Part, bench: EnergyBench, folder: Path, seconds: float | None,
-    told: Told,
+    progress: Progress,
 ) -> bool:  # fmt: skip
     asked = BenchRequest.of(request.bench_options(part))
-    eta, began = Eta(part.name, told), time.monotonic()
+    eta, began = Eta(part.name, progress), time.monotonic()
     with energy.opened(folder, asked) as book:
         missing = [subject for subject in asked.subjects if subject not in book.measured]
         if missing:
@@ -150,10 +155,10 @@ def _energy(
 
 
 def _models(
-    request: PaperRequest, part: Part, folder: Path, seconds: float | None, told: Told
+    request: PaperRequest, part: Part, folder: Path, seconds: float | None, progress: Progress
 ) -> bool:
     subjects = [Subject(name, part.dtype) for name in cases.names(part.kind)]
-    eta, began = Eta(part.name, told), time.monotonic()
+    eta, began = Eta(part.name, progress), time.monotonic()
     with models.opened(folder, request) as book:
         missing = [subject for subject in subjects if subject not in book.measured]
         if missing:

@@ -23,9 +23,10 @@ from ksopt.compile.capture.index_map import (
 )
 from ksopt.compile.capture.recognize import NotKroneckerSparseError, places, recognise, y_shape
 from ksopt.compile.capture.repeated_digits import merged
-from ksopt.compile.capture.symbolic import Size, hint, plain, product
+from ksopt.compile.capture.symbolic import Size, plain, product
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Biased, Contraction, Kind, Root, Variable, View
+from ksopt.kernels.operands import size_hint
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What is lowered; float64 is left alone, because no kernel is made for it."""
@@ -216,7 +217,7 @@ def count_flops(tracker: Tracker, weights: list[Size], rows: list[Size]) -> None
         return
     total = 2
     for size in (*weights, *rows):
-        total *= hint(size) or 1
+        total *= size_hint(size) or 1
     tracker.trace.flops[tracker.node] = tracker.trace.flops.get(tracker.node, 0) + total
 
 

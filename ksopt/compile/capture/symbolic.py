@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ksopt.kernels.operands import size_hint
+
 Size: TypeAlias = Any
 """An int, or a `torch.SymInt`."""
 
@@ -55,21 +57,13 @@ def is_marked_dynamic(size: Size) -> bool:
     return False
 
 
-def hint(size: Size) -> int | None:
-    """The size in the call at hand; None if it depends on data."""
-    if isinstance(size, int):
-        return size
-    found = size.node.hint
-    return int(found) if isinstance(found, int) else None
-
-
 def same(left: Size, right: Size) -> bool:
     """Whether two sizes are known to be equal."""
     if isinstance(left, int) and isinstance(right, int):
         return left == right
     if left is right:
         return True
-    ours, theirs = hint(left), hint(right)
+    ours, theirs = size_hint(left), size_hint(right)
     if ours is not None and theirs is not None and ours != theirs:
         return False
     if not isinstance(left, int) and not isinstance(right, int):
@@ -98,7 +92,7 @@ def divides(divisor: Size, size: Size) -> bool:
     """Whether ``size`` is known to be a multiple of ``divisor``."""
     if isinstance(divisor, int) and isinstance(size, int):
         return divisor > 0 and size % divisor == 0
-    ours, theirs = hint(divisor), hint(size)
+    ours, theirs = size_hint(divisor), size_hint(size)
     if ours is not None and theirs is not None and (ours == 0 or theirs % ours):
         return False
     return same(divisor, size) or statically_known_true(size % divisor == 0)

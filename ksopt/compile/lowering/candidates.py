@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from torch import fx
 
 from ksopt.compile.capture.index_map import identity
-from ksopt.compile.capture.symbolic import Size, hint
+from ksopt.compile.capture.symbolic import Size
 from ksopt.compile.capture.values import Biased, Contraction, Native, Root, Trace
 from ksopt.compile.lowering.effects import Uses
 from ksopt.compile.lowering.epilogue import epilogue
 from ksopt.compile.lowering.fusion_context import is_made_elementwise, is_read_elementwise
 from ksopt.compile.lowering.weight_lifetime import Weights
 from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
+from ksopt.kernels.operands import size_hint
 from ksopt.patterns.chain import Chain, Pattern
 
 
@@ -230,5 +231,5 @@ def _is_low_rank(left: Pattern, right: Pattern) -> bool:
 def _hint(shape: tuple[Size, ...]) -> int:
     total = 1
     for size in shape:
-        total *= hint(size) or 1
+        total *= size_hint(size) or 1
     return total

@@ -12,11 +12,12 @@ from torch import Tensor, fx
 
 from ksopt import ops
 from ksopt.compile.capture.nodes import fake_result
-from ksopt.compile.capture.symbolic import hint, is_contiguous, same
+from ksopt.compile.capture.symbolic import is_contiguous, same
 from ksopt.compile.lowering.emit import Emitter
 from ksopt.compile.lowering.epilogue import ACTIVATIONS
 from ksopt.compile.lowering.spelled_activation import spelled_activation
 from ksopt.epilogue import Activation
+from ksopt.kernels.operands import size_hint
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
 from ksopt.patterns.chain import Chain, Pattern
 
@@ -76,7 +77,7 @@ class Layer:
         """Rows of x, of the batch at hand where that is dynamic."""
         total = 1
         for size in fake_result(self.x).shape[:-1]:
-            total *= hint(size) or 1
+            total *= size_hint(size) or 1
         return total
 
     def renewed(self, new: Mapping[fx.Node, fx.Node]) -> Layer:

@@ -17,10 +17,10 @@ import torch
 
 from ksopt import settings
 from ksopt.errors import KsoptError
-from ksopt.kernels import planner, registry, trained_chain
+from ksopt.kernels import plan_autotuner, planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families.pytorch_cost import elementwise_us
-from ksopt.kernels.merged import product_in_words
+from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
 from ksopt.kernels.registry import APART, MERGED
 
@@ -108,7 +108,7 @@ def _measured(
 ) -> tuple[float, float]:
     """The same as timed; infinite where nothing could be."""
     try:
-        record = planner.tuned(problem, batch, device)
+        record = plan_autotuner.tuned(problem, batch, device)
     except (KsoptError, torch.OutOfMemoryError):
         record = None
     others = ("cached", "stored") if changing else ("repacked",)

@@ -30,10 +30,11 @@ from ksopt import precision, settings
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.jit import driver
 from ksopt.kernels import host_products, registry, tuning_cache, weight_cache
-from ksopt.kernels.autotuner import Choice, Decision, Operands, Source, measured, rebuilt
+from ksopt.kernels.autotuner import Choice, Decision, Source, measured, rebuilt
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
 from ksopt.kernels.host_products import run_known, run_known_changing
 from ksopt.kernels.launcher import TORCH, Enterable
+from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.accuracy import checking
@@ -117,37 +118,45 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
         UnavailableError: the CUDA driver's bindings are missing, so nothing could be kept.
     """
     device = x.get_device()
-    found = problem_key_of(x, weight, batch_last)
+    problem_key = problem_key_of(x, weight, batch_last)
     identity = fingerprint(device)
-    with _timing, tuning_cache.alone(identity, found), torch.cuda.device(device):
-        previous = tuning_cache.load(identity, found)
-        decision = _measured(found, device, x, weight, budget_s, previous)
+    with _timing, tuning_cache.alone(identity, problem_key), torch.cuda.device(device):
+        previous = tuning_cache.load(identity, problem_key)
+        decision = _measured(problem_key, device, x, weight, budget_s, previous)
         record = decision.cached.record
         assert record is not None
         tuning_cache.save(identity, record)
-        _decisions[_key_of(found, device)] = decision
+        _decisions[_key_of(problem_key, device)] = decision
         _tell_host(decision, x, weight, batch_last)
     return record
 
 
-def known(found: ProblemKey, device: int) -> Decision | None:
+def known(problem_key: ProblemKey, device: int) -> Decision | None:
     """The decision that this process has taken for a key; None if it has not yet."""
-    return _table().get(_key_of(found, device))
+    return _table().get(_key_of(problem_key, device))
 
 
-def remember(found: ProblemKey, device: int, decision: Decision) -> None:
+def remember(problem_key: ProblemKey, device: int, decision: Decision) -> None:
     """Take a decision for a key in this process, and leave what is on disk alone."""
-    _decisions[_key_of(found, device)] = decision
+    _decisions[_key_of(problem_key, device)] = decision
 
 
 def _table() -> dict[_Key, Decision]:
     return _predicted if torch.are_deterministic_algorithms_enabled() else _decisions
 
 
-def _key_of(found: ProblemKey, device: int) -> _Key:
-    p = found.problem
+def _key_of(problem_key: ProblemKey, device: int) -> _Key:
+    p = problem_key.problem
     dtype = getattr(torch, p.dtype)
-    return (p.pattern.weight_shape, dtype, p.batch_last, p.exact, found.rows, found.bits, device)
+    return (
+        p.pattern.weight_shape,
+        dtype,
+        p.batch_last,
+        p.exact,
+        problem_key.rows,
+        problem_key.bits,
+        device,
+    )
 
 
 def problem_key_of(x: Tensor, weight: Tensor, batch_last: bool) -> ProblemKey:
@@ -173,48 +182,48 @@ def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
     device = key[-1]
     mode = settings.tuning()
     taken = _table()
-    found = problem_key_of(x, weight, key[2])
+    problem_key = problem_key_of(x, weight, key[2])
     if batch == 0:
-        return _rule(found.problem)
+        return _rule(problem_key.problem)
     if mode == "off":
-        return taken.setdefault(key, _rule(found.problem))
+        return taken.setdefault(key, _rule(problem_key.problem))
     if mode == "model" or taken is _predicted:
-        return taken.setdefault(key, _model(found, device))
+        return taken.setdefault(key, _model(problem_key, device))
     may_time = not weight_cache.is_capturing(device) and _timing.acquire(blocking=False)
     if not may_time:
         if key not in _stopgaps:
-            _stopgaps[key] = _recorded(found, device) or _model(found, device)
+            _stopgaps[key] = _recorded(problem_key, device) or _model(problem_key, device)
         return _stopgaps[key]
     try:
         if key not in _decisions:
             with torch.cuda.device(device):
-                _decisions[key] = _first(found, device, x, weight)
+                _decisions[key] = _first(problem_key, device, x, weight)
         return _decisions[key]
     except torch.OutOfMemoryError:  # comparing and timing take more than the product itself
-        return _decisions.setdefault(key, _model(found, device))
+        return _decisions.setdefault(key, _model(problem_key, device))
     finally:
         _timing.release()
 
 
-def _first(found: ProblemKey, device: int, x: Tensor, weight: Tensor) -> Decision:
+def _first(problem_key: ProblemKey, device: int, x: Tensor, weight: Tensor) -> Decision:
     """What is recorded; else measure, if no other process does so while this one waits."""
     identity = identity_of(device)
     if identity is None:
-        return _measured(found, device, x, weight)
-    decision = _recorded(found, device)
+        return _measured(problem_key, device, x, weight)
+    decision = _recorded(problem_key, device)
     if decision is not None:
         return decision
-    with tuning_cache.alone(identity, found):
-        decision = _recorded(found, device)
+    with tuning_cache.alone(identity, problem_key):
+        decision = _recorded(problem_key, device)
         if decision is None:
-            decision = _measured(found, device, x, weight)
+            decision = _measured(problem_key, device, x, weight)
             assert decision.cached.record is not None
             tuning_cache.save(identity, decision.cached.record)
     return decision
 
 
 def _measured(
-    found: ProblemKey,
+    problem_key: ProblemKey,
     device: int,
     x: Tensor,
     weight: Tensor,
@@ -222,15 +231,15 @@ def _measured(
     previous: Record | None = None,
 ) -> Decision:
     with torch.no_grad():
-        check, x, weight = checking(x.detach(), weight.detach(), found.problem.batch_last)
+        check, x, weight = checking(x.detach(), weight.detach(), problem_key.problem.batch_last)
     operands, place = Operands(x, (weight,)), torch.device("cuda", device)
-    return measured(found, operands, place, spec_of(device), budget_s, check.judge, previous)
+    return measured(problem_key, operands, place, spec_of(device), budget_s, check.judge, previous)
 
 
-def _recorded(found: ProblemKey, device: int) -> Decision | None:
+def _recorded(problem_key: ProblemKey, device: int) -> Decision | None:
     """What is on disk, built again without timing; None if it is missing or no longer possible."""
     identity = identity_of(device)
-    record = None if identity is None else tuning_cache.load(identity, found)
+    record = None if identity is None else tuning_cache.load(identity, problem_key)
     return None if record is None else rebuilt(record, device, spec_of(device))
 
 
@@ -240,11 +249,11 @@ def fingerprint(device: int) -> Fingerprint:
     Raises:
         UnavailableError: the driver or its bindings are missing.
     """
-    found = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     return {
-        "device": found.name,
-        "capability": f"{found.major}.{found.minor}",
-        "multiprocessors": str(found.multi_processor_count),
+        "device": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": str(properties.multi_processor_count),
         "driver": driver.version(),
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
@@ -261,18 +270,20 @@ def identity_of(device: int) -> Fingerprint | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _model(found: ProblemKey, device: int) -> Decision:
+def _model(problem_key: ProblemKey, device: int) -> Decision:
     """The best predicted way that can be built, for the key's largest batch."""
     spec = spec_of(device)
-    several = registry.best_predicted(found.problem, found.largest_batch, spec, is_judged=False)
+    several = registry.best_predicted(
+        problem_key.problem, problem_key.largest_batch, spec, is_judged=False
+    )
     for candidate in several:
         try:
-            choice = Choice(candidate, candidate.build(device, found.rows), "model")
+            choice = Choice(candidate, candidate.build(device, problem_key.rows), "model")
         except KsoptError as error:
             registry.warn_once(str(error))
             continue
         return Decision(choice, choice)
-    return _rule(found.problem)
+    return _rule(problem_key.problem)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -299,18 +310,18 @@ class CudaBackend(DeviceBackend):
     def choose_quickly(self, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> None:
         """Choose in the fewest rounds, unless that was chosen before or is recorded."""
         device = x.get_device()
-        found = problem_key_of(x, weight, batch_last)
-        if known(found, device) is not None:
+        problem_key = problem_key_of(x, weight, batch_last)
+        if known(problem_key, device) is not None:
             return
         identity = identity_of(device)
-        if identity is not None and tuning_cache.load(identity, found) is not None:
+        if identity is not None and tuning_cache.load(identity, problem_key) is not None:
             return
         try:
             with torch.cuda.device(device):
-                decision = _measured(found, device, x, weight, budget_s)
+                decision = _measured(problem_key, device, x, weight, budget_s)
         except torch.OutOfMemoryError:  # timing takes more than the product itself, which may fit
             return
-        remember(found, device, decision)
+        remember(problem_key, device, decision)
 
     def fingerprint(self, device: torch.device) -> Fingerprint:
         """See `fingerprint`."""

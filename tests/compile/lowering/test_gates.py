@@ -11,7 +11,7 @@ from ksopt.compile import passes
 from ksopt.compile.lowering import whole_layer
 from ksopt.compile.lowering.absorb import absorb
 from ksopt.epilogue import GATES
-from ksopt.kernels import planner
+from ksopt.kernels import plan_autotuner
 from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.patterns.chain import Chain
@@ -158,7 +158,7 @@ def test_a_gate_is_compared_with_one_launch_before_it(toy, monkeypatch):
     monkeypatch.setattr(toy_chains.ToyChain, "predicted_us", predicted)
     for us, is_whole in ((0.0, False), (0.1, True)):
         whole[False] = us
-        planner.forget()
+        plan_autotuner.forget()
         assert whole_layer.is_whole(problem, 16, device, tune="model") == is_whole
 
 
@@ -231,7 +231,7 @@ def test_products_alone_are_compared_with_where_the_reader_activates(toy, monkey
         found = whole_layer.is_whole(problem, 16, device, "stored", reader_activates, "model")
         assert found == (not reader_activates)
     of_kernel["none"] = 0.3
-    planner.forget()
+    plan_autotuner.forget()
     assert whole_layer.is_whole(problem, 16, device, "stored", True, "model")
 
 

@@ -8,7 +8,7 @@ from torch import nn
 import ksopt
 from ksopt.compile import passes
 from ksopt.compile.lowering import whole_layer
-from ksopt.kernels import planner
+from ksopt.kernels import plan_autotuner
 from ksopt.kernels.problem import Epilogue, Problem, SecondLayer
 from ksopt.patterns.chain import Chain
 from tests.kernels import toy_chains
@@ -277,11 +277,11 @@ def test_what_was_measured_decides(toy, monkeypatch, tmp_path):
 def test_measured_times_are_those_of_the_race(toy, monkeypatch, tmp_path):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("KSOPT_TUNE", "measure")
-    planner.forget()
+    plan_autotuner.forget()
     problem = Problem(Chain.parse(UP), "float32", False, second=SecondLayer(Chain.parse(DOWN)))
     cpu = torch.device("cpu")
     whole, apart = whole_layer._measured(problem, 64, cpu, toy_chains.SPEC, False)
-    record = planner.tuned(problem, 64, cpu)
+    record = plan_autotuner.tuned(problem, 64, cpu)
     kept = [one for one in record.timed if one.weight != "repacked"]
     assert apart == min(one.median_us for one in kept if one.way == "layers")
     assert whole == min(one.median_us for one in kept if one.way == "toy_mlp")

@@ -16,7 +16,7 @@ from ksopt.kernels.families import chain_grads_launcher as launcher
 from ksopt.kernels.families import chain_grads_wgmma16 as kernels
 from ksopt.kernels.families import weight_grad_wgmma16 as factors
 from ksopt.kernels.families.chain_grads_wgmma16 import Chain, Config, Launch, Tile
-from ksopt.ops.implementation import weight_grad_decomposed
+from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns import chain as patterns
 
 # Every d that is taken; tiles that are filled up in both directions; several i; every cluster and

@@ -12,6 +12,7 @@ from ksopt.kernels import planner, registry
 from ksopt.kernels.families import chain_mlp_cost, chain_mlp_packing, chain_mlp_tile
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.chain_tile import Epilogue, Shape
+from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import DeviceSpec, Problem, SecondLayer
 from ksopt.kernels.problem import Epilogue as After
 from ksopt.patterns.chain import Chain
@@ -123,7 +124,7 @@ def test_what_is_launched(monkeypatch):
     family = family_of("chain_mlp_wgmma16")
     config = registry.best_kernels(problem, ROWS, H200)[0].tile
     call = family.launcher(problem, config, 0)
-    operands = planner.random_operands(problem, 70, torch.device("cpu"))
+    operands = random_operands(problem, 70, torch.device("cpu"))
     for _ in range(2):
         y = call(*operands.arguments(problem))
     assert y.shape == (70, 384)

@@ -63,9 +63,7 @@ def cases() -> list[tuple[Problem, Config]]:
     for at, shape in enumerate(SHAPES):
         problem = problem_of(*shape)
         tiles = [tile for tile in family.configs(problem, gpu(4)) if tile.bm <= 64]
-        most = max(
-            tile.groups for tile in tiles
-        )  # one tile of several groups
+        most = max(tile.groups for tile in tiles)  # one tile of several groups
         several += [(problem, tile) for tile in random.Random(at).sample(tiles, 1)]
         tiles = [tile for tile in tiles if tile.groups == most]
         several += [(problem, tile) for tile in random.Random(-at).sample(tiles, 1)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from chain_kernels import _aligned, _emulate, _instance
 from ksopt.kernels.families import weight_grad_wgmma16 as kernels
 from ksopt.kernels.families.weight_grad_wgmma16 import Config, Launch
-from ksopt.ops.implementation import weight_grad_decomposed
+from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns.chain import Pattern
 
 # Every d that is taken; tiles that are filled up in both directions; several i; every tile.

@@ -19,9 +19,10 @@ from torch import Tensor, fx
 
 from ksopt.compile.capture.index_map import NotNestedError, identity
 from ksopt.compile.capture.rules.einsum import Operand, einsum_product, letters_of
-from ksopt.compile.capture.symbolic import Size, hint, product, same
+from ksopt.compile.capture.symbolic import Size, product, same
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Combined, Kind, View
+from ksopt.kernels.operands import size_hint
 
 _EINSUMS = (torch.einsum, torch.functional.einsum, torch.ops.aten.einsum.default)
 
@@ -196,4 +197,4 @@ def _with_letters(equation: str) -> str:
 
 
 def _elements(group: Sequence[Operand]) -> int:
-    return hint(product(group[0].view.map.shape)) or 0
+    return size_hint(product(group[0].view.map.shape)) or 0

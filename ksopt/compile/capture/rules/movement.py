@@ -20,9 +20,10 @@ from ksopt.compile.capture.index_map import (
     reshape,
 )
 from ksopt.compile.capture.rule_table import call_rule, rule
-from ksopt.compile.capture.symbolic import Size, hint, plain, same_shape
+from ksopt.compile.capture.symbolic import Size, plain, same_shape
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Kind, Piece, View
+from ksopt.kernels.operands import size_hint
 
 aten = torch.ops.aten
 
@@ -70,7 +71,7 @@ def _splits_features(source: Tensor, asked: Sequence[Size]) -> bool:
         if not isinstance(plain(size), int) or size < 0:
             break
         fixed *= int(size)
-        if fixed == hint(last):
+        if fixed == size_hint(last):
             return fixed > 1
     return False
 

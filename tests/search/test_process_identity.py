@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ksopt.search import device_locks, lifetimes
+from ksopt.search import device_locks, process_identity
 from ksopt.search.device_locks import Presence, is_gone
 from ksopt.system.worker_process import WorkerProcess
 
@@ -64,14 +64,14 @@ def test_a_killed_process_is_gone_and_its_file_goes_with_the_next(
 
 
 def test_a_number_that_another_process_has_now_is_not_taken_for_the_first() -> None:
-    name = lifetimes.name("abcd")
-    assert lifetimes.has_ended(name) is False
+    name = process_identity.name("abcd")
+    assert process_identity.has_ended(name) is False
     pid, place, start, letters = name.split("-")
-    assert lifetimes.has_ended(f"{pid}-{place}-{int(start) - 1}-{letters}") is True
+    assert process_identity.has_ended(f"{pid}-{place}-{int(start) - 1}-{letters}") is True
     other = f"{int(place, 16) ^ 1:08x}"
-    assert lifetimes.has_ended(f"{pid}-{other}-{start}-{letters}") is None
-    assert lifetimes.has_ended(f"{pid}-{letters}") is None  # as older versions named it
-    assert lifetimes.has_ended("1-../../etc-1-a") is None
+    assert process_identity.has_ended(f"{pid}-{other}-{start}-{letters}") is None
+    assert process_identity.has_ended(f"{pid}-{letters}") is None  # as older versions named it
+    assert process_identity.has_ended("1-../../etc-1-a") is None
 
 
 def test_a_process_that_its_parent_has_not_buried_is_gone(
@@ -80,9 +80,9 @@ def test_a_process_that_its_parent_has_not_buried_is_gone(
     process, token = other
     process.send_signal(signal.SIGKILL)
     until = time.monotonic() + 30
-    while lifetimes.has_ended(token) is False and time.monotonic() < until:
+    while process_identity.has_ended(token) is False and time.monotonic() < until:
         time.sleep(0.01)
-    assert lifetimes.has_ended(token) is True
+    assert process_identity.has_ended(token) is True
     process.communicate()
 
 
@@ -92,7 +92,7 @@ def test_where_nothing_is_told_of_processes_the_lock_tells(
 ) -> None:
     """As of a process in another container with the same cache."""
     process, token = other
-    monkeypatch.setattr(lifetimes, "has_ended", lambda name: None)
+    monkeypatch.setattr(process_identity, "has_ended", lambda name: None)
     host = os.uname().nodename
     assert is_gone(host, token) is False
     process.send_signal(signal.SIGKILL)

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ksopt.errors import UnavailableError
-from ksopt.report import look, svg
+from ksopt.report import drawing_style, svg
 from ksopt.report.svg import Tip
 
 PARTS = [
@@ -19,7 +19,7 @@ PARTS = [
 
 def drawn(words: str = "words") -> str:
     parts = [*PARTS, svg.text(4, 50, words, "start"), *svg.hover([Tip(5, 5, ("tip",))], 90, 60)]
-    return look.standalone(svg.svg(parts, 90, 60, "a drawing"))
+    return drawing_style.standalone(svg.svg(parts, 90, 60, "a drawing"))
 
 
 def test_a_file_of_its_own_needs_no_style_sheet() -> None:
@@ -29,7 +29,7 @@ def test_a_file_of_its_own_needs_no_style_sheet() -> None:
     root = ElementTree.fromstring(text)
     assert (root.get("width"), root.get("height")) == ("90", "60")
     strokes = [one.get("stroke") for one in root.iter() if one.tag.endswith("path")]
-    assert strokes == [look.COLOURS["dense"][0], look.COLOURS["third"][0]]
+    assert strokes == [drawing_style.COLOURS["dense"][0], drawing_style.COLOURS["third"][0]]
     assert root[0].get("fill") == "#ffffff"  # slides may be dark
 
 
@@ -45,22 +45,22 @@ def test_what_is_shown_on_hover_is_left_out() -> None:
 
 
 def test_every_colour_is_one_of_the_table() -> None:
-    known = {colour for pair in look.COLOURS.values() for colour in pair}
+    known = {colour for pair in drawing_style.COLOURS.values() for colour in pair}
     root = ElementTree.fromstring(drawn())
     used = {one.get(name) for one in root.iter() for name in ("fill", "stroke")}
     assert used - {None, "none"} <= known
 
 
 def test_a_picture_has_the_letters() -> None:
-    found = look.png(drawn())
+    found = drawing_style.png(drawn())
     assert found.startswith(b"\x89PNG")
     assert int.from_bytes(found[16:20], "big") == 1600
-    assert found != look.png(drawn("other"))
+    assert found != drawing_style.png(drawn("other"))
 
 
 def test_without_the_library_a_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    look._has_font.cache_clear()
+    drawing_style._has_font.cache_clear()
     with pytest.raises(UnavailableError, match=r"ksopt\[plots\]"):
-        look.png(drawn())
-    look._has_font.cache_clear()
+        drawing_style.png(drawn())
+    drawing_style._has_font.cache_clear()

@@ -24,7 +24,7 @@ class DeviceLost(KsoptError, RuntimeError):
 
 
 @dataclass
-class Ready:
+class PreparedWays:
     """The ways of one subject, prepared: to be called, or with a reason why not."""
 
     calls: dict[Key, Callable[[], object]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The drawings of a benchmark as files of their own."""
+"""The drawings of a report as files of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ksopt.errors import UnavailableError
-from ksopt.report import look
+from ksopt.report import drawing_style
 from ksopt.system.atomic_files import make_folder, write_whole
 
 
@@ -24,7 +24,7 @@ def write(drawings: Mapping[str, str], folder: Path) -> None:
     if drawings:
         make_folder(folder)
     for name, drawing in drawings.items():
-        alone = look.standalone(drawing)
+        alone = drawing_style.standalone(drawing)
         write_whole(folder / f"{name}.svg", alone)
         with contextlib.suppress(UnavailableError):
-            write_whole(folder / f"{name}.png", look.png(alone))
+            write_whole(folder / f"{name}.png", drawing_style.png(alone))

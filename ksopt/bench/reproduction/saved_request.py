@@ -1,4 +1,4 @@
-"""What a folder was asked for, kept in it: its report is written anew on any machine."""
+"""The request of a folder, saved in it: its report can be written again on any machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = "asked.json"
 
 
 @dataclass(frozen=True)
-class Asked:
+class SavedRequest:
     """What a report says of its request.
 
     Attributes:
@@ -33,13 +33,13 @@ class Asked:
     populations: Mapping[str, int]
 
     @classmethod
-    def of(cls, request: PaperRequest) -> Asked:
+    def of(cls, request: PaperRequest) -> SavedRequest:
         """A request's."""
         populations = {kind: request.population(kind) for kind in (PRODUCTS, ENERGY)}
         return cls(request.items, request.is_small, request.remarks, populations)
 
     @classmethod
-    def read(cls, folder: Path) -> Asked:
+    def read(cls, folder: Path) -> SavedRequest:
         """A folder's.
 
         Raises:
@@ -55,7 +55,7 @@ class Asked:
                 {str(kind): int(count) for kind, count in value["populations"].items()},
             )
 
-    def kept(self, folder: Path) -> Asked:
+    def kept(self, folder: Path) -> SavedRequest:
         """The same with what the folder was asked for before, written to it.
 
         Raises:
@@ -64,7 +64,7 @@ class Asked:
         """
         remarks, items = self.remarks, set(self.items)
         if (folder / FILE).exists():
-            before = Asked.read(folder)
+            before = SavedRequest.read(folder)
             if before.is_small != self.is_small:
                 there, here = (
                     "small models" if one.is_small else "the paper's models"
@@ -75,7 +75,7 @@ class Asked:
                 )
             items |= set(before.items)
             remarks = tuple(dict.fromkeys((*before.remarks, *remarks)))
-        whole = Asked(
+        whole = SavedRequest(
             tuple(item for item in ITEMS if item in items), self.is_small, remarks, self.populations
         )
         value = {

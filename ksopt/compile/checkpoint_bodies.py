@@ -1,0 +1,96 @@
+"""The graphs that checkpointing calls: which they are, and what is done around their calls."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import HigherOrderOperator
+
+from ksopt.compile.capture.values import Region, Trace
+from ksopt.compile.lowering.kept_strides import BODIES
+
+
+@dataclass(frozen=True)
+class UsesByCaller:
+    """What the graph that calls another one does with its inputs and results.
+
+    Attributes:
+        written: those that may be written in place behind the call.
+        told: those of whose strides something depends that a caller can tell.
+    """
+
+    written: frozenset[fx.Node] = frozenset()
+    told: frozenset[fx.Node] = frozenset()
+
+
+def bodies_of(gm: fx.GraphModule) -> dict[fx.Node, fx.GraphModule]:
+    """The calls of other graphs, in the order of this one."""
+    bodies = {}
+    for node in gm.graph.nodes:
+        if not isinstance(node.target, HigherOrderOperator) or not node.args:
+            continue
+        if node.target.name() not in BODIES or not isinstance(node.args[0], fx.Node):
+            continue
+        body = gm.get_submodule(str(node.args[0].target))
+        if isinstance(body, fx.GraphModule):
+            bodies[node] = body
+    return bodies
+
+
+def uses_by_caller(
+    call: fx.Node, body: fx.Graph, trace: Trace, told: Collection[fx.Node], inputs_share: bool
+) -> UsesByCaller:
+    """What is done behind the call of a body with the body's inputs and results.
+
+    Args:
+        call: of the body.
+        body: the graph that is called.
+        trace: of the graph that calls it.
+        told: the nodes of that graph whose strides are told.
+        inputs_share: see `writes_inputs_that_share`.
+    """
+
+    def is_written(node: fx.Node) -> bool:
+        if node not in trace.memory:
+            return False
+        writes = trace.writes.get(trace.memory[node][0], ())
+        return any(at > trace.order[call] for at in writes)
+
+    inputs = [node for node in body.nodes if node.op == "placeholder"]
+    written = {
+        inside
+        for inside, outside in zip(inputs, call.args[1:], strict=True)
+        if isinstance(outside, fx.Node) and is_written(outside)
+    }
+    (results,) = next(node for node in body.nodes if node.op == "output").args
+    told_inside = set[fx.Node]()
+    for user in call.users:
+        if user.target is not operator.getitem:
+            continue
+        result = results[user.args[1]]
+        if not isinstance(result, fx.Node):
+            continue
+        if inputs_share or is_written(user):
+            written.add(result)
+        if user in told:
+            told_inside.add(result)
+    return UsesByCaller(frozenset(written), frozenset(told_inside))
+
+
+@contextlib.contextmanager
+def in_region(region: Region, inputs: Sequence[Any]) -> Iterator[None]:
+    """Switch on what is in force where a graph is called with some inputs."""
+    device = next((one.device.type for one in inputs if isinstance(one, Tensor)), "cpu")
+    with contextlib.ExitStack() as opened:
+        if region.inference:  # switched off it would switch gradients on
+            opened.enter_context(torch.inference_mode())
+        opened.enter_context(torch.set_grad_enabled(region.grad))
+        enabled = region.autocast is not None
+        opened.enter_context(torch.autocast(device, region.autocast, enabled=enabled))
+        yield

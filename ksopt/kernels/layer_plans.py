@@ -1,0 +1,102 @@
+"""Plans of a layer: a kernel for all of it, where one is the fastest, or a launch a factor."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from ksopt.kernels import host_plans
+from ksopt.kernels.autotuner import Decision
+from ksopt.kernels.operands import Operands, has_known_weights, is_real, problem_of
+from ksopt.kernels.plan import ExecutionPlan
+from ksopt.kernels.plan_autotuner import call_of, decision_of
+from ksopt.kernels.planner import plan_for
+from ksopt.kernels.registry import FACTORS, Candidate, ChainCall
+
+
+def whole_call(
+    operands: Operands,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    check: Callable[[], object] | None = None,
+) -> ChainCall | None:
+    """The kernel that computes all of a layer in one launch; None for a launch a factor.
+
+    Args:
+        operands: of the layer.
+        activation: one of `ksopt.epilogue.ACTIVATIONS`; of two siblings, or of ``GATES``.
+        batch_last: the layout.
+        siblings: how many chains the weights are of.
+        check: raises where the operands do not fit together; None where they are known to. It is
+            asked once for operands of such shapes, dtypes and devices.
+    """
+    layer = (operands, activation, batch_last, siblings)
+    decision, is_final = _decision_of_call(*layer, check)
+    if is_final:
+        host_plans.know(*layer, decision)
+    call: ChainCall | None = None if decision is None else call_of(decision, operands)
+    return call
+
+
+def is_whole(
+    operands: Operands,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    check: Callable[[], object] | None = None,
+    changing: bool = False,
+) -> bool:
+    """Whether a plan of one launch takes operands, which may be fake: then it is predicted.
+
+    Args:
+        operands, activation, batch_last, siblings, check: as for `whole_call`.
+        changing: of fake ones, whether weights will be prepared at each call.
+    """
+    x = operands.x
+    if is_real(x):
+        decision, _ = _decision_of_call(operands, activation, batch_last, siblings, check)
+        return decision is not None and call_of(decision, operands) is not None
+    plan = plan_of_fakes(operands, activation, batch_last, siblings, changing)
+    return plan is not None and plan.is_whole
+
+
+def plan_of_fakes(
+    operands: Operands,
+    activation: str = "none",
+    batch_last: bool = False,
+    siblings: int = 1,
+    changing: bool = False,
+) -> ExecutionPlan | None:
+    """`plan_of` what operands compute, which may be fake; None where there is none to tell."""
+    if not has_known_weights(operands):
+        return None
+    return plan_for(problem_of(operands, activation, batch_last, siblings), operands.x, changing)
+
+
+def chosen_for_changing(operands: Operands) -> tuple[Candidate | None, bool]:
+    """The kernel that computes all of a layer whose weights change; None for a launch a factor.
+
+    Args:
+        operands: of a chain, and a bias or none.
+
+    Returns:
+        It, and whether later calls may take it unasked.
+    """
+    decision, is_final = _decision_of_call(operands, "none", False, 1)
+    if decision is None or decision.repacked.name == FACTORS:
+        return None, is_final
+    return decision.repacked.candidate, is_final
+
+
+def _decision_of_call(
+    operands: Operands,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    check: Callable[[], object] | None = None,
+) -> tuple[Decision | None, bool]:
+    """What is decided of a layer, None for a launch a factor; whether later calls may take it."""
+    what = (batch_last, activation, siblings)
+    make = functools.partial(problem_of, operands, activation, batch_last, siblings)
+    return decision_of(operands, what, make, check)

@@ -1,0 +1,117 @@
+"""Whether a chain's factors can be merged to one matrix, to which one, and what that would cost.
+
+Merging is for layers whose chain is slower than one product: a few rows, or factors that the
+kernels are slow on.
+
+The product's support must be Kronecker-sparse. Where it is full, PyTorch multiplies by the dense
+matrix, and adds the bias in the same launch. Where it is not, the product is a factor itself, and
+the fastest way to multiply by that is taken. A dense matrix would hold zeros there, and zero times
+what is not finite would reach outputs that never met it.
+Not in float16: a product of weights may lie outside its range where the layer's result does not.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ksopt.kernels.families import pytorch_cost
+from ksopt.kernels.problem import FEW_ROWS, Problem
+from ksopt.patterns.chain import Chain, Pattern
+
+_DTYPES = ("bfloat16", "float32")
+_NEXT_US = 3.5  # what a launch that follows others takes: cuBLAS's, of a few rows, on an H100
+
+
+@functools.lru_cache(maxsize=1024)
+def merged_pattern(patterns: tuple[Pattern, ...]) -> Pattern | None:
+    """The support of the product of such factors; None where no pattern has it."""
+    return Chain(patterns).product_support
+
+
+def is_full(pattern: Pattern) -> bool:
+    """Whether a factor of this pattern is a dense matrix."""
+    return pattern.a == pattern.d == 1
+
+
+def can_merge(problem: Problem) -> bool:
+    """Whether a layer may be computed by the product of its factors.
+
+    Example:
+        >>> from ksopt.patterns.chain import Chain
+        >>> [can_merge(Problem(Chain.monarch(64, 64, p), "float32", False)) for p in (4, 16)]
+        [True, False]
+        >>> can_merge(Problem(Chain.parse("(4,8,12,2)*(1,48,9,2)"), "float32", False))
+        True
+    """
+    if problem.second is not None or problem.dtype not in _DTYPES or len(problem.chain) == 1:
+        return False
+    product = merged_pattern(problem.chain.patterns)
+    return product is not None and (problem.siblings == 1 or is_full(product))
+
+
+def factor_of(problem: Problem) -> Problem | None:
+    """The product by one factor that a layer merges to; None where that is a dense matrix.
+
+    Args:
+        problem: one that can be merged.
+
+    Example:
+        >>> from ksopt.patterns.chain import Chain
+        >>> print(factor_of(Problem(Chain.parse("(4,8,12,2)*(1,48,9,2)"), "float32", False)).chain)
+        (1,32,9,2)
+    """
+    product = merged_pattern(problem.chain.patterns)
+    assert product is not None
+    if is_full(product):
+        return None
+    return Problem.of_factor(product, problem.dtype, problem.batch_last, problem.exact)
+
+
+def product_bytes(problem: Problem) -> int:
+    """Memory of what a layer merges to."""
+    product = merged_pattern(problem.chain.patterns)
+    assert product is not None
+    size = getattr(torch, problem.dtype).itemsize
+    return int(size) * problem.siblings * product.nnz
+
+
+def product_in_words(problem: Problem) -> str:
+    """What a layer merges to, for a person.
+
+    Example:
+        >>> from ksopt.patterns.chain import Chain
+        >>> product_in_words(Problem(Chain.monarch(1024, 1024, 8), "bfloat16", False))
+        'one dense matrix of 2.0 MiB'
+        >>> product_in_words(Problem(Chain.parse("(4,512,12,8)*(1,48,512,8)"), "bfloat16", False))
+        'one factor, (1,2048,512,8), of 16.0 MiB'
+    """
+    size = f"{product_bytes(problem) / 2**20:.1f} MiB"
+    factor = factor_of(problem)
+    return (
+        f"one dense matrix of {size}"
+        if factor is None
+        else f"one factor, {factor.chain}, of {size}"
+    )
+
+
+def predicted_us(problem: Problem, batch: int, multiprocessors: int) -> float:
+    """Predicted time of the product by a dense matrix, and of what follows it.
+
+    Args:
+        problem: what is computed.
+        batch: rows of x.
+        multiprocessors: of the device.
+    """
+    kind = problem.dtype if problem.exact else "tf32"
+    n_out, n_in, after = problem.product_features, problem.chain.in_features, problem.epilogue
+    us = pytorch_cost.product_us(1, batch, n_out, n_in, kind, multiprocessors)
+    size = getattr(torch, problem.dtype).itemsize * batch * n_out
+    passes = [2.0] * (after.activation != "none") + [3.0] * after.residual
+    if after.is_gated:  # of half of the products each: what is activated, multiplied, added to
+        passes = [1, 1.5] + [1.5] * after.residual
+    passes += [2] * (after.bias and problem.batch_last)
+    steps = [pytorch_cost.elementwise_us(n * size, multiprocessors) for n in passes]
+    launch_us = _NEXT_US if batch <= FEW_ROWS else pytorch_cost.LAUNCH_US
+    return us + launch_us + sum(steps)

@@ -1,0 +1,62 @@
+"""A race between the plans of a problem: one launch, or the launches of its parts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ksopt.kernels import registry
+from ksopt.kernels.autotuner import Decision, measured
+from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.operands import Operands
+from ksopt.kernels.problem import ProblemKey
+from ksopt.kernels.tuning_cache import Record
+from ksopt.measure.accuracy import Ahead, Around, checking_chain
+from ksopt.measure.interleaved import BUDGET_S
+
+
+def race(
+    key: ProblemKey,
+    operands: Operands,
+    previous: Record | None = None,
+    budget_s: float = BUDGET_S,
+) -> Decision:
+    """Time the plans of a problem on its operands, and take the fastest.
+
+    Every result is compared with the float64 truth before its plan is timed.
+
+    Args:
+        key: what is decided for.
+        operands: with that key.
+        previous: what was recorded before: its choice stays where it is not beaten.
+        budget_s: seconds for the timing; compilation comes on top.
+    """
+    problem, device = key.problem, operands.x.device
+    ahead = None
+    if problem.second is not None:
+        hidden = _detached(operands.hidden_bias)
+        ahead = Ahead(len(problem.chain), hidden, problem.epilogue.activation)
+    around = Around(
+        _detached(operands.bias),
+        problem.layers()[-1].epilogue.activation,
+        _detached(operands.residual),
+        problem.siblings,
+        ahead,
+    )
+    with torch.no_grad():
+        check, x, weights, around = checking_chain(
+            operands.x.detach(),
+            [weight.detach() for weight in operands.weights],
+            problem.batch_last,
+            around,
+        )
+        hidden = None if around.ahead is None else around.ahead.bias
+        own = Operands(x, weights, around.bias, around.residual, hidden)
+        # The factors, or the layers' plans, are chosen before they race.
+        registry.rule(problem).build(x.get_device())(*own.arguments(problem))
+        spec = backend_of(device.type).spec(device)
+        return measured(key, own, device, spec, budget_s, check.judge, previous)
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
