@@ -195,12 +195,14 @@ def torch_entry(
 
 
 def chain_entry(
-    *, kernel: int, out_features: int, threads: int, shared_bytes: int, rows_per_unit: int,
-    most_blocks: int, cluster: int, form: int, takes_any_rows: bool = False,
+    takes_any_rows: bool = False, /, *, kernel: int, out_features: int, threads: int,
+    shared_bytes: int, rows_per_unit: int, most_blocks: int, cluster: int, form: int,
 ) -> Entry | None:  # fmt: skip
     """The entry of a kernel that computes a layer, and takes ``ChainArguments``.
 
     Args:
+        takes_any_rows: whether it takes rows of any length, and, batch last, another such kernel
+            does; else rows of whole 16 bytes, batch first.
         kernel: the driver's handle.
         out_features: of all siblings.
         threads, shared_bytes: of a block.
@@ -208,8 +210,6 @@ def chain_entry(
         most_blocks: that run at a time.
         cluster: blocks that share the work on their rows; 1 for none.
         form: the number of the prepared weights.
-        takes_any_rows: whether it takes rows of any length, and, batch last, another such kernel
-            does; else rows of whole 16 bytes, batch first.
 
     Returns:
         None where there is no host library.
@@ -217,8 +217,7 @@ def chain_entry(
     if host.load() is not None:
         return None
     launch = (kernel, out_features, threads, shared_bytes, rows_per_unit, most_blocks, cluster)
-    launch = (*launch, takes_any_rows)
-    return Entry(torch.ops.ksopt_host.add_chain(*launch), form)
+    return Entry(torch.ops.ksopt_host.add_chain(*launch, takes_any_rows), form)
 
 
 class HostLauncher(Launcher):

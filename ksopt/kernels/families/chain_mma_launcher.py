@@ -240,6 +240,7 @@ class LaunchChain:
         p = self._problem
         shapes = [one.weight_shape for one in p.chain]
         return chain_entry(
+            True,
             kernel=self._kernel,
             out_features=p.out_features,
             threads=self._tile.threads,
@@ -248,7 +249,6 @@ class LaunchChain:
             most_blocks=most_blocks(self._tile, self._multiprocessors),
             cluster=self._tile.groups,
             form=weight_groups.number_of(self._form, shapes, p.dtype),
-            takes_any_rows=True,
         )
 
 
