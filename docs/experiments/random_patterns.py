@@ -3,10 +3,12 @@
     ksopt bench kernels --patterns random:200 --seed 20261125 --dtype bfloat16 --out FOLDER
     python docs/experiments/random_patterns.py FOLDER/bench.csv docs/data/random-SEED.csv
     python docs/experiments/random_patterns.py --table docs/data/random-SEED.csv
+    python docs/experiments/random_patterns.py --bound 4000
 
 The first line measures; the second keeps of each product the time of ksopt's operator and of the
 fastest of PyTorch's ways in the same layout, those that multiply stored zeros apart; the third
-prints what the page says of such a file.
+prints what the page says of such a file. The last says what a perfect kernel would reach on so many
+drawn products, if memory's time came on top of a launch's.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from ksopt.bench import random_subjects
+
 ZEROS = ("dense", "expand")
 _NO_RIVALS = ("ksopt", "bmm_paper_product")
 MANY_ROWS = 4096
+_COPY_BYTES_US = 4.2e6
+_LAUNCHES_US = (2.5, 4.2)
 COLUMNS = (
     *("chain", "rows", "ksopt_us", "efficiency"),
     *("best_of_blocks", "best_of_blocks_us", "best_with_zeros", "best_with_zeros_us"),
@@ -84,9 +90,34 @@ def table(rows: list[dict[str, str]]) -> str:
     )
 
 
+def bound(count: int, seed: int = 31415) -> str:
+    """The efficiencies of kernels that read and write once, at an H200's speed of a copy."""
+    drawn = [one for one in random_subjects.draw(count, seed) if one[1] >= MANY_ROWS]
+    lines = []
+    for dtype, size in (("bf16", 2), ("fp32", 4)):
+        floors = sorted(
+            (rows * (chain.in_features + chain.out_features) + chain.nnz) * size / _COPY_BYTES_US
+            for chain, rows in drawn
+        )
+        words = [
+            f"{dtype}: {len(floors)} products, a tenth below {floors[len(floors) // 10]:.2f} us"
+        ]
+        for launch_us in _LAUNCHES_US:
+            reached = [floor / (floor + launch_us) for floor in floors]
+            words.append(
+                f"launched in {launch_us} us: median {statistics.median(reached):.2f}, "
+                f"10th percentile {reached[len(reached) // 10]:.2f}"
+            )
+        lines.append("; ".join(words))
+    return "\n".join(lines)
+
+
 def main(arguments: list[str]) -> None:
     """See the module."""
     first, second = arguments
+    if first == "--bound":
+        print(bound(int(second)))
+        return
     if first == "--table":
         with Path(second).open(encoding="utf-8", newline="") as lines:
             print(table(list(csv.DictReader(lines))))
