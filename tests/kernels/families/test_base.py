@@ -52,7 +52,7 @@ def test_tiles_fit_and_come_by_predicted_time(device: DeviceSpec) -> None:
             assert times == sorted(times)
             assert all(us > 0 for us in times)
             for kernel in tiles:
-                assert kernel.tile.shared_bytes(problem.pattern) <= device.shared_bytes - 1024
+                assert family.shared_bytes(problem, kernel.tile) <= device.shared_bytes - 1024
 
 
 def test_instructions_of_one_capability_stay_there() -> None:
