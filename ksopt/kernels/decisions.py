@@ -18,7 +18,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
@@ -53,7 +53,7 @@ class Question:
     device: torch.device
     backend: DeviceBackend
     race: Callable[[float, Record | None], Decision]
-    is_open: Callable[[], bool]
+    is_open: Callable[[], bool] = lambda: True
 
     def recorded(self) -> Decision | None:
         """What is on disk, built again without timing; None if it is missing or not possible."""
@@ -82,21 +82,23 @@ class Question:
         return decision
 
 
-class Decisions(dict[Key, Decision]):
-    """What this process has decided for good, by keys of the caller's.
+class Decider(Generic[Key]):
+    """Decides, and keeps what this process has decided for good.
 
     Args:
         timing: the lock that is held while candidates are timed.
         keeps_stopgaps: whether what serves while nothing may be timed is kept for the next time,
             which saves reading the disk.
-    """
 
-    __slots__ = ("_keeps_stopgaps", "_stopgaps", "timing")
+    Attributes:
+        table: the decisions, by keys of the caller's, who may look them up.
+        timing: the lock.
+    """
 
     def __init__(
         self, timing: threading.Lock | threading.RLock, keeps_stopgaps: bool = False
     ) -> None:
-        super().__init__()
+        self.table: dict[Key, Decision] = {}
         self.timing = timing
         self._keeps_stopgaps = keeps_stopgaps
         self._stopgaps: dict[Key, Decision] = {}
@@ -108,7 +110,7 @@ class Decisions(dict[Key, Decision]):
         what else a rule or the cost models say is not.
         """
         deterministic = torch.are_deterministic_algorithms_enabled()
-        known = None if deterministic else self.get(key)
+        known = None if deterministic else self.table.get(key)
         if known is not None:
             return known, True
         mode = settings.tuning()
@@ -119,13 +121,13 @@ class Decisions(dict[Key, Decision]):
         if _is_capturing(question.device) or not self.timing.acquire(blocking=False):
             return self._stopgap(key, question), False
         try:
-            decision = self.get(key)  # another thread may have been faster
+            decision = self.table.get(key)  # another thread may have been faster
             if decision is None:
                 with _on(question.device):
                     decision = question.first()
-            return self.setdefault(key, decision), True
+            return self.table.setdefault(key, decision), True
         except torch.OutOfMemoryError:  # comparing and timing take more than the product itself
-            return self.setdefault(key, question.predicted()), True
+            return self.table.setdefault(key, question.predicted()), True
         finally:
             self.timing.release()
 
@@ -160,13 +162,13 @@ class Decisions(dict[Key, Decision]):
             previous = tuning_cache.load(identity, question.key)
             decision = question.race(budget_s, previous)
             record = _save(identity, decision)
-            self[key] = decision
+            self.table[key] = decision
             say(decision)
         return record
 
     def forget(self) -> None:
         """Forget this process's decisions (not those on disk): they are made or read anew."""
-        self.clear()
+        self.table.clear()
         self._stopgaps.clear()
         _predicted.cache_clear()
         by_rule.cache_clear()

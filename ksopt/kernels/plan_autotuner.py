@@ -22,7 +22,7 @@ from ksopt import precision
 from ksopt.kernels import decisions, host_plans, merged, plan_race, registry, weight_cache
 from ksopt.kernels.autotuner import Decision, Source
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.decisions import Decisions, Question
+from ksopt.kernels.decisions import Decider, Question
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.operands import Operands, key_of, random_operands
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
@@ -31,7 +31,8 @@ from ksopt.kernels.tuning_cache import Record
 from ksopt.measure.interleaved import BUDGET_S
 
 # Its lock may be taken again: the plans of two layers are chosen before these race with a kernel.
-_decisions: Decisions[tuple[ProblemKey, torch.device]] = Decisions(threading.RLock())
+_decider: Decider[tuple[ProblemKey, torch.device]] = Decider(threading.RLock())
+_decisions = _decider.table
 _by_call: dict[tuple[Any, ...], Decision] = {}
 """The same decisions, by what a call can tell in a microsecond."""
 _has_spec: dict[torch.device, bool] = {}
@@ -108,7 +109,7 @@ def tune(operands: Operands, problem: Problem, budget_s: float) -> Record | None
     question = _question(problem, operands)
     if not question.is_open():
         return None
-    return _decisions.tune((question.key, question.device), question, budget_s, _forget_calls)
+    return _decider.tune((question.key, question.device), question, budget_s, _forget_calls)
 
 
 def tuned(problem: Problem, batch: int, device: torch.device) -> Record | None:
@@ -134,7 +135,7 @@ def known_record(key: ProblemKey, device: torch.device) -> tuple[Record, Source]
 
 def forget() -> None:
     """Forget this process's choices (not those on disk), so that they are made or read anew."""
-    _decisions.forget()
+    _decider.forget()
     _has_spec.clear()
     _forget_calls()
 
@@ -147,7 +148,7 @@ def _forget_calls(_: Decision | None = None) -> None:
 def _decision(problem: Problem, operands: Operands) -> tuple[Decision, bool]:
     """What is decided, and whether that holds for later calls too."""
     question = _question(problem, operands)
-    return _decisions.decide((question.key, question.device), question)
+    return _decider.decide((question.key, question.device), question)
 
 
 def _question(problem: Problem, operands: Operands) -> Question:

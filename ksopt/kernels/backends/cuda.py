@@ -30,7 +30,7 @@ from ksopt.jit import driver
 from ksopt.kernels import host_products, registry, tuning_cache, weight_cache
 from ksopt.kernels.autotuner import Choice, Decision, Source, measured
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, backend_of, register_backend
-from ksopt.kernels.decisions import Decisions, Question, known_record, load
+from ksopt.kernels.decisions import Decider, Question, by_rule, known_record, load
 from ksopt.kernels.host_products import run_known, run_known_changing
 from ksopt.kernels.launcher import TORCH, Enterable
 from ksopt.kernels.operands import Operands
@@ -40,7 +40,8 @@ from ksopt.measure.accuracy import checking
 from ksopt.patterns.chain import Pattern
 
 _Key = tuple[tuple[int, ...], torch.dtype, bool, bool, Rows, int, int]
-_decisions: Decisions[_Key] = Decisions(threading.Lock(), keeps_stopgaps=True)
+_decider: Decider[_Key] = Decider(threading.Lock(), keeps_stopgaps=True)
+_decisions = _decider.table
 _predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
 _told: set[_Key] = set()  # decisions that the host library was told of
 
@@ -93,7 +94,7 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
 
 def forget() -> None:
     """Forget this process's choices (not those on disk), so that they are made or read anew."""
-    _decisions.forget()
+    _decider.forget()
     _predicted.clear()
     _told.clear()
     spec_of.cache_clear()
@@ -113,7 +114,7 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
     key = _key_of(problem_key_of(x, weight, batch_last), x.get_device())
     question = _question(key, x, weight)
     say = partial(_tell_host, x=x, weight=weight, batch_last=batch_last)
-    return _decisions.tune(key, question, budget_s, say)
+    return _decider.tune(key, question, budget_s, say)
 
 
 def known(problem_key: ProblemKey, device: int) -> Decision | None:
@@ -164,16 +165,16 @@ def spec_of(device: int) -> DeviceSpec | None:
 
 
 def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
-    decision, is_final = _decisions.decide(key, _question(key, x, weight))
-    # No rows have the key of a row, which is to be timed.
-    return _table().setdefault(key, decision) if is_final and batch > 0 else decision
+    if batch == 0:  # not kept: its key is that of one row, which is to be timed
+        return by_rule(problem_key_of(x, weight, key[2]).problem)
+    decision, is_final = _decider.decide(key, _question(key, x, weight))
+    return _table().setdefault(key, decision) if is_final else decision
 
 
 def _question(key: _Key, x: Tensor, weight: Tensor) -> Question:
     problem_key, device = problem_key_of(x, weight, key[2]), key[-1]
     race = partial(_measured, problem_key, device, x, weight)
-    backend = backend_of("cuda")
-    return Question(problem_key, torch.device("cuda", device), backend, race, lambda: x.numel() > 0)
+    return Question(problem_key, torch.device("cuda", device), backend_of("cuda"), race)
 
 
 def _measured(
