@@ -12,14 +12,13 @@ from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import ProblemKey
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure.accuracy import Ahead, Around, checking_chain
-from ksopt.measure.interleaved import BUDGET_S
 
 
 def race(
     key: ProblemKey,
     operands: Operands,
+    budget_s: float,
     previous: Record | None = None,
-    budget_s: float = BUDGET_S,
 ) -> Decision:
     """Time the plans of a problem on its operands, and take the fastest.
 
@@ -28,8 +27,8 @@ def race(
     Args:
         key: what is decided for.
         operands: with that key.
-        previous: what was recorded before: its choice stays where it is not beaten.
         budget_s: seconds for the timing; compilation comes on top.
+        previous: what was recorded before: its choice stays where it is not beaten.
     """
     problem, device = key.problem, operands.x.device
     ahead = None

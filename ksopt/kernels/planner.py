@@ -105,7 +105,7 @@ def whole_choice(
     if not plan_autotuner.has_rivals(key, own_spec):
         return None
     if spec is None and mode == "measure":
-        known = plan_autotuner.known_record(key, device, own_spec)
+        known = plan_autotuner.known_record(key, device)
         if known is not None:
             return from_record(*known, changing)
     several = registry.best_predicted(problem, batch, own_spec)

@@ -5,15 +5,12 @@ precision, alignment, batch to the next power of two) compares the kernels that 
 best with float64 and times them against PyTorch's ways, on the operands at hand; so nothing is
 wrong, or slower than PyTorch by more than the noise of a few runs. It takes `interleaved.BUDGET_S`
 seconds and the compilation of at most `registry.MOST_KERNELS` kernels. What was chosen is kept on
-disk (tuning_cache.py): the next process, or one that waits for this, takes it without timing.
+disk: the next process, or one that waits for this, takes it without timing. Where nothing is timed
+decisions.py says what is taken instead.
 
 Each way whose weight is prepared is timed with the preparation and without it, which makes two
 choices: one for weights that are prepared once (weight_cache.py) and one for weights that change.
 
-The way predicted to be the fastest is taken, without timing, with ``KSOPT_TUNE=model``; under
-``torch.use_deterministic_algorithms``, because it is the same in every process; and, where nothing
-was recorded, while a CUDA graph is captured and while another thread is timing; and for the rest of
-the process where there is no memory to time in.
 ``KSOPT_TUNE=off`` takes PyTorch's batched product and neither compiles nor reads anything.
 """
 
@@ -22,31 +19,31 @@ from __future__ import annotations
 import functools
 import threading
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ksopt import precision, settings
-from ksopt.errors import KsoptError, UnavailableError
+from ksopt import precision
+from ksopt.errors import UnavailableError
 from ksopt.jit import driver
 from ksopt.kernels import host_products, registry, tuning_cache, weight_cache
-from ksopt.kernels.autotuner import Choice, Decision, Source, measured, rebuilt
-from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
+from ksopt.kernels.autotuner import Choice, Decision, Source, measured
+from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, backend_of, register_backend
+from ksopt.kernels.decisions import Decider, Question, by_rule, known_record, load
 from ksopt.kernels.host_products import run_known, run_known_changing
 from ksopt.kernels.launcher import TORCH, Enterable
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.accuracy import checking
-from ksopt.measure.interleaved import BUDGET_S
 from ksopt.patterns.chain import Pattern
 
 _Key = tuple[tuple[int, ...], torch.dtype, bool, bool, Rows, int, int]
-_decisions: dict[_Key, Decision] = {}
-_stopgaps: dict[_Key, Decision] = {}  # where nothing may be timed at this moment
+_decider: Decider[_Key] = Decider(threading.Lock(), keeps_stopgaps=True)
+_decisions = _decider.table
 _predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
 _told: set[_Key] = set()  # decisions that the host library was told of
-_timing = threading.Lock()
 
 
 def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
@@ -97,12 +94,9 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
 
 def forget() -> None:
     """Forget this process's choices (not those on disk), so that they are made or read anew."""
-    _decisions.clear()
-    _stopgaps.clear()
+    _decider.forget()
     _predicted.clear()
     _told.clear()
-    _model.cache_clear()
-    _rule.cache_clear()
     spec_of.cache_clear()
     host_products.forget()
 
@@ -117,18 +111,10 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
     Raises:
         UnavailableError: the CUDA driver's bindings are missing, so nothing could be kept.
     """
-    device = x.get_device()
-    problem_key = problem_key_of(x, weight, batch_last)
-    identity = fingerprint(device)
-    with _timing, tuning_cache.alone(identity, problem_key), torch.cuda.device(device):
-        previous = tuning_cache.load(identity, problem_key)
-        decision = _measured(problem_key, device, x, weight, budget_s, previous)
-        record = decision.cached.record
-        assert record is not None
-        tuning_cache.save(identity, record)
-        _decisions[_key_of(problem_key, device)] = decision
-        _tell_host(decision, x, weight, batch_last)
-    return record
+    key = _key_of(problem_key_of(x, weight, batch_last), x.get_device())
+    question = _question(key, x, weight)
+    say = partial(_tell_host, x=x, weight=weight, batch_last=batch_last)
+    return _decider.tune(key, question, budget_s, say)
 
 
 def known(problem_key: ProblemKey, device: int) -> Decision | None:
@@ -179,47 +165,16 @@ def spec_of(device: int) -> DeviceSpec | None:
 
 
 def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
-    device = key[-1]
-    mode = settings.tuning()
-    taken = _table()
-    problem_key = problem_key_of(x, weight, key[2])
-    if batch == 0:
-        return _rule(problem_key.problem)
-    if mode == "off":
-        return taken.setdefault(key, _rule(problem_key.problem))
-    if mode == "model" or taken is _predicted:
-        return taken.setdefault(key, _model(problem_key, device))
-    may_time = not weight_cache.is_capturing(device) and _timing.acquire(blocking=False)
-    if not may_time:
-        if key not in _stopgaps:
-            _stopgaps[key] = _recorded(problem_key, device) or _model(problem_key, device)
-        return _stopgaps[key]
-    try:
-        if key not in _decisions:
-            with torch.cuda.device(device):
-                _decisions[key] = _first(problem_key, device, x, weight)
-        return _decisions[key]
-    except torch.OutOfMemoryError:  # comparing and timing take more than the product itself
-        return _decisions.setdefault(key, _model(problem_key, device))
-    finally:
-        _timing.release()
+    if batch == 0:  # not kept: its key is that of one row, which is to be timed
+        return by_rule(problem_key_of(x, weight, key[2]).problem)
+    decision, is_final = _decider.decide(key, _question(key, x, weight))
+    return _table().setdefault(key, decision) if is_final else decision
 
 
-def _first(problem_key: ProblemKey, device: int, x: Tensor, weight: Tensor) -> Decision:
-    """What is recorded; else measure, if no other process does so while this one waits."""
-    identity = identity_of(device)
-    if identity is None:
-        return _measured(problem_key, device, x, weight)
-    decision = _recorded(problem_key, device)
-    if decision is not None:
-        return decision
-    with tuning_cache.alone(identity, problem_key):
-        decision = _recorded(problem_key, device)
-        if decision is None:
-            decision = _measured(problem_key, device, x, weight)
-            assert decision.cached.record is not None
-            tuning_cache.save(identity, decision.cached.record)
-    return decision
+def _question(key: _Key, x: Tensor, weight: Tensor) -> Question:
+    problem_key, device = problem_key_of(x, weight, key[2]), key[-1]
+    race = partial(_measured, problem_key, device, x, weight)
+    return Question(problem_key, torch.device("cuda", device), backend_of("cuda"), race)
 
 
 def _measured(
@@ -227,20 +182,13 @@ def _measured(
     device: int,
     x: Tensor,
     weight: Tensor,
-    budget_s: float = BUDGET_S,
+    budget_s: float,
     previous: Record | None = None,
 ) -> Decision:
     with torch.no_grad():
         check, x, weight = checking(x.detach(), weight.detach(), problem_key.problem.batch_last)
     operands, place = Operands(x, (weight,)), torch.device("cuda", device)
     return measured(problem_key, operands, place, spec_of(device), budget_s, check.judge, previous)
-
-
-def _recorded(problem_key: ProblemKey, device: int) -> Decision | None:
-    """What is on disk, built again without timing; None if it is missing or no longer possible."""
-    identity = identity_of(device)
-    record = None if identity is None else tuning_cache.load(identity, problem_key)
-    return None if record is None else rebuilt(record, device, spec_of(device))
 
 
 def fingerprint(device: int) -> Fingerprint:
@@ -259,38 +207,6 @@ def fingerprint(device: int) -> Fingerprint:
         "cuda": str(torch.version.cuda),
         "code": tuning_cache.code_digest(),
     }
-
-
-def identity_of(device: int) -> Fingerprint | None:
-    """What choices on a CUDA device depend on; None without a driver, and then nothing is kept."""
-    try:
-        return fingerprint(device)
-    except UnavailableError:  # said already: without it there are no kernels to choose from
-        return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _model(problem_key: ProblemKey, device: int) -> Decision:
-    """The best predicted way that can be built, for the key's largest batch."""
-    spec = spec_of(device)
-    several = registry.best_predicted(
-        problem_key.problem, problem_key.largest_batch, spec, is_judged=False
-    )
-    for candidate in several:
-        try:
-            choice = Choice(candidate, candidate.build(device, problem_key.rows), "model")
-        except KsoptError as error:
-            registry.warn_once(str(error))
-            continue
-        return Decision(choice, choice)
-    return _rule(problem_key.problem)
-
-
-@functools.lru_cache(maxsize=4096)
-def _rule(problem: Problem) -> Decision:
-    candidate = registry.rule(problem)
-    choice = Choice(candidate, candidate.build(-1), "rule")  # PyTorch's own need no device
-    return Decision(choice, choice)
 
 
 @register_backend
@@ -313,8 +229,7 @@ class CudaBackend(DeviceBackend):
         problem_key = problem_key_of(x, weight, batch_last)
         if known(problem_key, device) is not None:
             return
-        identity = identity_of(device)
-        if identity is not None and tuning_cache.load(identity, problem_key) is not None:
+        if load(problem_key, torch.device("cuda", device), self) is not None:
             return
         try:
             with torch.cuda.device(device):
@@ -335,18 +250,10 @@ class CudaBackend(DeviceBackend):
         self, key: ProblemKey, device: torch.device, mode: str, changing: bool
     ) -> tuple[Record, Source] | None:
         """What this process has decided by, or what is recorded and can still be built."""
-        index = _index(device)
-        decision = None if mode == "off" else known(key, index)
-        if decision is not None:
-            record = decision.cached.record
-            return None if record is None else (record, decision.cached.source)
-        identity = identity_of(index) if mode == "measure" else None
-        record = None if identity is None else tuning_cache.load(identity, key)
-        if record is None:
+        decision = None if mode == "off" else known(key, _index(device))
+        if decision is None and mode != "measure":
             return None
-        chosen, spec = record.chosen(changing), spec_of(index)
-        way = registry.restored(key.problem, chosen.way, chosen.config, record.batch, spec)
-        return None if way is None else (record, "recorded")
+        return known_record(decision, key, device, self)
 
     def unmeasured(
         self, key: ProblemKey, batch: int, spec: DeviceSpec | None, mode: str

@@ -236,13 +236,13 @@ def test_nothing_is_timed_where_it_must_not_be(device, monkeypatch, why):
     elif why == "capturing":
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     else:
-        cuda._timing.acquire()
+        cuda._decider.timing.acquire()
     try:
         for _ in range(2):
             assert cuda.run(*operands(), False) == "mma16 0"
     finally:
         if why == "busy":
-            cuda._timing.release()
+            cuda._decider.timing.release()
     assert device.clock.calls == ["mma16 0"] * 2
     assert device.clock.built == ["mma16 0"]
     assert not cuda._decisions  # the next product may be timed

@@ -1,0 +1,259 @@
+"""How a problem is decided, and where that is kept: one factor, a chain, or two layers.
+
+A rule decides where there is nothing to choose from, and with ``KSOPT_TUNE=off``. With
+``KSOPT_TUNE=model`` the best predicted candidate is taken; so it is under
+``torch.use_deterministic_algorithms``, because it is the same in every process, and for the rest of
+the process where there is no memory to time in. Else what is recorded on disk (tuning_cache.py)
+decides. What is not recorded is measured once (autotuner.py), by one thread and one process at a
+time, and recorded then.
+
+While a CUDA graph is captured, and while another thread is timing, nothing can be measured. What is
+recorded serves then, else the best predicted; later calls decide anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+
+from ksopt import settings
+from ksopt.errors import KsoptError, UnavailableError
+from ksopt.kernels import registry, tuning_cache, weight_cache
+from ksopt.kernels.autotuner import Choice, Decision, Source, rebuilt
+from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
+from ksopt.kernels.tuning_cache import Fingerprint, Record
+from ksopt.measure.interleaved import BUDGET_S
+
+if TYPE_CHECKING:
+    from ksopt.kernels.backends.base import DeviceBackend  # which knows this module: see cuda.py
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be decided.
+
+    Attributes:
+        key: what it is decided for.
+        device: where it is computed, with its index.
+        backend: of the device.
+        race: times the candidates, in so many seconds; what was recorded before, if anything, stays
+            where it is not beaten.
+        is_open: whether there is anything to choose from.
+    """
+
+    key: ProblemKey
+    device: torch.device
+    backend: DeviceBackend
+    race: Callable[[float, Record | None], Decision]
+    is_open: Callable[[], bool] = lambda: True
+
+    def recorded(self) -> Decision | None:
+        """What is on disk, built again without timing; None if it is missing or not possible."""
+        record = load(self.key, self.device, self.backend)
+        if record is None:
+            return None
+        return rebuilt(record, _index(self.device), self.backend.spec(self.device))
+
+    def predicted(self) -> Decision:
+        """The best predicted candidate that can be built, for the key's largest batch."""
+        return _predicted(self.key, _index(self.device), self.backend.spec(self.device))
+
+    def first(self) -> Decision:
+        """What is recorded; else measure, if no other process does so while this one waits."""
+        identity = identity_of(self.device, self.backend)
+        if identity is None:
+            return self.race(BUDGET_S, None)
+        decision = self.recorded()
+        if decision is not None:
+            return decision
+        with tuning_cache.alone(identity, self.key):
+            decision = self.recorded()
+            if decision is None:
+                decision = self.race(BUDGET_S, None)
+                _save(identity, decision)
+        return decision
+
+
+class Decider(Generic[Key]):
+    """Decides, and keeps what this process has decided for good.
+
+    Args:
+        timing: the lock that is held while candidates are timed.
+        keeps_stopgaps: whether what serves while nothing may be timed is kept for the next time,
+            which saves reading the disk.
+
+    Attributes:
+        table: the decisions, by keys of the caller's, who may look them up.
+        timing: the lock.
+    """
+
+    def __init__(
+        self, timing: threading.Lock | threading.RLock, keeps_stopgaps: bool = False
+    ) -> None:
+        self.table: dict[Key, Decision] = {}
+        self.timing = timing
+        self._keeps_stopgaps = keeps_stopgaps
+        self._stopgaps: dict[Key, Decision] = {}
+
+    def decide(self, key: Key, question: Question) -> tuple[Decision, bool]:
+        """What is decided, and whether later calls may take it.
+
+        What was measured or recorded is kept under ``key``, and what is taken for want of memory;
+        what else a rule or the cost models say is not.
+        """
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        known = None if deterministic else self.table.get(key)
+        if known is not None:
+            return known, True
+        mode = settings.tuning()
+        if mode == "off" or not question.is_open():
+            return by_rule(question.key.problem), True
+        if mode == "model" or deterministic:
+            return question.predicted(), True
+        if _is_capturing(question.device) or not self.timing.acquire(blocking=False):
+            return self._stopgap(key, question), False
+        try:
+            decision = self.table.get(key)  # another thread may have been faster
+            if decision is None:
+                with _on(question.device):
+                    decision = question.first()
+            return self.table.setdefault(key, decision), True
+        except torch.OutOfMemoryError:  # comparing and timing take more than the product itself
+            return self.table.setdefault(key, question.predicted()), True
+        finally:
+            self.timing.release()
+
+    def _stopgap(self, key: Key, question: Question) -> Decision:
+        """What serves where nothing may be timed at this moment."""
+        decision = self._stopgaps.get(key) or question.recorded() or question.predicted()
+        if self._keeps_stopgaps:
+            self._stopgaps[key] = decision
+        return decision
+
+    def tune(
+        self,
+        key: Key,
+        question: Question,
+        budget_s: float,
+        say: Callable[[Decision], object],
+    ) -> Record:
+        """Measure even if a decision exists; keep the new one here and on disk.
+
+        Args:
+            key: of the decision.
+            question: what is decided.
+            budget_s: seconds for the timing; compilation comes on top.
+            say: is called with the decision, before another thread may time.
+
+        Raises:
+            UnavailableError: the device cannot be asked, so nothing could be kept.
+        """
+        identity = question.backend.fingerprint(question.device)
+        alone = tuning_cache.alone(identity, question.key)
+        with self.timing, alone, _on(question.device):
+            previous = tuning_cache.load(identity, question.key)
+            decision = question.race(budget_s, previous)
+            record = _save(identity, decision)
+            self.table[key] = decision
+            say(decision)
+        return record
+
+    def forget(self) -> None:
+        """Forget this process's decisions (not those on disk): they are made or read anew."""
+        self.table.clear()
+        self._stopgaps.clear()
+        _predicted.cache_clear()
+        by_rule.cache_clear()
+
+
+def known_record(
+    decision: Decision | None, key: ProblemKey, device: torch.device, backend: DeviceBackend
+) -> tuple[Record, Source] | None:
+    """What was measured, and whether now or before; None if nothing was, or it is of no use.
+
+    Args:
+        decision: this process's, if there is one: only where there is none is the disk read.
+        key: what it is decided for.
+        device: where it is computed.
+        backend: of the device.
+    """
+    if decision is not None:
+        made = decision.cached
+        return None if made.record is None else (made.record, made.source)
+    record = load(key, device, backend)
+    if record is None:
+        return None
+    spec = backend.spec(device)
+    for index in record.indices:
+        one = record.timed[index]
+        if registry.restored(key.problem, one.way, one.config, record.batch, spec) is None:
+            return None
+    return record, "recorded"
+
+
+def load(key: ProblemKey, device: torch.device, backend: DeviceBackend) -> Record | None:
+    """What is on disk for a key; None if nothing is."""
+    identity = identity_of(device, backend)
+    return None if identity is None else tuning_cache.load(identity, key)
+
+
+def identity_of(device: torch.device, backend: DeviceBackend) -> Fingerprint | None:
+    """What decisions on a device depend on; None without its driver, and then nothing is kept."""
+    try:
+        return backend.fingerprint(device)
+    except UnavailableError:  # whoever asks for the device's spec says so
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def by_rule(problem: Problem) -> Decision:
+    """What is taken where nothing is chosen."""
+    candidate = registry.rule(problem)
+    choice = Choice(candidate, candidate.build(-1), "rule")  # these need no device
+    return Decision(choice, choice)
+
+
+@functools.lru_cache(maxsize=4096)
+def _predicted(key: ProblemKey, index: int, spec: DeviceSpec | None) -> Decision:
+    stored: Choice | None = None
+    several = registry.best_predicted(key.problem, key.largest_batch, spec, is_judged=False)
+    for candidate in several:
+        try:
+            choice = Choice(candidate, candidate.build(index, key.rows), "model")
+        except KsoptError as error:
+            registry.warn_once(str(error))
+            continue
+        if not candidate.takes_parameters:
+            return Decision(choice, choice, stored)
+        stored = choice
+    rule = by_rule(key.problem)
+    return Decision(rule.cached, rule.repacked, stored)
+
+
+def _save(identity: Fingerprint, decision: Decision) -> Record:
+    record = decision.cached.record
+    assert record is not None
+    tuning_cache.save(identity, record)
+    return record
+
+
+def _index(device: torch.device) -> int:
+    """As `torch.Tensor.get_device` says it."""
+    return -1 if device.index is None else device.index
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The device is the current one inside the block."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and weight_cache.is_capturing(device.index)
