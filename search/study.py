@@ -21,7 +21,7 @@ from ksopt.measure import energy
 from ksopt.measure.roofline import measure_roofline
 from ksopt.patterns.size import Dims
 from ksopt.search import device_locks, feasibility, plan, study_store, whole_model, write_errors
-from ksopt.search.conclusion import concluded
+from ksopt.search.layer_finals import with_finals
 from ksopt.search.layer_record import LayerRecord, layer_result
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.progress import Progress, Silent
@@ -154,7 +154,7 @@ def _run(
         layers: list[LayerResult] = []
         for share, run in zip(shares, runs, strict=True):
             with spare if not layers else Spare.of(device) as fresh:
-                ended = concluded(share, run, device, fresh, stopped, progress, began)
+                ended = with_finals(share, run, device, fresh, stopped, progress, began)
             stopped = ended.stopped
             layers.append(layer_result(share.study, ended))
         kept = replace(kept, stopped=stopped, seconds=layers[-1].seconds)

@@ -24,7 +24,6 @@ from ksopt.measure.roofline import Roofline
 from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain
 from ksopt.search import device_locks, metrics
-from ksopt.search.claims import Claim, Claims, alive
 from ksopt.search.device_locks import Presence
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective, Outcome
@@ -37,6 +36,7 @@ from ksopt.search.samplers.factor_times import Estimator
 from ksopt.search.space.space import Step
 from ksopt.search.storage import Storage
 from ksopt.search.trained_weights import TrainedWeights
+from ksopt.search.trial_claims import Claim, Claims, alive
 
 CHAINS_AHEAD = 4
 """Chains that are known before they are measured: some ten factors are compiled side by side."""

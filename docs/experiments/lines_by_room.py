@@ -1,4 +1,4 @@
-"""Files and lines of Python by room, at some commits: the table of CONTRIBUTING.md's change note.
+"""Files and lines of Python by room, at some commits: the table of docs/development/rebuild.md.
 
 python docs/experiments/lines_by_room.py 792ddf8 HEAD
 """

@@ -12,9 +12,9 @@ from ksopt.bench import journal
 from ksopt.bench.journal import Form, Journal
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
+from ksopt.jit import source_digest
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.roofline import Roofline
-from ksopt.system import sources
 
 ROWS = journal.ROWS
 SCHEMA = "ksopt.bench/1"
@@ -70,7 +70,7 @@ def identity(request: BenchRequest, record: DeviceRecord) -> dict[str, Any]:
 
 def code_digest() -> str:
     """Digest of every source that a time can depend on; `DeviceRecord` has the commit beside it."""
-    return sources.digest(*_CODE)
+    return source_digest.digest(*_CODE)
 
 
 def read_rows(folder: Path) -> dict[Subject, Rows]:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         KsoptError: see `ksopt.bench.reproduction.run.run_paper`.
     """
-    from ksopt.bench.reproduction import cells, measured, report
+    from ksopt.bench.reproduction import measured, paper_comparison, report
     from ksopt.bench.reproduction import run as runs
     from ksopt.bench.reproduction.request import PaperRequest
     from ksopt.bench.reproduction.saved_request import SavedRequest
@@ -86,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
     found = measured.read(args.out)
     every = report.write(found, saved, args.out)
     if args.json:
-        sys.stdout.write(cells.to_json(every))
+        sys.stdout.write(paper_comparison.to_json(every))
     else:
         for item in saved.items:
             of_item = [one for one in every if one.item == item.name]
             print(f"{item.name}: {item.title}")
-            tables.write(cells.table(of_item))
+            tables.write(paper_comparison.table(of_item))
             print()
         print(f"Page: {args.out / 'paper.html'}; every number: {args.out / 'paper.csv'}")
     for sentence in (*outcome.remarks, *found.faults):

@@ -23,11 +23,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ksopt.jit import cache
+from ksopt.jit import cache, source_digest
 from ksopt.kernels.problem import ProblemKey
 from ksopt.measure.interleaved import EntryResult
 from ksopt.patterns.chain import Chain
-from ksopt.system import locks, sources, temporary_files
+from ksopt.system import locks, temporary_files
 
 Fingerprint = dict[str, str]
 """What a choice depends on besides the key, in words."""
@@ -164,8 +164,11 @@ def _timed(values: Any) -> Timed:
 
 
 def code_digest() -> str:
-    """Digest of what is timed, compiles it and times it."""
-    return sources.digest(
+    """Digest of the code that is timed, that compiles it and that times it.
+
+    Comments and docstrings of Python do not count: `ksopt.jit.source_digest`.
+    """
+    return source_digest.digest(
         *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure"),
         *("ksopt.baselines", "ksopt.batched", "ksopt.epilogue", "ksopt.precision"),
     )

@@ -46,7 +46,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ksopt.jit import host
-from ksopt.kernels import kept_places
+from ksopt.kernels import cached_tensors
 from ksopt.kernels.weight_scopes import root_of, said
 
 Prepare = Callable[[Tensor], Tensor]
@@ -114,7 +114,7 @@ def join(owner: Tensor, first: Tensor) -> None:
     """Note that something is kept with ``first`` that was made of ``owner``'s values, too."""
     with _lock:
         partners.setdefault(id(owner), set()).add(id(first))
-        kept_places.add(owner)
+        cached_tensors.add(owner)
 
 
 def _after_fork() -> None:
@@ -268,11 +268,11 @@ def forget(weight: Tensor) -> None:
     """
     _count_forgotten()
     root = root_of(weight)
-    if kept_places.may_hold(root):
+    if cached_tensors.may_hold(root):
         with _lock:
             for other in (id(root), *partners.pop(id(root), ())):
                 _by_weight.pop(other, None)
-            kept_places.discard(root._cdata)
+            cached_tensors.discard(root._cdata)
 
 
 @_disable_dynamo  # which leaves it in place behind a compiled step, whose versions stay, too
@@ -329,7 +329,7 @@ def refresh() -> None:
     with _lock:
         _by_weight.clear()
         partners.clear()
-        kept_places.clear()
+        cached_tensors.clear()
         refreshes += 1
     _count_forgotten()
 
@@ -461,9 +461,9 @@ def _forms_of(owner: Tensor) -> _Forms:
                 found = _by_weight.get(place)
                 if found is not None and found.owner is reference:
                     del _by_weight[place]
-                kept_places.discard(told)
+                cached_tensors.discard(told)
 
-        told = kept_places.add(owner)
+        told = cached_tensors.add(owner)
         forms = _by_weight[place] = _Forms(weakref.ref(owner, gone), {}, set())
     return forms
 

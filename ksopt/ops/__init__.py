@@ -82,7 +82,7 @@ from ksopt.ops import autocast_vmap, autograd, host_kernels
 from ksopt.ops.chain import chain, ks_chain, ks_chain_inner, ks_chain_out
 from ksopt.ops.eager import is_watched, multiply
 from ksopt.ops.mlp import ks_mlp, ks_mlp_inner, ks_mlp_out
-from ksopt.ops.saving import ks_mm_saving
+from ksopt.ops.saved_weight import ks_mm_saving
 from ksopt.ops.schemas import (
     ks_mm,
     ks_mm_changing,

@@ -21,10 +21,11 @@ from ksopt.kernels.by_factors import by_factors
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.operands import Operands, is_real
 from ksopt.kernels.validation import check_chain, check_epilogue
-from ksopt.ops import implementation, keeping, trained
+from ksopt.ops import implementation, trained
 from ksopt.ops.eager import are_ordinary
 from ksopt.ops.graph_inputs import all_lasting
 from ksopt.ops.schemas import LIBRARY, define, ks_mm
+from ksopt.ops.trained_chain import trained_product
 
 _ARGUMENTS = (
     "(Tensor x, Tensor[] weights, Tensor? bias=None, Tensor? residual=None, "
@@ -88,7 +89,7 @@ def composed(
             whole: Tensor = ks_chain_inner(x, list(weights), *around, kept_with)
             return whole
         if siblings == 1 and not batch_last and _is_trained_whole(operands):
-            y = keeping.trained(x, weights[0], weights[1], bias)
+            y = trained_product(x, weights[0], weights[1], bias)
             return _behind(op, y, None, activation, residual, batch_last)
     around = (bias, residual, activation, batch_last, siblings)
     return by_factors(ks_mm, partial(_behind, op), x, weights, *around, owners)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ksopt.jit import host
-from ksopt.ops import input_gradient, keeping, schemas  # noqa: F401  operators come first
+from ksopt.ops import input_gradient, schemas, trained_chain  # noqa: F401  operators come first
 from ksopt.ops.chain import ks_chain_inner  # noqa: F401  those of layers, too
 from ksopt.ops.mlp import ks_mlp_inner  # noqa: F401
 

@@ -13,9 +13,9 @@ from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.plan import Effect, choice, choice_of_layer, effect_of
 from ksopt.search.recommend import least_speedup
 from ksopt.search.report import answers, phrases, result_tables
-from ksopt.search.report.drawn_times import DrawnTimes
 from ksopt.search.report.overview import Series, overview_plot
 from ksopt.search.report.plots import beyond, figure, latency_plot
+from ksopt.search.report.reported_latency import ReportedLatencies
 from ksopt.search.request import SearchRequest
 from ksopt.search.results import Finalist, LayerResult, Recommendation, SearchResult, Verdict
 
@@ -108,7 +108,7 @@ def _lead(layer: LayerResult) -> list[str]:
 
 def _room_left(layer: LayerResult, answer: Recommendation) -> str:
     """What is known of chains that use the budget up; empty where the chain does."""
-    most, times = answer.budget.parameters, DrawnTimes(layer)
+    most, times = answer.budget.parameters, ReportedLatencies(layer)
     if answer.chosen is None or answer.chosen.facts.nnz >= _USED_UP * most:
         return ""
     fuller = [

@@ -12,8 +12,8 @@ from ksopt.search import diagnostics, metrics
 from ksopt.search.metrics import LATENCY, Metric
 from ksopt.search.plan import choice_of_layer
 from ksopt.search.report import bounds, headline, phrases, result_tables
-from ksopt.search.report.drawn_times import DrawnTimes
 from ksopt.search.report.plots import figure, metric_plot
+from ksopt.search.report.reported_latency import ReportedLatencies
 from ksopt.search.report.sections import section
 from ksopt.search.results import Finalist, LayerResult, Recommendation, Verdict
 
@@ -159,7 +159,7 @@ _WHOSE_TIMES = (
 def front(result: LayerResult) -> Iterator[Section]:
     """What is left to choose from, where more than latency was to be low."""
     titles = [metric.title for metric in metrics.objectives(result.request)]
-    front = DrawnTimes(result).front()
+    front = ReportedLatencies(result).front()
     if len(titles) < 2 or not front:
         return
     *others, last = titles
@@ -204,7 +204,7 @@ def finalists(result: LayerResult) -> Section:
 @section(order=100)
 def trials(result: LayerResult) -> Section:
     """Every trial."""
-    times = DrawnTimes(result)
+    times = ReportedLatencies(result)
     ranked = sorted(result.trials, key=lambda t: (t.ratio is None, times.ratio(t) or 0.0))
     shown = ranked[:_TRIALS_SHOWN]
     text = "The fastest over dense come first. trials.csv has every column."

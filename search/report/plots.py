@@ -15,7 +15,7 @@ from ksopt.search.pareto import pareto_front
 from ksopt.search.recommend import admitted
 from ksopt.search.report import phrases
 from ksopt.search.report.axes import Axes, Box, Scale, beside
-from ksopt.search.report.drawn_times import DrawnTimes
+from ksopt.search.report.reported_latency import ReportedLatencies
 from ksopt.search.results import Finalist, LayerResult, Recommendation, TrialRecord
 
 WIDE, NARROW = (800, 376), (360, 340)
@@ -32,8 +32,8 @@ def latency_plot(
 ) -> str:
     """Latency against weights, as an ``<svg>`` element; nothing if no trial was measured.
 
-    A point is a trial. Its height is the latency that the tables have (`DrawnTimes`). The stepped
-    line joins what no other point beats in both.
+    A point is a trial. Its height is the latency that the tables have (`ReportedLatencies`).
+    The stepped line joins what no other point beats in both.
 
     Args:
         result: Of the layer.
@@ -95,12 +95,12 @@ def beyond(result: LayerResult, pruned: bool = False) -> str:
 
 
 def _dense_us(result: LayerResult) -> float:
-    return DrawnTimes(result).dense_us
+    return ReportedLatencies(result).dense_us
 
 
 def _latencies(result: LayerResult) -> Callable[[TrialRecord], float]:
     """The latency of each trial; the dense layer's for one that has none."""
-    times = DrawnTimes(result)
+    times = ReportedLatencies(result)
     return lambda trial: times.latency_us(trial) or times.dense_us
 
 
@@ -165,7 +165,8 @@ def metric_plot(result: LayerResult, metric: Metric, width: int, height: int) ->
         parts.append(f'<path class="dense" d="M{x:.1f} {axes.top:.1f}V{axes.bottom:.1f}"/>')
     if dense is not None:
         parts += axes.dense_line(dense, f"dense {metric.shown(dense)}")
-    front = pareto_front(admitted(DrawnTimes(result).trials, result.request), (against, metric))
+    reported = ReportedLatencies(result).trials
+    front = pareto_front(admitted(reported, result.request), (against, metric))
     parts += axes.steps(map(place, front))
     parts += _marks(result, trials, axes, place, metric)
     label = f"{metric.title.capitalize()} against {against.axis} of {len(trials)} chains"
@@ -216,7 +217,7 @@ def _marks(
     taken: Sequence[Box] = (),
 ) -> list[str]:
     """A mark for each trial, a ring around each step's fastest chain, and the name of one."""
-    marks, tips, times = [], [], DrawnTimes(result)
+    marks, tips, times = [], [], ReportedLatencies(result)
     for trial in trials:
         x_value, y_value = place(trial)
         x, y = axes.x(x_value), axes.y(y_value)
@@ -242,7 +243,7 @@ def _name(chosen: Finalist) -> str:
 
 
 def _facts(
-    trial: TrialRecord, times: DrawnTimes, metric: Metric | None, value: float
+    trial: TrialRecord, times: ReportedLatencies, metric: Metric | None, value: float
 ) -> tuple[str, ...]:
     """What a tip says of a trial."""
     lines = [str(trial.facts.chain)]

@@ -8,7 +8,7 @@ from ksopt.report import tables
 from ksopt.report.tables import Table
 from ksopt.search import diagnostics, metrics, timing_noise
 from ksopt.search.report import phrases
-from ksopt.search.report.drawn_times import DrawnTimes
+from ksopt.search.report.reported_latency import ReportedLatencies
 from ksopt.search.results import (
     Finalist,
     LayerResult,
@@ -119,7 +119,7 @@ def _with_metrics(
     return tables.of(heads, rows)
 
 
-def trials_table(trials: Sequence[TrialRecord], times: DrawnTimes) -> Table:
+def trials_table(trials: Sequence[TrialRecord], times: ReportedLatencies) -> Table:
     """Trials with the times that the plots have of them."""
     rows = []
     for trial in trials:

@@ -17,7 +17,7 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.layers import Layers
 from ksopt.search.plan import Effect, PlannedGroup, effect_of, effects_of
 from ksopt.search.report import answers
-from ksopt.search.report.drawn_times import DrawnTimes
+from ksopt.search.report.reported_latency import ReportedLatencies
 from ksopt.search.request import SearchRequest
 from ksopt.search.results import (
     SCHEMA,
@@ -130,7 +130,7 @@ def _layer(layer: LayerResult) -> dict[str, Any]:
         "trials": [trial(one) for one in layer.trials],
         "front": {
             "metrics": [metric.name for metric in metrics.objectives(layer.request)],
-            "trials": [one.number for one in DrawnTimes(layer).front()],
+            "trials": [one.number for one in ReportedLatencies(layer).front()],
         },
         "space": asdict(layer.space),
         "sampler": layer.sampler,

@@ -16,9 +16,9 @@ from ksopt.bench.reproduction import (
     statistics,
 )
 from ksopt.bench.reproduction.catalogue import ITEMS, items
-from ksopt.bench.reproduction.cells import Cell
 from ksopt.bench.reproduction.measured import Measured
 from ksopt.bench.reproduction.models import Case, Subject
+from ksopt.bench.reproduction.paper_comparison import Cell
 from ksopt.bench.reproduction.paper_numbers import printed
 from ksopt.bench.reproduction.products import FIRST, LAST, Product
 from ksopt.bench.reproduction.saved_request import SavedRequest

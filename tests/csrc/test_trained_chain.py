@@ -15,7 +15,7 @@ from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import plan_autotuner, trained_chain, weight_cache
 from ksopt.kernels.families import chain_launcher, chain_pack_launcher
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.ops.keeping import ks_chain_keeping
+from ksopt.ops.trained_chain import ks_chain_keeping
 from ksopt.patterns.chain import Chain
 
 LEFT, RIGHT = Chain.parse("(1,192,64,2)*(2,64,192,1)")

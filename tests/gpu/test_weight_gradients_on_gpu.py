@@ -202,7 +202,7 @@ def test_a_known_trained_chain_needs_no_python(
     """It gives what Python's launch gives, whatever the weights are by then."""
     from ksopt.jit import host
     from ksopt.kernels import trained_chain
-    from ksopt.ops.keeping import ks_chain_keeping
+    from ksopt.ops.trained_chain import ks_chain_keeping
     from ksopt.reference import ks_reference
 
     assert host.load() is None

@@ -16,13 +16,13 @@ import pytest
 import stand_ins
 import torch
 
-from ksopt.jit import cache
+from ksopt.jit import cache, source_digest
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.problem import Problem, ProblemKey, rows_of
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.patterns.chain import Pattern
-from ksopt.system import sources, temporary_files
+from ksopt.system import temporary_files
 
 MACHINE = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
 KEY = ProblemKey(Problem.of_factor(Pattern(4, 64, 64, 16), "float16", False), "aligned", 10)
@@ -374,17 +374,24 @@ def test_an_edit_of_a_kernel_or_of_what_times_it_starts_anew(edited, tmp_path, m
         shutil.copytree(places[name], copies[name])
     for name in ("baselines.py", "batched.py", "epilogue.py", "precision.py"):
         shutil.copy(places["ksopt"] / name, tmp_path)
-    before = tuning_cache.code_digest()
-    monkeypatch.setattr(sources.resources, "files", copies.__getitem__)
-    sources.digest.cache_clear()
-    try:
-        assert tuning_cache.code_digest() == before
+
+    def digest_with(text=""):
         with (tmp_path / edited).open("a") as file:
-            file.write(" ")
-        sources.digest.cache_clear()
-        assert tuning_cache.code_digest() != before
+            file.write(text)
+        source_digest.digest.cache_clear()
+        return tuning_cache.code_digest()
+
+    before = tuning_cache.code_digest()
+    monkeypatch.setattr(source_digest.resources, "files", copies.__getitem__)
+    is_python = edited.endswith(".py")
+    try:
+        assert digest_with() == before
+        remark = '\n# A remark.\n"""And another one."""\n' if is_python else "\n// A remark.\n"
+        remarked = digest_with(remark)
+        assert (remarked == before) == is_python  # of device code all bytes count
+        assert digest_with("\nadded = 1\n") not in (before, remarked)
     finally:
-        sources.digest.cache_clear()
+        source_digest.digest.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ksopt
 from ksopt.ops import chain_gradients, weight_gradient
-from ksopt.ops.keeping import trained
+from ksopt.ops.trained_chain import trained_product
 from ksopt.reference import ks_reference
 from tests.kernels import toy_chains
 
@@ -88,7 +88,7 @@ def test_frozen_operands_and_gradients_of_gradients(together: list[bool]) -> Non
     right = torch.randn(4, 4, 8, 1, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(32, dtype=torch.float64, requires_grad=True)
     for needed in ((x, left, right, bias), (left, right), (left,), (right, bias), (left, bias)):
-        y = trained(*(one if any(one is n for n in needed) else one.detach()
+        y = trained_product(*(one if any(one is n for n in needed) else one.detach()
                       for one in (x, left, right, bias)))  # fmt: skip
         grad = torch.randn_like(y)
         found = torch.autograd.grad(y, needed, grad)
@@ -99,4 +99,4 @@ def test_frozen_operands_and_gradients_of_gradients(together: list[bool]) -> Non
     assert together == [True, False]
     shapes = ((2, 4), (1, 2, 2, 2), (2, 2, 2, 1), (4,))  # a difference is taken for each element
     small = [torch.randn(one, dtype=torch.float64, requires_grad=True) for one in shapes]
-    assert torch.autograd.gradgradcheck(trained, small)
+    assert torch.autograd.gradgradcheck(trained_product, small)

@@ -26,17 +26,17 @@ from ksopt.search import (
     SearchRequest,
     interrupts,
     study_store,
+    trial_claims,
     trial_records,
     worker_pool,
 )
-from ksopt.search import claims as claims_module
-from ksopt.search.claims import GRACE_S, Claims, alive
 from ksopt.search.device_locks import Presence
 from ksopt.search.objectives import Objective
 from ksopt.search.options import STUDY
 from ksopt.search.pruning import Pruning
 from ksopt.search.samplers.chain_sampler import ChainSampler
 from ksopt.search.storage import Storage
+from ksopt.search.trial_claims import GRACE_S, Claims, alive
 from ksopt.search.trial_loop import Campaign
 from ksopt.search.worker_processes import Spare
 
@@ -673,7 +673,7 @@ def test_all_that_a_process_holds_has_marks_of_life(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was drawn ahead, too, and of other studies: they wait while one is measured."""
-    monkeypatch.setattr(claims_module, "BEAT_S", 0.02)
+    monkeypatch.setattr(trial_claims, "BEAT_S", 0.02)
     with Presence() as presence:
         drawing = claims(storage, presence)
         held = [claim for claim in (drawing.next(), drawing.next()) if claim is not None]

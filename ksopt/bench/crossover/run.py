@@ -15,10 +15,10 @@ from ksopt.bench.crossover.measuring import measure_site
 from ksopt.bench.crossover.request import CrossoverRequest, Site
 from ksopt.bench.crossover.results import FORM, SiteResult
 from ksopt.bench.crossover.surface import Grid
+from ksopt.jit import source_digest
 from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
 from ksopt.precision import fp32_products
-from ksopt.system import sources
 
 # What a time can depend on. A change anywhere else (reports, search, documents) changes none.
 _CODE = (
@@ -48,7 +48,7 @@ def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lam
     """
     began = time.monotonic()
     record = devices.record(request.device)
-    asked = journal.identity(request.identity(), record, sources.digest(*_CODE))
+    asked = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
     grid, sites = Grid.of(request), request.sites
     with journal.opened(out, FORM, asked) as book:
         if all(site in book.measured for site in sites):

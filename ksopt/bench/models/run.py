@@ -16,8 +16,8 @@ from ksopt.bench.models.build import build
 from ksopt.bench.models.measuring import How
 from ksopt.bench.models.request import ModelsRequest
 from ksopt.bench.models.results import Case, Subject
+from ksopt.jit import source_digest
 from ksopt.measure import device as devices
-from ksopt.system import sources
 
 SCHEMA = "ksopt.bench.models/1"
 FORM: Form[Subject, Case] = Form(
@@ -64,7 +64,7 @@ def run_models(
     for model in dict.fromkeys(subject.model for subject in request.subjects):
         _check(request, model)
     record = devices.record(request.device)
-    asked = journal.identity(request.identity(), record, sources.digest(*_CODE))
+    asked = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
     with journal.opened(out, FORM, asked) as book:
         missing = [subject for subject in request.subjects if subject not in book.measured]
         if missing:

@@ -9,7 +9,7 @@ from typing import Any
 from ksopt.bench.reproduction import boxes, statistics
 from ksopt.bench.reproduction.boxes import Boxes
 from ksopt.bench.reproduction.catalogue import Item
-from ksopt.bench.reproduction.cells import Cell, cell
+from ksopt.bench.reproduction.paper_comparison import Cell, cell
 from ksopt.bench.reproduction.products import FIRST, GENERIC, KERNEL, LAST, SPECIALISED, Product
 from ksopt.bench.reproduction.statistics import Estimate
 from ksopt.measure.measurement import quantile

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from ksopt.bench.reproduction import cases
 from ksopt.bench.reproduction.cases import BMM, COMPLETE, DENSE, KERNEL, LINEAR
-from ksopt.bench.reproduction.cells import Cell, cell
 from ksopt.bench.reproduction.models import Case, Subject
+from ksopt.bench.reproduction.paper_comparison import Cell, cell
 from ksopt.bench.reproduction.statistics import Estimate
 
 

@@ -19,10 +19,10 @@ from ksopt.bench.journal import Form, Journal
 from ksopt.bench.reproduction import cases
 from ksopt.bench.reproduction.cases import Built
 from ksopt.bench.reproduction.request import PaperRequest
+from ksopt.jit import source_digest
 from ksopt.measure import device as devices
 from ksopt.measure.accuracy import allowed_error, relative_error
 from ksopt.measure.timing import Measurement, measure
-from ksopt.system import sources
 
 _SECONDS = 2.0
 _TF32_ROUNDING = 2.0**-11
@@ -87,7 +87,7 @@ FORM: Form[Subject, Case] = Form(
 def opened(folder: Path, request: PaperRequest) -> Generator[Journal[Subject, Case]]:
     """The folder's journal; see `ksopt.bench.journal.opened`."""
     record = devices.record(request.device)
-    asked = journal.identity(request.identity(), record, sources.digest(*_CODE))
+    asked = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
     with journal.opened(folder, FORM, asked) as book:
         yield book
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ksopt.bench.reproduction import statistics
-from ksopt.bench.reproduction.cells import Cell, cell
+from ksopt.bench.reproduction.paper_comparison import Cell, cell
 from ksopt.bench.reproduction.products import FIRST, GENERIC, KERNEL, LAST, SPECIALISED, Product
 
 RIVALS = ("bmm", "einsum", "bsr", "dense", "sparse")

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from ksopt.bench import rows
 from ksopt.bench.reproduction import (
-    cells,
     energy_tables,
     figures,
     heuristic,
     model_tables,
+    paper_comparison,
     product_tables,
 )
 from ksopt.bench.reproduction.cases import names
 from ksopt.bench.reproduction.catalogue import ENERGY, MODELS, PRODUCTS, SIZES, Item
-from ksopt.bench.reproduction.cells import Cell
 from ksopt.bench.reproduction.measured import Measured
+from ksopt.bench.reproduction.paper_comparison import Cell
 from ksopt.bench.reproduction.products import Product
 from ksopt.bench.reproduction.saved_request import SavedRequest
 from ksopt.errors import InvalidInputError
@@ -57,7 +57,7 @@ def view(item: Item, measured: Measured, request: SavedRequest) -> View:
             )
         )
         found = kind(item.name, measured.cases, dtypes, request.is_small)
-        return View((Section(_head(item), (), (), cells.table(found)),), tuple(found))
+        return View((Section(_head(item), (), (), paper_comparison.table(found)),), tuple(found))
     by_dtype = measured.products if item.needs == PRODUCTS else measured.energies
     others = _others(item, by_dtype, request)
     numbers: list[Cell] = []
@@ -71,7 +71,7 @@ def view(item: Item, measured: Measured, request: SavedRequest) -> View:
                 title = f"{item.name}, {dtype}: {item.title[0].lower() + item.title[1:]}"
                 drawn.append(Section(title, figure=data.figure(), table=data.table()))
     texts = (_ENERGY_TEXT, *_idle(measured)) if item.needs == ENERGY else ()
-    head = Section(_head(item), (), texts, cells.table(numbers))
+    head = Section(_head(item), (), texts, paper_comparison.table(numbers))
     if item.needs == ENERGY and any(measured.energies.values()):
         table = energy_tables.by_way(measured.energies)
         drawn.append(Section("Energy of a call and of a token", table=table))
@@ -185,7 +185,7 @@ def write(measured: Measured, request: SavedRequest, out: Path) -> list[Cell]:
                           f"{run['device']['commit']}" for run in measured.runs)  # fmt: skip
     where = "; ".join(devices)
     texts = {
-        "paper.csv": cells.to_csv(every),
+        "paper.csv": paper_comparison.to_csv(every),
         "paper.md": document.markdown(_TITLE, found, where),
         "paper.html": document.html(_TITLE, where, found),
         **{

@@ -38,14 +38,13 @@ from ksopt import precision, settings
 from ksopt.compile.lowering.benchmark import Question, Times, by_clock
 from ksopt.compile.sites import Decision, Site
 from ksopt.errors import InvalidInputError, UnavailableError
-from ksopt.jit import cache
+from ksopt.jit import cache, source_digest
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.planner import plan_of
 from ksopt.kernels.problem import Problem, bits_of, is_exact
 from ksopt.patterns.chain import Chain
-from ksopt.system import sources
 from ksopt.system.atomic_files import write_whole
 
 log = logging.getLogger("ksopt.compile")
@@ -229,7 +228,7 @@ def _path(question: Question, device: torch.device) -> Path:
 
 def _code() -> str:
     """Digest of what the times depend on beside the kernels: how a site is timed, the operators."""
-    return sources.digest(
+    return source_digest.digest(
         "ksopt.compile.lowering.benchmark", "ksopt.compile.lowering.out_variants", "ksopt.ops"
     )
 

@@ -9,7 +9,6 @@ import pytest
 
 from ksopt.kernels.problem import DeviceSpec, Epilogue
 from ksopt.patterns.chain import Chain, Pattern
-from ksopt.search.claims import Claims
 from ksopt.search.device_locks import Presence
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.options import STUDY
@@ -18,6 +17,7 @@ from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.samplers.factor_times import ORIGIN, Estimator, estimates, factor_times, turns
 from ksopt.search.space.space import build
 from ksopt.search.storage import Storage
+from ksopt.search.trial_claims import Claims
 
 SPACE = build(LayerRequest("32x64", budgets=("30%", "60%"), max_factors=2))
 

@@ -1,4 +1,4 @@
-"""Which chain to measure next, so that no two processes measure one, and none is left undone.
+"""Claims of trials: no two processes measure the same chain, and none is left undone.
 
 Processes that share a study draw their chains one after the other, in turns (`Storage.turn`), and
 then measure side by side. Each marks its trial as its own. A trial whose process has ended is given

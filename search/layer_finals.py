@@ -14,7 +14,7 @@ from ksopt.search.worker_pool import Share
 from ksopt.search.worker_processes import Spare
 
 
-def concluded(
+def with_finals(
     share: Share,
     kept: LayerRecord,
     device: torch.device,

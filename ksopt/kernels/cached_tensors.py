@@ -1,4 +1,4 @@
-"""Tensors with which something is kept (weight_cache.py), for the host library's products.
+"""Which tensors the weight cache (weight_cache.py) may have an entry for, for the host library.
 
 A training step's product has something to forget only where something is kept of its weight; all
 others run without Python: see csrc/host/kept_weights.cpp.

@@ -111,7 +111,7 @@ def _sizes(weight: Tensor) -> tuple[int, int]:
     return a, d
 
 
-def trained(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+def trained_product(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     """The product of a chain of two factors plus a bias, with its gradients recorded.
 
     Args:

@@ -8,7 +8,7 @@ from ksopt.search import recommend
 from ksopt.search.results import Finalist, LayerResult, TrialRecord
 
 
-class DrawnTimes:
+class ReportedLatencies:
     """The latencies of a layer's chains beside one time of the dense layer, in microseconds.
 
     A finalist has the time that the tables of the answer and the final have. The clocks may have
@@ -29,13 +29,13 @@ class DrawnTimes:
     @property
     def trials(self) -> list[TrialRecord]:
         """Those of the search, each with the times that the report says of its chain."""
-        return [self.drawn(trial) for trial in self.result.trials]
+        return [self.reported(trial) for trial in self.result.trials]
 
     def front(self) -> list[TrialRecord]:
         """The Pareto front of all that was asked for, by these times."""
         return recommend.front_of(self.trials, self.result.request)
 
-    def drawn(self, trial: TrialRecord) -> TrialRecord:
+    def reported(self, trial: TrialRecord) -> TrialRecord:
         """A trial with the times that the report says of its chain."""
         final = self.finals.get(trial.number)
         if final is not None:
@@ -48,9 +48,9 @@ class DrawnTimes:
 
     def ratio(self, trial: TrialRecord) -> float | None:
         """Latency over the dense layer's, of the final where that has timed the chain."""
-        return self.drawn(trial).ratio_seen
+        return self.reported(trial).ratio_seen
 
     def latency_us(self, trial: TrialRecord) -> float | None:
         """A trial's latency; None where nothing was measured."""
-        one = self.drawn(trial)
+        one = self.reported(trial)
         return None if one.latency is None or one.dense is None else one.latency.median_us
