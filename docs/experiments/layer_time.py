@@ -59,7 +59,7 @@ def median_us(call: Callable[[], object]) -> float:
     times = []
     for _ in range(_SAMPLES):
         flushed.zero_()
-        torch.cuda._sleep(200_000)  # the host is ahead of the device then
+        torch.cuda._sleep(2_000_000)  # a millisecond: the host is ahead of the device then
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         call()

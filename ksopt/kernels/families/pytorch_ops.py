@@ -40,18 +40,18 @@ _EINSUM = 1.12  # what they take, beside their product and their copies
 def names(problem: Problem, device_type: str) -> list[str]:
     """The ways worth trying on ``device_type``, the simplest first."""
     p = problem.pattern
-    found = ["bmm", "bmm_paper", "einsum"]
+    ways = ["bmm", "bmm_paper", "einsum"]
     if min(p.a, p.d) <= _MAX_LOOP:
-        found.append("bmm_loop")
+        ways.append("bmm_loop")
     if device_type != "cpu":
-        found += ["einsum_weight_first", *(["conv"] if p.a > 1 else [])]
+        ways += ["einsum_weight_first", "conv"]
     else:
         if 1 < p.d <= _MAX_EXTRA_FLOPS:
-            found.append("expand")
+            ways.append("expand")
         if p.a > 1 and p.a * p.d <= _MAX_EXTRA_FLOPS:  # for a = 1 they are the same
-            found.append("dense")
+            ways.append("dense")
     product = Product(p, getattr(torch, problem.dtype), device_type, problem.batch_last)
-    return [name for name in found if BASELINES[name].supports(product).ok]
+    return [name for name in ways if BASELINES[name].supports(product).ok]
 
 
 def prepares(name: str, problem: Problem) -> bool:
