@@ -29,22 +29,22 @@ DELIBERATE = (
         r"|settings and diagnoses/32x32/(drift/.*_us|dense_layer/(over_floor|.*_us))"
         r"|the model/.*(_us|_over_dense)",
         r"^\d.* -> \d",
-        "A layer of a model is timed with what surrounds it in the model's graph (06a7d70): of the "
-        "two layers 0.k and 0.v, which read one input, both are timed at once, and not one.",
+        "A layer of a model is timed with what surrounds it in the model's graph (06a7d70): the "
+        "layers q and v of a block, which read one input, are timed at once.",
         title="a model, timed whole",
     ),
     Deliberate(
         "bench kernels",
         r".*/latency/(repeats|noise)",
         r"^\d",
-        "Ways that are near each other are timed in more rounds (5ceb7d5).",
+        "Ways that are near each other are timed in more rounds (032243c, 5ceb7d5).",
     ),
     Deliberate(
         "bench kernels",
         r".*(/latency/(median|p\d0)_us|/efficiency|/ratio|/ratio_paper)",
         r"^\d",
-        "In more rounds (5ceb7d5) more of the played samples are seen, which are 1 % apart: a "
-        "median or a quantile moves by one of them at most, and so do quotients of them.",
+        "In more rounds (032243c, 5ceb7d5) more of the played samples are seen, which are 1 % "
+        "apart: a median or a quantile moves by one of them at most, and so do their quotients.",
         at_most=0.0101,
     ),
     Deliberate(
