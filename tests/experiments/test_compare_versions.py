@@ -76,6 +76,15 @@ def test_a_kind_may_be_of_one_case_and_bound_how_much_a_number_changes() -> None
         assert unexpected == [one for one in (near, far, text) if one not in deliberate]
 
 
+def test_a_reason_in_other_words_is_deliberate_with_the_same_numbers_only() -> None:
+    before = "hopeless after 2 repeats: more than {} times the dense layer's latency"
+    now = "given up after 2 repeats: above 1.24 of the dense layer's latency "
+    now += "it is none of the fastest"
+    for number, unexpected in (("1.24", 0), ("1.36", 1)):
+        one = Difference("trials.csv/25/reason", before.format(number), now)
+        assert len(sorted_out("search", [one], DELIBERATE)[0]) == unexpected
+
+
 def test_every_kind_of_one_case_names_a_case_that_there_is() -> None:
     cases = {(one.command, one.title) for one in CASES}
     assert {(one.command, one.title) for one in DELIBERATE if one.title} <= cases

@@ -19,7 +19,8 @@ DELIBERATE = (
     Deliberate(
         "search",
         r"trials.*/reason",
-        r"^'hopeless after (\d+ repeats): .* -> 'given up after \1: ",
+        r"^\"hopeless after (\d+ repeats): more than ([\d.]+) times the dense layer's latency\" -> "
+        r"\"given up after \1: above \2 of the dense layer's latency it is none of the fastest\"$",
         "The reason why a trial was pruned is worded anew (322213b).",
     ),
     Deliberate(
