@@ -3,10 +3,10 @@
     git worktree add /tmp/before 792ddf8
     python docs/experiments/compare_versions.py /tmp/before .
 
-Needs no GPU. Both versions run the same commands in processes of their own, with times that are
-played (`versions.played_times`), so that what depends on times can be compared, too. Prints a
-table, what differs, and which differences are deliberate (`versions.deliberate`). Exits with 1 if
-any is not.
+Needs no GPU, and takes some 20 minutes. Both versions run the same commands in processes of their
+own, with times that are played (`versions.played_times`), so that what depends on times can be
+compared, too. Prints a table, what differs, and which differences are deliberate
+(`versions.deliberate`). Exits with 1 if any is not.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def compared(case: Case, before: Version, now: Version, home: Path) -> Outcome:
     differing = list(differences(earlier, later))
     if "failed" in earlier and "failed" in later:  # alike or not, nothing was compared
         differing = [Difference("failed", earlier["failed"], later["failed"])]
-    return Outcome(case, counted(earlier), *sorted_out(case.command, differing, DELIBERATE))
+    return Outcome(
+        case, counted(earlier), *sorted_out(case.command, differing, DELIBERATE, case.title)
+    )
 
 
 def layers_case(modules: Path) -> Case:

@@ -10,6 +10,7 @@ import compare_versions
 from versions import comparing, documents, played_times
 from versions.cases import CASES, Case
 from versions.comparing import NOTHING, Deliberate, Difference, differences, sorted_out
+from versions.deliberate import DELIBERATE
 from versions.running import ROOT, Finished, RunError, Version
 
 OTHER_ROWS = Deliberate("search", "trials/.*/error", "^0.0", "other rows are checked")
@@ -63,6 +64,30 @@ def test_only_what_a_kind_names_is_deliberate() -> None:
     assert unexpected == [large, other]
     assert deliberate == {OTHER_ROWS: [small]}
     assert sorted_out("tune", [small], [OTHER_ROWS])[0] == [small]
+
+
+def test_a_kind_may_be_of_one_case_and_bound_how_much_a_number_changes() -> None:
+    near, far = Difference("latency/median_us", 100.0, 101.0), Difference("us", 100.0, 102.0)
+    text = Difference("us", 100.0, "100")
+    kind = Deliberate("bench", ".*us", "", "other rounds", title="two ways", at_most=0.0101)
+    for title, deliberate in (("two ways", [near]), ("three ways", []), ("", [])):
+        unexpected, named = sorted_out("bench", [near, far, text], [kind], title)
+        assert named.get(kind, []) == deliberate
+        assert unexpected == [one for one in (near, far, text) if one not in deliberate]
+
+
+def test_a_reason_in_other_words_is_deliberate_with_the_same_numbers_only() -> None:
+    before = "hopeless after 2 repeats: more than {} times the dense layer's latency"
+    now = "given up after 2 repeats: above 1.24 of the dense layer's latency "
+    now += "it is none of the fastest"
+    for number, unexpected in (("1.24", 0), ("1.36", 1)):
+        one = Difference("trials.csv/25/reason", before.format(number), now)
+        assert len(sorted_out("search", [one], DELIBERATE)[0]) == unexpected
+
+
+def test_every_kind_of_one_case_names_a_case_that_there_is() -> None:
+    cases = {(one.command, one.title) for one in CASES}
+    assert {(one.command, one.title) for one in DELIBERATE if one.title} <= cases
 
 
 def _left(folder: Path, results: dict) -> dict:

@@ -47,21 +47,33 @@ class Deliberate:
         place: what their paths match, whole; a regular expression.
         change: a regular expression that is somewhere in "before -> now".
         reason: why it is so, and since which commit.
+        title: the one case where they appear; empty for all cases of the command.
+        at_most: the largest change of a number, as a share of the larger one; None for any.
     """
 
     command: str
     place: str
     change: str
     reason: str
+    title: str = ""
+    at_most: float | None = None
 
-    def covers(self, command: str, one: Difference) -> bool:
-        """Whether a difference is of this kind."""
+    def covers(self, command: str, one: Difference, title: str = "") -> bool:
+        """Whether a difference, in the case of a title, is of this kind."""
         change = f"{one.before!r} -> {one.now!r}"
         return (
             command == self.command
+            and (not self.title or title == self.title)
             and re.fullmatch(self.place, one.path) is not None
             and re.search(self.change, change) is not None
+            and (self.at_most is None or _are_near(one, self.at_most))
         )
+
+
+def _are_near(one: Difference, share: float) -> bool:
+    sides = (one.before, one.now)
+    are_numbers = all(isinstance(each, (int, float)) for each in sides)
+    return are_numbers and math.isclose(*sides, rel_tol=share)
 
 
 def differences(before: Any, now: Any, path: str = "") -> Iterator[Difference]:
@@ -97,13 +109,13 @@ def _are_equal(before: Any, now: Any) -> bool:
 
 
 def sorted_out(
-    command: str, differing: Sequence[Difference], kinds: Sequence[Deliberate]
+    command: str, differing: Sequence[Difference], kinds: Sequence[Deliberate], title: str = ""
 ) -> tuple[list[Difference], dict[Deliberate, list[Difference]]]:
     """Differences that no kind covers, and the others by their kinds."""
     unexpected: list[Difference] = []
     deliberate: dict[Deliberate, list[Difference]] = {}
     for one in differing:
-        kind = next((kind for kind in kinds if kind.covers(command, one)), None)
+        kind = next((kind for kind in kinds if kind.covers(command, one, title)), None)
         if kind is None:
             unexpected.append(one)
         else:

@@ -19,20 +19,34 @@ DELIBERATE = (
     Deliberate(
         "search",
         r"trials.*/reason",
-        r"^'hopeless after (\d+ repeats): .* -> 'given up after \1: ",
+        r"^\"hopeless after (\d+ repeats): more than ([\d.]+) times the dense layer's latency\" -> "
+        r"\"given up after \1: above \2 of the dense layer's latency it is none of the fastest\"$",
         "The reason why a trial was pruned is worded anew (322213b).",
     ),
     Deliberate(
-        "bench kernels",
-        r".*/latency/(repeats|p\d0_us|noise)",
-        r"^\d",
-        "Ways that are near each other are timed in more rounds (5ceb7d5): their spread moves.",
+        "search",
+        r"(trials, in order|finalists|answers)/32x32/.*(_us|/noise|/efficiency|_over_dense)"
+        r"|trials\.csv/\d+/.*(_us|_over_dense)"
+        r"|settings and diagnoses/32x32/(drift/.*_us|dense_layer/(over_floor|.*_us))"
+        r"|the model/.*(_us|_over_dense)",
+        r"^\d.* -> \d",
+        "A layer of a model is timed with what surrounds it in the model's graph (06a7d70): the "
+        "layers q and v of a block, which read one input, are timed at once.",
+        title="a model, timed whole",
     ),
     Deliberate(
         "bench kernels",
-        r"(products/\d+/(efficiency|ratio|ratio_paper)|ways.*/(latency/median_us|efficiency))",
-        r"^(0\.0*[1-9]|[1-9])[\d.]* -> \1",
-        "As the rounds (5ceb7d5): to the first digit they are what they were.",
+        r".*/latency/(repeats|noise)",
+        r"^\d",
+        "Ways that are near each other are timed in more rounds (032243c, 5ceb7d5).",
+    ),
+    Deliberate(
+        "bench kernels",
+        r".*(/latency/(median|p\d0)_us|/efficiency|/ratio|/ratio_paper)",
+        r"^\d",
+        "In more rounds (032243c, 5ceb7d5) more of the played samples are seen, which are 1 % "
+        "apart: a median or a quantile moves by one of them at most, and so do their quotients.",
+        at_most=0.0101,
     ),
     Deliberate(
         "bench kernels",
@@ -67,6 +81,15 @@ DELIBERATE = (
         "-> .*not recognised.*an operand is made in a torch.inference_mode",
         "PyTorch computes what reads a tensor of a torch.inference_mode where gradients are on: "
         "autograd refuses to save it (e8583b8).",
+    ),
+    Deliberate(
+        "explain",
+        r"sites/module_0056, as written/2",
+        r"lowered: \(1,40,24,1\)\*\(1,24,80,1\) as linear, .* -> nothing$",
+        "The inner weight is an elementwise product of a parameter that is written behind the "
+        "layer: AOTAutograd may compute that product again in the backward pass, from what was "
+        "written (22f339e). PyTorch computes the pair of dense layers, and neither is a site "
+        "alone. Without the write the pair is lowered as before.",
     ),
     Deliberate(
         "doctor",

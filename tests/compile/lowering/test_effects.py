@@ -859,3 +859,37 @@ def test_what_the_backward_pass_may_make_again_is_not_read_where_it_is_written_b
         torch.testing.assert_close(compiled.get_parameter(name).grad, parameter.grad)
     (site,) = (one for one in reports[0].sites if one.spelling == "einsum")
     assert "an operand is written in place behind it" in site.reason
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_low_rank_pair_is_left_where_the_parameter_of_its_computed_weight_is_written_behind_it(
+    is_written, monkeypatch
+):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Parameter(torch.randn(24, 80))
+            self.register_buffer("mask", (torch.rand(24, 80) > 0.5).float())  # of no pattern
+            self.outer = nn.Linear(24, 40)
+
+        def forward(self, x):
+            y = self.outer(F.linear(x, self.inner * self.mask))
+            if is_written:
+                with torch.no_grad():
+                    self.inner[:, :1].add_(1.0)
+            return y
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(5, 80)
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
+    monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: aot_eager(gm, inputs))
+    compiled = copy.deepcopy(model)
+    with backend.collected() as reports:
+        torch.compile(compiled, backend="ksopt", options={"tune": "off"})(
+            x
+        ).square().sum().backward()
+    model(x).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(compiled.get_parameter(name).grad, parameter.grad)
+    lowered = [str(one.chain) for one in reports[0].sites if one.verdict is Verdict.LOWERED]
+    assert lowered == ([] if is_written else ["(1,40,24,1)*(1,24,80,1)"])
