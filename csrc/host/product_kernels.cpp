@@ -155,7 +155,7 @@ std::optional<c10::SafeKernelFunction>& python_chain_keeping() {
   return *kernel;
 }
 
-// y and what is between the factors, where ksopt/ops/keeping.py would launch a kernel that is known and has
+// y and what is between the factors, where ksopt/ops/trained_chain.py would launch a kernel that is known and has
 // nothing to forget.
 std::optional<std::array<Tensor, 2>> known_chain(const Tensor& x, const Tensor& left, const Tensor& right,
                                                  const Tensor* bias) {
