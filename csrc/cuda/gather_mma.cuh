@@ -433,35 +433,18 @@ __device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& 
   }
 }
 
-// Whether no value of a chunk is an infinity or NaN.
-template <typename T>
-__device__ __forceinline__ bool are_finite(const uint4& words) {
-  const uint32 all[4] = {words.x, words.y, words.z, words.w};
-  bool are = true;
-#pragma unroll
-  for (int at = 0; at < 4; ++at) {
-    if constexpr (sizeof(T) == 4) {
-      are = are && is_finite(__uint_as_float(all[at]));
-    } else {
-      are = are && is_finite(to_float(T{static_cast<uint16>(all[at])})) &&
-            is_finite(to_float(T{static_cast<uint16>(all[at] >> 16)}));
-    }
-  }
-  return are;
-}
-
-// One element of y: if it is not finite, added anew where three products of TF32 numbers, or stored zeros of a
-// factor that is written out, make NaN of an infinity.
+// One element of y: of three products of TF32 numbers, which make NaN of an infinity, added anew if it is not
+// finite.
 template <typename P, typename Tile>
 __device__ __forceinline__ void write_element(float value, const GatherAddresses<P, Tile>& at, int64 row, int run,
                                               int n, typename Tile::Element* to) {
-  if (Tile::MENDS && !is_finite(value)) {
+  if (Tile::PRODUCTS == 3 && !is_finite(value)) {
     const int g = Tile::WHOLE_J ? n / P::D / Tile::KB : 0, k = Tile::WHOLE_J ? n / P::D % Tile::KB : run;
     const int j = Tile::WHOLE_J ? n % P::D : n;
     const typename Tile::Element* const x = at.x_row(row) + (g * P::C * P::D + j) * at.arguments.x_feature_stride;
     value = 0.0f;
 #pragma unroll 1
-    for (int l = (at.column.k0 + k) % Tile::CLASSES; l < P::C; l += Tile::CLASSES) {
+    for (int l = 0; l < P::C; ++l) {
       value = fmaf(to_float(x[l * P::D * at.arguments.x_feature_stride]), to_float(at.weight(g, k, l, j)), value);
     }
   }
@@ -490,13 +473,14 @@ __device__ __forceinline__ void write_results(uint32 results, const GatherAddres
     const int begin = static_cast<int>(chunk * VECTOR) - into_chunk(first);
     if (begin < 0 || begin + VECTOR > length || (!Tile::WHOLE_J && run >= runs)) continue;
     const uint4 words = load_shared_4_words(results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16);
-    if constexpr (Tile::MENDS) {
-      if (!are_finite<T>(words)) {
-#pragma unroll 1
+    if constexpr (Tile::PRODUCTS == 3) {
+      const float values[4] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
+                               __uint_as_float(words.w)};
+      if (!(is_finite(values[0]) && is_finite(values[1]) && is_finite(values[2]) && is_finite(values[3]))) {
+#pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
           const int n = begin + e;
-          const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16 + e * Tile::SIZE;
-          write_element<P, Tile>(load_shared<T>(from), at, row0 + row, run, n, first + n);
+          write_element<P, Tile>(values[e], at, row0 + row, run, n, first + n);
         }
         continue;
       }
@@ -605,13 +589,7 @@ __device__ __forceinline__ void gather_mma_pack_kernel(const Arguments& argument
     const GatherColumn<P, Tile> column(index);
     T value = from_float<T>(0.0f);
     if (g < column.groups && k < column.outputs && l < P::C && j < column.js) {
-      constexpr int CLASSES = Tile::CLASSES;
-      const int output = column.k0 + k;
-      if constexpr (CLASSES == 1) {
-        value = weight[((int64(column.i0 + g) * P::B + output) * P::C + l) * P::D + column.j0 + j];
-      } else if (output % CLASSES == l % CLASSES) {
-        value = weight[(int64(column.i0 + g) * (P::B / CLASSES) + output / CLASSES) * P::C + l];
-      }
+      value = weight[((int64(column.i0 + g) * P::B + column.k0 + k) * P::C + l) * P::D + column.j0 + j];
     }
     *reinterpret_cast<T*>(packed + int64(index) * Tile::COLUMN_BYTES + weight_place<Tile>(g, k, l, j)) = value;
   }

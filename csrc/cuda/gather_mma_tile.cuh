@@ -7,7 +7,7 @@
 enum class GatherWeights { STORED, PACKED, STREAMED };
 
 template <typename T, typename P, int WARPS_, int BM_, int MT_, int NT_, int NS_, int JT_, int GROUPS_, int JC_,
-          int PARTS_, int STAGES_, int BLOCKS_, int PRODUCTS_, GatherWeights WEIGHTS_, int CLASSES_ = 1>
+          int PARTS_, int STAGES_, int BLOCKS_, int PRODUCTS_, GatherWeights WEIGHTS_>
 struct GatherMmaTile {
   using Element = T;
   static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
@@ -20,9 +20,6 @@ struct GatherMmaTile {
   static constexpr int PARTS = PARTS_, STAGES = STAGES_;
   static constexpr int BLOCKS = BLOCKS_;  // blocks that should fit on a multiprocessor
   static constexpr int PRODUCTS = PRODUCTS_;
-  // P may be a factor with d = CLASSES, written out with zeros: outputs and inputs of a class lie so far apart.
-  static constexpr int CLASSES = CLASSES_;
-  static constexpr bool MENDS = PRODUCTS == 3 || CLASSES > 1;
   static constexpr bool PACKED = WEIGHTS_ != GatherWeights::STORED,
                         STREAMED = WEIGHTS_ == GatherWeights::STREAMED;
   static constexpr int SIZE = sizeof(T), VECTOR = 16 / SIZE;
@@ -30,9 +27,9 @@ struct GatherMmaTile {
   static constexpr bool WHOLE_J = JC == P::D;
   // Two neighbouring l are a word of x, and two neighbouring k one of y.
   static constexpr bool L_PAIRS = SIZE == 2 && P::D == 1 && P::C % 2 == 0;
+  static constexpr bool K_PAIRS = SIZE == 2 && P::D == 1 && P::B % 2 == 0;
   // Whether the l of a step may lie in chunks of x, for all rows and groups.
   static constexpr bool MAY_BE_CHUNKS = PRODUCTS > 0 && P::D == 1 && (GROUPS == 1 || P::C % VECTOR == 0);
-  static constexpr bool K_PAIRS = SIZE == 2 && P::D == 1 && P::B % 2 == 0;
   static constexpr bool NARROW = PRODUCTS == 0 && P::B <= 4;  // a lane has all outputs of a row
   static constexpr int NB = NS * NT * 8, OUTPUT_TILES = (P::B + NB - 1) / NB, KB = NB < P::B ? NB : P::B;
   static constexpr int STEPS = (P::C + STEP - 1) / STEP, PART_STEPS = (STEPS + PARTS - 1) / PARTS;
@@ -60,7 +57,6 @@ struct GatherMmaTile {
   static constexpr int64 PACKED_BYTES = int64(COLUMNS) * COLUMN_BYTES;
   static_assert(BM % (16 * MT) == 0 && JC <= P::D && (PARTS - 1) * PART_STEPS < STEPS && STAGES >= 2, "");
   static_assert(GROUPS == 1 || (WHOLE_J && OUTPUT_TILES == 1 && PARTS == 1), "whole blocks i, or one");
-  static_assert(CLASSES == 1 || (P::D == 1 && PACKED && P::B % CLASSES == 0 && P::C % CLASSES == 0), "");
   static_assert(PRODUCTS < 3 || SIZE == 4, "16-bit numbers are multiplied once");
   static_assert(PRODUCTS != 0 || PARTS == 1, "only short sums are added without tensor cores");
   static_assert(JT == 1 || (JT == 2 && P::D % 2 == 0 && JC % 2 == 0 && PRODUCTS > 0), "two j, by tensor cores");

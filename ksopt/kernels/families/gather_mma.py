@@ -329,17 +329,13 @@ class GatherMma(TemplateFamily[Config]):
 
     def tile(self, problem: Problem, config: Config) -> str:
         """The generated file's part that names the tile."""
-        return self.tile_of(problem, config, classes=1)
-
-    def tile_of(self, problem: Problem, config: Config, classes: int) -> str:
-        """`tile`, of a pattern whose weights are zeros between so many classes of inputs."""
         p, dtype = problem.pattern, self.dtypes[problem.dtype]
         of_tile = ", ".join(str(int(value)) for value in astuple(config)[:-4])
         facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
         if config.weights != "stored":
             facts["Tile::PACKED_BYTES"] = config.columns(p) * config.weight_bytes(p)
         weights = f"GatherWeights::{config.weights.upper()}"
-        rest = f"{self.products(problem, config)}, {weights}, {classes}"
+        rest = f"{self.products(problem, config)}, {weights}"
         instance = f"GatherMmaTile<{dtype}, Support, {of_tile}, {rest}>"
         return codegen.tile(self.template, p, instance, facts, self.name)
 

@@ -9,7 +9,6 @@ from ksopt.patterns.chain import Chain, Pattern
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 COMMON = Pattern(4, 64, 64, 16)  # every family of one factor takes it
-FEW_CLASSES = {"gather_mma_written_out": Pattern(4, 64, 64, 4)}  # d times the weights of others
 COMMON_CHAIN = Chain.parse("(1,192,48,2)*(2,48,192,1)")  # and every one of chains this
 
 FOLDS_16 = "2, 3, 4, 6, 12 or a multiple of 8"
@@ -141,7 +140,7 @@ def test_a_refusal_says_why(name, dtype, text, reason):
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_a_family_takes_its_own_dtypes_and_refuses_others(family, dtype):
     own = ", ".join(family.dtypes)
-    chain = COMMON_CHAIN if family.takes_chains else Chain((FEW_CLASSES.get(family.name, COMMON),))
+    chain = COMMON_CHAIN if family.takes_chains else Chain((COMMON,))
     second = SecondLayer(COMMON_CHAIN) if family.takes_mlps else None
     for last in layouts(family):
         reason = family.unsupported_reason(Problem(chain, dtype, last, second=second), H200)
