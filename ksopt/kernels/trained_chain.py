@@ -16,10 +16,12 @@ from torch import Tensor
 
 from ksopt.errors import KsoptError
 from ksopt.jit import host
-from ksopt.kernels import layer_plans, registry
+from ksopt.kernels import layer_plans, plan_autotuner, registry
+from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.plan import ExecutionPlan
+from ksopt.kernels.problem import Problem
 
 Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor, Tensor]]
 """(x, weights, bias) -> y and what is between the factors."""
@@ -42,8 +44,13 @@ def run(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> tuple[Tens
         bias: [M], or None.
     """
     operands = Operands(x, tuple(weights), bias, None)
-    candidate, is_final = layer_plans.chosen_for_changing(operands)
-    if candidate is None or candidate.family is None:
+    chosen, is_final = layer_plans.chosen_for_changing(operands)
+    if chosen is None:
+        return None
+    problem = chosen.problem
+    batch = x.numel() // problem.chain.in_features
+    candidate = chosen if _keeps(chosen) else fastest_keeper(problem, batch, x.device)
+    if candidate is None:
         return None
     call = _loaded(candidate, x.get_device())
     if call is None:
@@ -59,13 +66,49 @@ def is_kept_whole(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> 
     if len(weights) != 2:
         return False
     plan = layer_plans.plan_of_fakes(Operands(x, tuple(weights), bias, None), changing=True)
-    return plan is not None and is_kept(plan)
+    return plan is not None and is_kept(plan, x.device)
 
 
-def is_kept(plan: ExecutionPlan) -> bool:
-    """Whether a plan is one launch, of a kernel that can keep what is between the factors."""
-    keeps: bool = plan.is_whole and family_of(plan.ways[0]).keeps_between(plan.problem)
-    return keeps
+def is_kept(plan: ExecutionPlan, device: torch.device) -> bool:
+    """Whether one launch computes a plan's problem and keeps what is between the factors.
+
+    Args:
+        plan: of weights that change.
+        device: where.
+    """
+    if not plan.is_whole:
+        return False
+    if family_of(plan.ways[0]).keeps_between(plan.problem):
+        return True
+    return fastest_keeper(plan.problem, plan.batch, device) is not None
+
+
+def fastest_keeper(problem: Problem, batch: int, device: torch.device) -> registry.Candidate | None:
+    """The fastest kernel that keeps what is between the factors, if it beats a launch a factor.
+
+    What was measured of weights that change decides, else what is predicted.
+    """
+    backend = backend_of(device.type)
+    key, spec = backend.key(problem, batch), backend.spec(device)
+    known = plan_autotuner.known_record(key, device)
+    if known is None:
+        several = registry.best_predicted(problem, key.largest_batch, spec, is_judged=False)
+        keepers = [one for one in several if one.name == registry.FACTORS or _keeps(one)]
+        return keepers[0] if keepers and _keeps(keepers[0]) else None
+    record = known[0]
+    for timed in sorted(record.timed, key=lambda one: one.median_us):
+        if timed.weight in ("cached", "stored"):
+            continue
+        if timed.way == registry.FACTORS:
+            return None
+        candidate = registry.restored(problem, timed.way, timed.config, record.batch, spec)
+        if candidate is not None and _keeps(candidate):
+            return candidate
+    return None
+
+
+def _keeps(candidate: registry.Candidate) -> bool:
+    return candidate.family is not None and candidate.family.keeps_between(candidate.problem)
 
 
 @functools.lru_cache(maxsize=1024)

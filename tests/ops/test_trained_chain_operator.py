@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ksopt
+from ksopt.kernels import plan_autotuner, trained_chain
+from ksopt.kernels.families.base import register_family, unregister_family
+from ksopt.kernels.problem import Problem
 from ksopt.reference import ks_reference
 from tests.kernels import toy_chains
 
@@ -51,6 +54,33 @@ def gradients(function: nn.Module, model: nn.Module, x: Tensor) -> list[Tensor]:
     y = function(x)
     y.square().sum().backward()
     return [y.detach(), *(one.grad for one in (x, *model.parameters()) if one.grad is not None)]
+
+
+class KeepsNothing(toy_chains.ToyChain):
+    """Predicted to be faster, and without a kernel for trained chains."""
+
+    name = "toy_keeps_nothing"
+    us = 5e-4
+
+    def keeps_between(self, problem: Problem) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("toy_us", "kept"), [(1e-3, 1), (1e9, 0)])
+def test_the_fastest_that_keeps_is_taken_if_it_beats_a_launch_a_factor(
+    toy, toy_us: float, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toy, "us", toy_us)
+    register_family(KeepsNothing)
+    try:
+        plan_autotuner.forget()
+        chain = ksopt.Chain.parse(CHAIN)
+        weights = [torch.randn(p.weight_shape) for p in chain]
+        made = trained_chain.run(torch.randn(9, 32), weights, torch.randn(32))
+        assert (made is not None) == bool(kept)
+        assert len(toy.kept) == kept
+    finally:
+        unregister_family("toy_keeps_nothing")
 
 
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -57,7 +57,7 @@ def is_whole(
     if planner.whole_choice(problem, batch, device, changing) is None:
         return False
     if weights == "trained" and not trained_chain.is_kept(
-        planner.plan_of(problem, batch, device=device, changing=True)
+        planner.plan_of(problem, batch, device=device, changing=True), device
     ):
         return False
 
