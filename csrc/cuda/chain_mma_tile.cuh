@@ -6,15 +6,15 @@
 constexpr int divided_up(int n, int by) { return (n + by - 1) / by; }
 
 // A row of features in shared memory. The C values that a sum of the next factor takes lie side by side, for each
-// (i, j), and zeros fill them up to FILLED. A row of results has one run, as in memory.
-template <int SIZE, int A, int C_, int D_, int FILLED_>
+// (i, j), and zeros fill them up to FILLED. ARE_RESULTS: a row of results, which lies as in memory.
+template <int SIZE, int A, int C_, int D_, int FILLED_, bool ARE_RESULTS = false>
 struct FeatureRow {
   static constexpr int C = C_, D = D_, FILLED = FILLED_, PLANES = A * D, FEATURES = PLANES * C;
   static constexpr int BYTES = PLANES * FILLED * SIZE;
   static constexpr bool IN_CHUNKS = FEATURES * SIZE % 16 == 0;  // of 16 bytes, in memory
   static constexpr bool AS_IN_MEMORY = D == 1 && FILLED == C;
   // An odd number of chunks: eight rows meet all banks. Results that are no whole chunks leave as one run.
-  static constexpr int PITCH = AS_IN_MEMORY && A == 1 && !IN_CHUNKS ? BYTES : (divided_up(BYTES, 16) | 1) * 16;
+  static constexpr int PITCH = ARE_RESULTS && !IN_CHUNKS ? BYTES : (divided_up(BYTES, 16) | 1) * 16;
   // Of a feature, from the row's first byte.
   static __device__ __forceinline__ int place(int feature) {
     if constexpr (AS_IN_MEMORY) return feature * SIZE;
@@ -79,7 +79,7 @@ struct ChainMmaTile {
   using StageAt = typename TypeAt<AT, Stages...>::Type;
   using Last = StageAt<LENGTH - 1>;
   using X = typename StageAt<0>::Row;
-  using Y = FeatureRow<SIZE, 1, Last::A * Last::B * Last::D, 1, Last::A * Last::B * Last::D>;
+  using Y = FeatureRow<SIZE, 1, Last::A * Last::B * Last::D, 1, Last::A * Last::B * Last::D, true>;
   template <int AT>
   using RowAt = typename TypeAt<AT, typename Stages::Row..., Y>::Type;
   template <int AT>

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import datetime
 import functools
 import random
 from dataclasses import dataclass
 
 import pytest
 import torch
-from checks import gpu
+from checks import H200, gpu
 from cuda_emulator import EmulatedKernel, Emulator, Instance, OnDemand, _Range
 from torch import Tensor
 
 from chain_kernels import ACTIVATIONS
+from ksopt.bench import random_subjects
 from ksopt.kernels.families import chain_mma_launcher
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.chain_launcher import Arguments
@@ -38,6 +40,7 @@ SHAPES = [
     ("(1,16,16,4)*(2,32,24,1)", "bfloat16", True, Epilogue(True, "gelu", True)),
     ("(7,6,3,2)*(2,21,34,1)", "float32", True, Epilogue(residual=True)),
     ("(1,21,8,2)*(2,8,10,1)", "float16", True, Epilogue()),
+    ("(1,24,3,1)*(1,3,13,1)", "bfloat16", False, Epilogue()),  # a row between of a few bytes
     ("(6,8,10,1)*(3,10,16,2)", "bfloat16", False, Epilogue(True, "gelu", True)),
     ("(4,3,5,2)*(8,5,3,1)", "float32", True, Epilogue(True, residual=True)),
 ]
@@ -232,3 +235,23 @@ def test_what_is_not_finite_stays_in_its_row_and_class(kernels, at, value):
     assert torch.equal(y.isnan(), truth.isnan())
     assert torch.equal(y.isposinf(), truth.isposinf())
     assert torch.equal(y.isneginf(), truth.isneginf())
+
+
+@pytest.mark.slow
+def test_random_chains_of_the_day(emulator):
+    """Sizes, tiles and epilogues that no day before had."""
+    seed = datetime.date.today().toordinal()
+    draw, tried = random.Random(seed), 0
+    for chain, rows in random_subjects.draw(60, seed):
+        kind = draw.choice(("bfloat16", "float16", "float32", "tf32"))
+        after = Epilogue(True, draw.choice(("none", "gelu")), draw.random() < 0.5)
+        problem = problem_of(str(chain), kind, draw.random() < 0.5, after)
+        if family.unsupported_reason(problem, H200) is not None:
+            continue
+        tile = draw.choice(list(family.configs(problem, H200)))
+        print(f"seed {seed}: {problem} {tile}")
+        (pair,) = build(emulator, [(problem, tile)])
+        operands = Operands.random(problem, min(rows, tile.bm + 3), seed)
+        assert_right(run(pair, problem, tile, operands), problem, operands)
+        tried += 1
+    assert tried > 20
