@@ -242,7 +242,7 @@ def test_random_chains_of_the_day(emulator):
     """Sizes, tiles and epilogues that no day before had."""
     seed = datetime.date.today().toordinal()
     draw, tried = random.Random(seed), 0
-    for chain, rows in random_subjects.draw(60, seed):
+    for chain, rows in random_subjects.draw(30, seed):
         kind = draw.choice(("bfloat16", "float16", "float32", "tf32"))
         after = Epilogue(True, draw.choice(("none", "gelu")), draw.random() < 0.5)
         problem = problem_of(str(chain), kind, draw.random() < 0.5, after)
@@ -254,4 +254,4 @@ def test_random_chains_of_the_day(emulator):
         operands = Operands.random(problem, min(rows, tile.bm + 3), seed)
         assert_right(run(pair, problem, tile, operands), problem, operands)
         tried += 1
-    assert tried > 20
+    assert tried > 8
