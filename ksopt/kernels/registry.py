@@ -40,8 +40,10 @@ _COMPILERS = 8
 # The product of a chain's factors is made and timed only where it is predicted to come near: it
 # takes memory.
 _MERGED_FAR = 1.5
-# Kernels of a whole chain likewise, beside a launch a factor: each takes seconds to compile.
-_WHOLE_FAR = 1.3
+# Kernels of a whole chain likewise, beside a launch a factor: each takes seconds to compile. Of a few
+# rows the launches of factors are predicted in a series, those of chains by themselves, with what a
+# launch takes then: so many microseconds more.
+_WHOLE_FAR, _ALONE_US = 1.3, 7.0
 
 
 FACTORS = "factors"
@@ -273,7 +275,8 @@ def best_kernels(
     ]
     limit = _FAR * min((kernels[0].predicted_us for kernels in ranks if kernels), default=0.0)
     if limit and len(problem.chain) > 1 and problem.second is None:
-        limit = min(limit, _WHOLE_FAR * _by_factors(problem, batch, device).predicted_us)
+        factors_us = _by_factors(problem, batch, device).predicted_us
+        limit = min(limit, _WHOLE_FAR * factors_us + _ALONE_US)
     near = [[one for one in kernels if one.predicted_us <= limit] for kernels in ranks]
     leaders = sorted((kernels[0] for kernels in near if kernels), key=_by_prediction)[:most]
     others = (one for kernels in near for one in kernels[1:])
