@@ -40,7 +40,7 @@ _COMPILERS = 8
 # The product of a chain's factors is made and timed only where it is predicted to come near: it
 # takes memory.
 _MERGED_FAR = 1.5
-# Kernels of a whole chain likewise, beside a launch a factor: each takes seconds to compile. Of a few
+# Kernels of a whole chain likewise, beside a launch a factor: each takes seconds to compile. Of few
 # rows the launches of factors are predicted in a series, those of chains by themselves, with what a
 # launch takes then: so many microseconds more.
 _WHOLE_FAR, _ALONE_US = 1.3, 7.0
