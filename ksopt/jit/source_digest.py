@@ -12,6 +12,7 @@ import ast
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -106,10 +107,10 @@ def _total(files: dict[str, bytes]) -> str:
 def _stored(of_bytes: str) -> str | None:
     """What was stored for files; None if nothing was, or nothing that can be trusted."""
     try:
-        text = cache.read_private(cache.store_root() / "code" / of_bytes).decode("ascii")
+        text = json.loads(cache.read_private(cache.store_root() / "code" / f"{of_bytes}.json"))
     except (OSError, ValueError, cache.CacheUnusable):
         return None
-    return text if re.fullmatch("[0-9a-f]{16}", text) else None
+    return text if isinstance(text, str) and re.fullmatch("[0-9a-f]{16}", text) else None
 
 
 def _store(of_bytes: str, of_code: str) -> None:
@@ -118,8 +119,8 @@ def _store(of_bytes: str, of_code: str) -> None:
     with contextlib.suppress(OSError, cache.CacheUnusable):
         cache.make_private(folder)
         with temporary_files.new_file(folder, ".aside-") as (handle, aside):
-            os.write(handle, of_code.encode())
-            aside.replace(folder / of_bytes)
+            os.write(handle, json.dumps(of_code).encode())
+            aside.replace(folder / f"{of_bytes}.json")
 
 
 def _files(name: str) -> Iterator[tuple[str, Traversable]]:
