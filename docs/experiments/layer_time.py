@@ -3,6 +3,7 @@
     python docs/experiments/layer_time.py            # one layer with its bias
     python docs/experiments/layer_time.py --mlps     # two layers, GELU between, residual; compiled
     python docs/experiments/layer_time.py --wide     # 4,096 rows of wider ones, and of SwiGLU
+    python docs/experiments/layer_time.py --gates    # silu(a(x)) * b(x), one launch and others
 
 The L2 cache is emptied before each sample; medians of 30. Kernels are chosen by measuring first.
 """
@@ -20,9 +21,11 @@ from torch.nn import functional
 import ksopt
 from ksopt import ops
 from ksopt.compile.backend import collected
-from ksopt.kernels import planner
+from ksopt.kernels import plan_autotuner, planner
 from ksopt.kernels.by_layers import ByLayers
+from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import Epilogue, Problem, SecondLayer
+from ksopt.measure.interleaved import BUDGET_S
 from ksopt.patterns.chain import Chain
 
 ROWS = 25_088
@@ -47,6 +50,11 @@ WIDE = (
     (False, "(1,2048,128,2)*(2,128,512,1)", "(1,512,128,2)*(2,128,2048,1)"),
     (True, "(1,5504,704,2)*(2,704,2048,1)", "(1,2048,704,2)*(2,704,5504,1)"),
     (True, "(1,5504,512,2)*(2,512,2048,1)", "(1,2048,512,2)*(2,512,5504,1)"),
+)
+GATES = (
+    "(1,512,96,4)*(4,96,192,1)",
+    "(1,1024,128,2)*(2,128,256,1)",
+    "(1,1408,128,2)*(2,128,512,1)",
 )
 _SAMPLES = 30
 
@@ -160,9 +168,35 @@ def time_wide() -> None:
         )
 
 
+def time_gates() -> None:
+    """Print a line for each of `GATES`: the fastest time of each way that raced, and dense."""
+    for text in GATES:
+        for rows in (WIDE_ROWS, ROWS):
+            chain = Chain.parse(text)
+            after = Epilogue(activation="silu_gate")
+            problem = Problem(chain, "bfloat16", False, epilogue=after, siblings=2)
+            operands = random_operands(problem, rows, torch.device("cuda"))
+            a, b = (nn.Linear(chain.in_features, chain.out_features) for _ in range(2))
+            dense = SwiGlu(a, b, nn.Identity()).cuda().bfloat16()
+            compiled = torch.compile(dense, dynamic=False)
+            with torch.no_grad():
+                record = plan_autotuner.tune(operands, problem, BUDGET_S)
+                dense_us = median_us(partial(compiled, operands.x))
+            assert record is not None
+            best: dict[str, float] = {}
+            for one in record.timed:
+                if one.weight != "repacked":
+                    best[one.way] = min(one.median_us, best.get(one.way, one.median_us))
+            ways = ", ".join(f"{way} {us:.1f} us" for way, us in best.items())
+            print(f"{text} twice, {rows} rows: {ways}; dense {dense_us:.1f}", flush=True)
+
+
 def main() -> None:
     """Print a line for each layer."""
     torch.manual_seed(0)
+    if "--gates" in sys.argv[1:]:
+        time_gates()
+        return
     if "--wide" in sys.argv[1:]:
         time_wide()
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,52 +13,13 @@ from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import weight_groups
 from ksopt.kernels.families.base import ANY_TYPE
 from ksopt.kernels.families.chain_launcher import Arguments
+from ksopt.kernels.families.chain_mma_tile import Config, Stage
 from ksopt.kernels.families.chain_rows import aligned
 from ksopt.kernels.launcher import Entry, chain_entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 
 PACK_THREADS, PACK_BLOCKS = 256, 1056
 _MOST_FACTORS, _ALIGNED = 4, 16
-
-
-class Staged(Protocol):
-    """A stage, as far as a launch needs it."""
-
-    @property
-    def arguments(self) -> str:
-        """Of the template."""
-
-    @property
-    def packed_bytes(self) -> int:
-        """Of its weights."""
-
-    @property
-    def products(self) -> int:
-        """Of two numbers."""
-
-
-class Tiled(Protocol):
-    """A tile, as far as a launch needs it."""
-
-    @property
-    def bm(self) -> int:
-        """Rows of a block."""
-
-    @property
-    def warps(self) -> int:
-        """Of a block."""
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that run on a multiprocessor at a time."""
-
-    @property
-    def groups(self) -> int:
-        """Shares of the features, of which a block has one."""
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
 
 
 class PackArguments(ctypes.Structure):
@@ -81,7 +41,7 @@ def names(problem: Problem) -> tuple[str, str]:
 
 
 def sources(
-    problem: Problem, tile: Tiled, stages: Sequence[Staged], shared_bytes: int
+    problem: Problem, tile: Config, stages: Sequence[Stage], shared_bytes: int
 ) -> tuple[str, str]:
     """The generated files: an instance that packs, and one that multiplies."""
     several = ", ".join(f"ChainStage<{stage.arguments}>" for stage in stages)
@@ -125,14 +85,14 @@ def pack_arguments(weights: Sequence[Tensor], packed: Tensor) -> PackArguments:
     return arguments
 
 
-def launch_of(tile: Tiled, batch: int, multiprocessors: int) -> tuple[int, int]:
+def launch_of(tile: Config, batch: int, multiprocessors: int) -> tuple[int, int]:
     """Blocks of a launch, and the rows of each, as ``ChainKernel::grid_of`` of csrc/host has it."""
     units = -(-batch // tile.bm)
     of_block = -(-units // min(units, most_blocks(tile, multiprocessors)))
     return -(-units // of_block) * tile.groups, of_block * tile.bm
 
 
-def most_blocks(tile: Tiled, multiprocessors: int) -> int:
+def most_blocks(tile: Config, multiprocessors: int) -> int:
     """Blocks of a group that run at a time."""
     return max(1, multiprocessors * tile.blocks // tile.groups)
 
@@ -172,8 +132,8 @@ class LaunchChain:
     def __init__(
         self,
         problem: Problem,
-        tile: Tiled,
-        stages: Sequence[Staged],
+        tile: Config,
+        stages: Sequence[Stage],
         shared_bytes: int,
         device_index: int,
     ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import functools
 import random
@@ -11,15 +10,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 from checks import H200, gpu
-from cuda_emulator import EmulatedKernel, Emulator, Instance, OnDemand, _Range
+from cuda_emulator import EmulatedKernel, Emulator, Instance, OnDemand
 from torch import Tensor
 
-from chain_kernels import ACTIVATIONS
+from chain_kernels import ACTIVATIONS, _aligned, _emulate
 from ksopt.bench import random_subjects
 from ksopt.kernels.families import chain_mma_launcher
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.chain_launcher import Arguments
-from ksopt.kernels.families.chain_mma import Config
+from ksopt.kernels.families.chain_mma_tile import Config
 from ksopt.kernels.problem import Epilogue, Geometry, Problem
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
@@ -92,27 +91,6 @@ def kernels(emulator):
     return OnDemand(functools.partial(build, emulator), CASES)
 
 
-def emulate(
-    kernel: EmulatedKernel,
-    arguments: ctypes.Structure,
-    launch: tuple[int, int, int],
-    memory: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    blocks, threads, shared = launch
-    message = ctypes.create_string_buffer(2048)
-    ranges = [_Range(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in memory]
-    status = kernel._loaded.emulate_launch(
-        kernel._index,
-        ctypes.byref(arguments),
-        ctypes.c_size_t(ctypes.sizeof(arguments)),
-        *(blocks, threads, ctypes.c_size_t(shared), 0),
-        *(ctypes.byref(one) for one in ranges),
-        message,
-        ctypes.c_size_t(len(message)),
-    )
-    assert status == 0, kernel._with_places(message.value.decode())
-
-
 @dataclass(frozen=True)
 class Operands:
     """Of one call."""
@@ -138,34 +116,28 @@ class Operands:
         return cls(lying(problem.chain.in_features), weights, draw(out), lying(out))
 
 
-def aligned(tensor: Tensor) -> Tensor:
-    room = torch.empty(tensor.numel() + 256, dtype=tensor.dtype)
-    first = -room.data_ptr() % 256 // room.element_size()
-    return room[first : first + tensor.numel()].copy_(tensor.reshape(-1))
-
-
 def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
     """y, by the emulated kernels on two multiprocessors."""
     stages, size = family.stages(problem, tile), o.x.element_size()
     elements = sum(stage.packed_bytes for stage in stages) * tile.groups // size
-    packed = aligned(torch.full((elements + o.bias.numel(),), float("nan"), dtype=o.x.dtype))
-    flat = aligned(torch.cat([w.reshape(-1) for w in o.weights]))
+    packed = _aligned(torch.full((elements + o.bias.numel(),), float("nan"), dtype=o.x.dtype))
+    flat = _aligned(torch.cat([w.reshape(-1) for w in o.weights]))
     views, at = [], 0
     for w in o.weights:
         views.append(flat[at : at + w.numel()].view(w.shape))
         at += w.numel()
-    none = torch.empty(0)
+    none = packed[:0]
     packing = chain_mma_launcher.pack_arguments(views, packed)
     threads = chain_mma_launcher.PACK_THREADS
-    emulate(pair.pack, packing, (3, threads, 0), (flat, none, packed[:elements]))
+    _emulate(pair.pack, packing, (3, threads, 0), (flat, none, packed[:elements]))
     assert not packed[:elements].isnan().any()
     packed[elements:] = o.bias
     vectors = 128 // size
     residual_at = -(-o.x.numel() // vectors) * vectors
-    both = aligned(torch.zeros(residual_at + o.residual.numel(), dtype=o.x.dtype))
+    both = _aligned(torch.zeros(residual_at + o.residual.numel(), dtype=o.x.dtype))
     both[: o.x.numel()] = o.x.reshape(-1)
     both[residual_at:] = o.residual.reshape(-1)
-    y = aligned(torch.full(o.residual.shape, float("nan"), dtype=o.x.dtype))
+    y = _aligned(torch.full((o.residual.numel(),), float("nan"), dtype=o.x.dtype))
     last, rows = problem.batch_last, o.x.shape[1 if problem.batch_last else 0]
     blocks, of_block = chain_mma_launcher.launch_of(tile, rows, 2)
     out = rows if last else problem.out_features
@@ -177,7 +149,7 @@ def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
         *(y.data_ptr(), rows, rows if last else problem.chain.in_features, out, out, of_block, 0),
     )
     launch = (blocks, tile.threads, family.shared_bytes(problem, tile))
-    emulate(pair.multiply, arguments, launch, (both, packed, y))
+    _emulate(pair.multiply, arguments, launch, (both, packed, y))
     return y.view(o.residual.shape)
 
 
