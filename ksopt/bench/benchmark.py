@@ -16,6 +16,7 @@ from ksopt.bench.prepared_ways import DeviceLost, Key, PreparedWays
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
 from ksopt.errors import KsoptError
+from ksopt.kernels.autotuner import products_in_series
 from ksopt.measure import cuda_graphs
 from ksopt.measure.accuracy import AccuracyCheck
 from ksopt.measure.roofline import Roofline, measure_roofline
@@ -158,10 +159,13 @@ class Bench:
             fault = check.fault_of(way)
             if fault is not None:
                 ready.reasons[key] = WRONG + fault
-            elif not self.request.graph:
-                ready.calls[key] = call
-            else:
+            elif self.request.graph:
                 ready.calls[key], ready.shares[key] = self._graph(name, layout, way, x, weights)
+            else:
+                count = self._products_in_sample(subject, name)
+                copies = self._copies(name, layout, weights, count - 1)
+                calls = [call, *(partial(copy, x) for copy in copies)]
+                ready.calls[key], ready.shares[key] = partial(_in_series, calls), count
         except torch.OutOfMemoryError:
             ready.reasons[key] = (FAILED if name == OURS else "") + "out of memory"
         except (RuntimeError, KsoptError) as error:
@@ -203,16 +207,30 @@ class Bench:
         self, name: str, layout: str, way: entries.Way, x: Tensor, weights: Sequence[Tensor]
     ) -> tuple[Callable[[], object], int]:
         size = sum(weight.nbytes for weight in weights)
-        bound = [way]
         # Of dense the zeros are read as well, so fewer copies fill the cache.
         if name == "dense":
             last = is_batch_last(layout)
             outputs = math.prod(weights[0].shape) // weights[0].shape[2]
             size = x.shape[0 if last else 1] * outputs * x.element_size()
-        for _ in range(cuda_graphs.copies(size, self.device) - 1):
-            # A clone: memory of its own, which no other call has read.
-            bound.append(entries.bind(name, [_stored(one.clone()) for one in weights], layout))
-        return cuda_graphs.Replay(bound, x), len(bound)
+        count = cuda_graphs.copies(size, self.device)
+        bound = [way, *self._copies(name, layout, weights, count - 1)]
+        return cuda_graphs.Replay(bound, x), count
+
+    def _copies(
+        self, name: str, layout: str, weights: Sequence[Tensor], count: int
+    ) -> list[entries.Way]:
+        """The same way with copies of the weights: memory that no other call has read."""
+        return [
+            entries.bind(name, [_stored(weight.clone()) for weight in weights], layout)
+            for _ in range(count)
+        ]
+
+    def _products_in_sample(self, subject: Subject, name: str) -> int:
+        """Several of a few rows on CUDA, as the autotuner times them."""
+        if self.device.type != "cuda" or name == PRODUCT_ONLY:
+            return 1
+        bytes_each = self.request.torch_dtype.itemsize
+        return products_in_series([subject.chain], subject.batch, bytes_each)
 
     def _timed(self, ready: PreparedWays) -> dict[Key, Measurement]:
         if not ready.calls:
@@ -330,6 +348,11 @@ class Bench:
             self._buffer = grown.normal_(generator=self._generator)
         x = self._buffer[: features * batch]
         return x.view(features, batch) if is_batch_last(layout) else x.view(batch, features)
+
+
+def _in_series(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 def _stored(weight: Tensor) -> Tensor:

@@ -29,5 +29,5 @@ class PreparedWays:
 
     calls: dict[Key, Callable[[], object]] = field(default_factory=dict)
     chosen: dict[str, str] = field(default_factory=dict)  # by ksopt, of each layout
-    shares: dict[Key, int] = field(default_factory=dict)  # calls in one of a graph's replays
+    shares: dict[Key, int] = field(default_factory=dict)  # products of one timed call
     reasons: dict[Key, str] = field(default_factory=dict)

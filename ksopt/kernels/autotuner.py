@@ -22,6 +22,7 @@ from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import EntryResult, Rules, candidate_rules, race, winner
 from ksopt.measure.timers import timer_of
+from ksopt.patterns.chain import Chain
 
 log = logging.getLogger("ksopt.kernels")
 
@@ -103,7 +104,7 @@ def measured(
     candidates = registry.candidates(problem, rows, spec)
     built = registry.built(candidates, operands.x.get_device(), key.rows)
     # Copies, whose prepared forms go with them; ordinary ones, also where the weights are not.
-    copies = [operands.copied() for _ in range(_products(key, operands.weights))]
+    copies = [operands.copied() for _ in range(_series_of(key, operands))]
     arguments = [copy.arguments(problem) for copy in copies]
     last_resort = candidates[0]
     right = [
@@ -215,14 +216,29 @@ def _multiply(call: Any, arguments: Sequence[tuple[Any, ...]]) -> None:
         call(*one)
 
 
-def _products(key: ProblemKey, weights: Sequence[Tensor]) -> int:
-    """How many products by weights of their own make a sample: see measure/interleaved.py."""
-    if key.largest_batch > FEW_ROWS:
+def _series_of(key: ProblemKey, operands: Operands) -> int:
+    bytes_each = operands.weights[0].element_size()
+    return products_in_series(
+        key.problem.chains, key.largest_batch, bytes_each * key.problem.siblings
+    )
+
+
+def products_in_series(chains: Sequence[Chain], batch: int, bytes_each: int) -> int:
+    """How many products by weights of their own make one sample: see measure/interleaved.py.
+
+    Args:
+        chains: of the problem.
+        batch: rows of x.
+        bytes_each: bytes of an element, of all siblings together.
+
+    Returns:
+        1 above `FEW_ROWS` rows; otherwise at most 8, and no more than what takes 256 MiB if every
+        factor is written out with its zeros.
+    """
+    if batch > FEW_ROWS:
         return 1
-    p = key.problem
-    patterns = [pattern for chain in p.chains for pattern in chain]
-    dense_bytes = sum(one.in_features * one.out_features for one in patterns) * p.siblings
-    dense_bytes *= weights[0].element_size()
+    patterns = [pattern for chain in chains for pattern in chain]
+    dense_bytes = sum(one.in_features * one.out_features for one in patterns) * bytes_each
     return max(1, min(_SERIES, _SERIES_BYTES // dense_bytes))
 
 
