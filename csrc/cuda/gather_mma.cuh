@@ -4,8 +4,8 @@
 // chunks of x come to shared memory as they lie in memory, each run of features at the place in its
 // chunks that it has there, and threads gather the elements of the tensor cores' operands one by one.
 // Sums are padded with zeros to whole steps and outputs to whole tiles, in registers alone. Results are
-// laid in shared memory as y has them, and leave in chunks; the elements at the ends of a run, whose
-// chunks hold others, too, leave one by one.
+// laid in shared memory as y has them, and leave in chunks; the ends of a run, whose chunks hold
+// others, too, leave in pieces of 8, 4 and 2 bytes.
 //
 // A block has a column: GROUPS whole blocks i, or JC values of j and NB outputs k of one i. It walks over tiles
 // of BM rows. Long sums come in PARTS and stay in registers meanwhile. x streams through a ring of stages, a part
@@ -451,7 +451,35 @@ __device__ __forceinline__ void write_element(float value, const GatherAddresses
   *to = from_float<typename Tile::Element>(value);
 }
 
-// Writes a tile's results to y: whole chunks, and the ends of runs one by one.
+// Copies elements [low, high) of a chunk, which begins or ends with them, from shared memory in at most three pieces
+// of 8, 4 and 2 bytes (of fp32 two), each at a multiple of its size.
+template <typename T>
+__device__ __forceinline__ void copy_end(T* chunk, uint32 from, int low, int high) {
+  constexpr int SIZE = sizeof(T), HALF = 8 / SIZE;  // elements of 8 bytes
+  const bool is_first = low == 0;                   // the piece at the beginning of the chunk
+  const int count = high - low;
+  if (count & HALF) {
+    const int at = is_first ? 0 : HALF;
+    const uint2 words = load_shared_2_words(from + at * SIZE);
+    store_8_bytes(chunk + at, words.x, words.y);
+  }
+  if constexpr (SIZE == 2) {
+    if (count & 2) {
+      const int at = is_first ? count & HALF : (low + 1) / 2 * 2;
+      *reinterpret_cast<uint32*>(chunk + at) = load_shared_word(from + at * SIZE);
+    }
+  }
+  if (count & 1) {
+    const int at = is_first ? count - 1 : low;
+    if constexpr (SIZE == 2) {
+      chunk[at].bits = static_cast<uint16>(load_shared_16_bits(from + at * SIZE));
+    } else {
+      chunk[at] = load_shared<T>(from + at * SIZE);
+    }
+  }
+}
+
+// Writes a tile's results to y: whole chunks, and of those at the ends of runs the elements that belong to it.
 template <typename P, typename Tile>
 __device__ __forceinline__ void write_results(uint32 results, const GatherAddresses<P, Tile>& at, int64 row0,
                                               int rows) {
@@ -462,48 +490,35 @@ __device__ __forceinline__ void write_results(uint32 results, const GatherAddres
   const int runs = Tile::WHOLE_J ? 1 : at.column.outputs;
   T* const y = at.y_row(row0);
   const uint64 row_bytes = at.arguments.y_batch_stride * Tile::SIZE;
-  const auto run_at = [&](unsigned row, unsigned run) {
-    return reinterpret_cast<T*>(reinterpret_cast<char*>(y) + row * row_bytes) + run * P::D;
-  };
 #pragma unroll 2
   for (unsigned item = threadIdx.x; item < rows * Tile::Y_RUNS * Tile::Y_CHUNKS; item += Tile::THREADS) {
     const unsigned chunk = item % Tile::Y_CHUNKS, run = item / Tile::Y_CHUNKS % Tile::Y_RUNS;
     const unsigned row = item / (Tile::Y_CHUNKS * Tile::Y_RUNS);
-    T* const first = run_at(row, run);
+    T* const first = reinterpret_cast<T*>(reinterpret_cast<char*>(y) + row * row_bytes) + run * P::D;
     const int begin = static_cast<int>(chunk * VECTOR) - into_chunk(first);
-    if (begin < 0 || begin + VECTOR > length || (!Tile::WHOLE_J && run >= runs)) continue;
-    const uint4 words = load_shared_4_words(results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16);
-    if constexpr (Tile::PRODUCTS == 3) {
-      const float values[4] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
-                               __uint_as_float(words.w)};
-      if (!(is_finite(values[0]) && is_finite(values[1]) && is_finite(values[2]) && is_finite(values[3]))) {
-#pragma unroll
-        for (int e = 0; e < VECTOR; ++e) {
-          const int n = begin + e;
-          write_element<P, Tile>(values[e], at, row0 + row, run, n, first + n);
-        }
+    const int low = begin < 0 ? -begin : 0, high = length - begin < VECTOR ? length - begin : VECTOR;
+    if (high <= low || (!Tile::WHOLE_J && run >= runs)) continue;
+    const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16;
+    if (low == 0 && high == VECTOR) {
+      const uint4 words = load_shared_4_words(from);
+      bool are_finite = true;  // of three products of TF32 numbers others are added anew
+      if constexpr (Tile::PRODUCTS == 3) {
+        are_finite = is_finite(__uint_as_float(words.x)) && is_finite(__uint_as_float(words.y)) &&
+                     is_finite(__uint_as_float(words.z)) && is_finite(__uint_as_float(words.w));
+      }
+      if (are_finite) {
+        store_16_bytes(first + begin, words.x, words.y, words.z, words.w);
         continue;
       }
+    } else if (Tile::PRODUCTS < 3 && (low == 0 || high == VECTOR)) {
+      copy_end(first + begin, from, low, high);
+      continue;
     }
-    store_16_bytes(first + begin, words.x, words.y, words.z, words.w);
-  }
-  // The first and the last chunk of a run, where others have the rest of it.
-  const uint64 all = reinterpret_cast<uint64>(y) | row_bytes | (Tile::WHOLE_J ? 0 : uint64(P::D) * Tile::SIZE);
-  if (all % 16 == 0 && length % VECTOR == 0) return;
-  // Lanes side by side have elements side by side, whose stores travel together.
-#pragma unroll 2
-  for (unsigned item = threadIdx.x; item < rows * Tile::Y_RUNS * 2 * VECTOR; item += Tile::THREADS) {
-    const unsigned e = item % VECTOR, run = item / VECTOR / 2 % Tile::Y_RUNS,
-                   row = item / VECTOR / 2 / Tile::Y_RUNS;
-    const bool is_last = item / VECTOR % 2 != 0;
-    T* const first = run_at(row, run);
-    const int into = into_chunk(first), last = (into + length) / VECTOR;  // a chunk that is not filled
-    const int chunk = is_last ? last : 0, n = chunk * VECTOR - into + static_cast<int>(e);
-    if (!Tile::WHOLE_J && run >= runs) continue;
-    if (is_last ? last == 0 && into != 0 : into == 0) continue;  // not there, or the first one's
-    if (n < 0 || n >= length) continue;
-    const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16 + e * Tile::SIZE;
-    write_element<P, Tile>(load_shared<T>(from), at, row0 + row, run, n, first + n);
+#pragma unroll 1
+    for (int e = low; e < high; ++e) {
+      write_element<P, Tile>(load_shared<T>(from + e * Tile::SIZE), at, row0 + row, run, begin + e,
+                             first + begin + e);
+    }
   }
 }
 

@@ -154,6 +154,10 @@ __device__ __forceinline__ void store_16_bytes(void* to, uint32 w0, uint32 w1, u
   asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
 }
 
+__device__ __forceinline__ void store_8_bytes(void* to, uint32 w0, uint32 w1) {
+  asm volatile("st.global.v2.b32 [%0], {%1,%2};\n" ::"l"(to), "r"(w0), "r"(w1));
+}
+
 // Loads 16 bytes that no thread writes while the kernel runs.
 __device__ __forceinline__ void load_16_bytes(uint32 (&words)[4], const void* from) {
   asm("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];\n"

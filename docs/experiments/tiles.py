@@ -86,6 +86,17 @@ def random_problems(count: int, seed: int, fewest: int) -> list[tuple[Pattern, i
     return [(factor, rows) for chain, rows in drawn for factor in chain if rows >= fewest]
 
 
+def problem_with_rows(text: str) -> tuple[Pattern, int]:
+    """A pattern and its rows.
+
+    Example:
+        >>> problem_with_rows("(1,2,3,4)@100")
+        (Pattern(a=1, b=2, c=3, d=4), 100)
+    """
+    pattern, _, rows = text.partition("@")
+    return Pattern.parse(pattern), int(rows or paper.BATCH)
+
+
 def time_tiles(
     family: TemplateFamily[Any],
     problem: Problem,
@@ -93,6 +104,7 @@ def time_tiles(
     batch: int,
     roofline: Roofline,
     spec: DeviceSpec,
+    each: str | None = None,
 ) -> list[Row]:
     """Check and time ``count`` random tiles of a family, and the best predicted ones.
 
@@ -103,6 +115,7 @@ def time_tiles(
         batch: rows of x.
         roofline: of the device that it is done on.
         spec: of that device.
+        each: a field of the tiles, of each value of which the two best predicted are timed, too.
 
     Raises:
         KsoptError: a tile gives a wrong result.
@@ -112,7 +125,11 @@ def time_tiles(
     predicted = {c: family.predicted_us(problem, c, batch, spec) for c in configs}
     configs.sort(key=predicted.__getitem__)
     drawn = random.Random(str(pattern)).sample(configs, min(count, len(configs)))
-    tiles = list(dict.fromkeys([*configs[: max(BEST_PREDICTED)], *drawn]))
+    of_each: dict[Any, list[Any]] = {}
+    for config in configs if each else ():
+        of_each.setdefault(getattr(config, each), []).append(config)
+    leaders = [config for several in of_each.values() for config in several[:2]]
+    tiles = list(dict.fromkeys([*configs[: max(BEST_PREDICTED)], *leaders, *drawn]))
     _compile_ahead([source for tile in tiles for source in family.sources(problem, tile)])
 
     dtype = getattr(torch, problem.dtype)
@@ -187,6 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("family", choices=names())
     parser.add_argument("--tiles", type=int, default=60, help="random tiles a pattern (60)")
     parser.add_argument("--batch", type=int, default=paper.BATCH)
+    parser.add_argument("--patterns", nargs="+", metavar="PATTERN@ROWS", help="these instead")
+    parser.add_argument("--each", metavar="FIELD", help="two tiles of each value of FIELD, too")
     parser.add_argument(
         "--random", type=int, metavar="N", help="factors of N random chains instead"
     )
@@ -200,7 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = devices.resolve("cuda")
         spec = DeviceSpec.of_device(torch.cuda.current_device())
         subjects = [(Pattern.parse(text), given.batch) for text in PATTERNS]
-        if given.random is not None:
+        if given.patterns:
+            subjects = [problem_with_rows(text) for text in given.patterns]
+        elif given.random is not None:
             subjects = random_problems(given.random, given.seed, given.fewest_rows)
         several = [(problem_of(family, pattern, given.dtype), rows) for pattern, rows in subjects]
         problems = {p: rows for p, rows in several if family.unsupported_reason(p, spec) is None}
@@ -209,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         roofline = measure_roofline(device, next(iter(problems)).dtype)
         record = devices.record(device)
         rows_of = {
-            p.pattern: time_tiles(family, p, given.tiles, rows, roofline, spec)
+            p.pattern: time_tiles(family, p, given.tiles, rows, roofline, spec, given.each)
             for p, rows in problems.items()
         }
     except KsoptError as error:

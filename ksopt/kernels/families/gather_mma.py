@@ -22,6 +22,7 @@ _STAGES = 2  # a third seldom made a product faster (docs/development/any-size.m
 _NARROW = 4  # of so few outputs a lane adds all of a row
 _LONG = 6_000  # bytes of a block of x: with more a block has windows of j, too
 _WHOLE_J = 32  # up to this d a block has all j: fewer would be less than a sector of 16 bit
+_SHORT = 4_096  # bytes of a block of x: with less a block may have all j, however many
 _SHORTEST_SPLIT_SUM = 32  # three TF32 products of shorter ones are less exact than cuBLAS's sums
 
 # The cost model's constants, of one multiprocessor in a microsecond. Fitted to 723 tiles of 44
@@ -370,7 +371,7 @@ def _planes(p: Pattern, size: int) -> list[tuple[int, int]]:
     several = [
         (groups, p.d)
         for groups in (1, 2, 4, 8, 16, 32)
-        if p.d <= 4 * _WHOLE_J
+        if (p.d <= 4 * _WHOLE_J or p.d * p.c * size <= _SHORT)
         and (groups == 1 or (groups <= p.a and groups * p.d * max(p.b, p.c) <= wide))
     ]
     windows = [(1, jc) for jc in (4, 8, 16, 32, 64) if jc * size >= 16 and jc < p.d]

@@ -156,6 +156,9 @@ INSTRUCTION void st_shared_v2_u32(uint32_t address, uint32_t x, uint32_t y) {
 inline void st_global_v4_b32(void* to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
   *static_cast<uint4*>(to) = make_uint4(w0, w1, w2, w3);
 }
+inline void st_global_v2_b32(void* to, uint32_t w0, uint32_t w1) {
+  *static_cast<uint2*>(to) = make_uint2(w0, w1);
+}
 inline void ld_global_nc_v4_b32(uint32_t& w0, uint32_t& w1, uint32_t& w2, uint32_t& w3, const void* from) {
   const uint4 words = *static_cast<const uint4*>(from);
   w0 = words.x, w1 = words.y, w2 = words.z, w3 = words.w;
