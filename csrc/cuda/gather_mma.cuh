@@ -479,7 +479,7 @@ __device__ __forceinline__ void copy_end(T* chunk, uint32 from, int low, int hig
   }
 }
 
-// Writes a tile's results to y: whole chunks, and of those at the ends of runs the elements that belong to it.
+// Writes a tile's results to y: whole chunks, and then the ends of runs.
 template <typename P, typename Tile>
 __device__ __forceinline__ void write_results(uint32 results, const GatherAddresses<P, Tile>& at, int64 row0,
                                               int rows) {
@@ -490,34 +490,51 @@ __device__ __forceinline__ void write_results(uint32 results, const GatherAddres
   const int runs = Tile::WHOLE_J ? 1 : at.column.outputs;
   T* const y = at.y_row(row0);
   const uint64 row_bytes = at.arguments.y_batch_stride * Tile::SIZE;
+  const auto run_at = [&](unsigned row, unsigned run) {
+    return reinterpret_cast<T*>(reinterpret_cast<char*>(y) + row * row_bytes) + run * P::D;
+  };
+  const auto write_one_by_one = [&](uint32 from, unsigned row, unsigned run, int begin, int low, int high) {
+#pragma unroll 1
+    for (int e = low; e < high; ++e) {
+      write_element<P, Tile>(load_shared<T>(from + e * Tile::SIZE), at, row0 + row, run, begin + e,
+                             run_at(row, run) + begin + e);
+    }
+  };
 #pragma unroll 2
   for (unsigned item = threadIdx.x; item < rows * Tile::Y_RUNS * Tile::Y_CHUNKS; item += Tile::THREADS) {
     const unsigned chunk = item % Tile::Y_CHUNKS, run = item / Tile::Y_CHUNKS % Tile::Y_RUNS;
     const unsigned row = item / (Tile::Y_CHUNKS * Tile::Y_RUNS);
-    T* const first = reinterpret_cast<T*>(reinterpret_cast<char*>(y) + row * row_bytes) + run * P::D;
+    T* const first = run_at(row, run);
     const int begin = static_cast<int>(chunk * VECTOR) - into_chunk(first);
-    const int low = begin < 0 ? -begin : 0, high = length - begin < VECTOR ? length - begin : VECTOR;
-    if (high <= low || (!Tile::WHOLE_J && run >= runs)) continue;
+    if (begin < 0 || begin + VECTOR > length || (!Tile::WHOLE_J && run >= runs)) continue;
     const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16;
-    if (low == 0 && high == VECTOR) {
-      const uint4 words = load_shared_4_words(from);
-      bool are_finite = true;  // of three products of TF32 numbers others are added anew
-      if constexpr (Tile::PRODUCTS == 3) {
-        are_finite = is_finite(__uint_as_float(words.x)) && is_finite(__uint_as_float(words.y)) &&
-                     is_finite(__uint_as_float(words.z)) && is_finite(__uint_as_float(words.w));
-      }
-      if (are_finite) {
-        store_16_bytes(first + begin, words.x, words.y, words.z, words.w);
+    const uint4 words = load_shared_4_words(from);
+    if constexpr (Tile::PRODUCTS == 3) {  // what is not finite is added anew
+      if (!(is_finite(__uint_as_float(words.x)) && is_finite(__uint_as_float(words.y)) &&
+            is_finite(__uint_as_float(words.z)) && is_finite(__uint_as_float(words.w)))) {
+        write_one_by_one(from, row, run, begin, 0, VECTOR);
         continue;
       }
-    } else if (Tile::PRODUCTS < 3 && (low == 0 || high == VECTOR)) {
-      copy_end(first + begin, from, low, high);
-      continue;
     }
-#pragma unroll 1
-    for (int e = low; e < high; ++e) {
-      write_element<P, Tile>(load_shared<T>(from + e * Tile::SIZE), at, row0 + row, run, begin + e,
-                             first + begin + e);
+    store_16_bytes(first + begin, words.x, words.y, words.z, words.w);
+  }
+  // The first and the last chunk of a run, where others have the rest of it.
+  const uint64 all = reinterpret_cast<uint64>(y) | row_bytes | (Tile::WHOLE_J ? 0 : uint64(P::D) * Tile::SIZE);
+  if (all % 16 == 0 && length % VECTOR == 0) return;
+#pragma unroll 2
+  for (unsigned item = threadIdx.x; item < rows * Tile::Y_RUNS * 2; item += Tile::THREADS) {
+    const unsigned run = item / 2 % Tile::Y_RUNS, row = item / 2 / Tile::Y_RUNS;
+    T* const first = run_at(row, run);
+    const int into = into_chunk(first), last = (into + length) / VECTOR;  // a chunk that is not filled
+    const int chunk = item % 2 == 0 ? 0 : last, begin = chunk * VECTOR - into;
+    const int low = begin < 0 ? -begin : 0, high = length - begin < VECTOR ? length - begin : VECTOR;
+    if ((!Tile::WHOLE_J && run >= runs) || high <= low || high - low == VECTOR) continue;
+    if (item % 2 != 0 && last == 0) continue;  // the same chunk as the first
+    const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16;
+    if (Tile::PRODUCTS < 3 && (low == 0 || high == VECTOR)) {
+      copy_end(first + begin, from, low, high);
+    } else {  // inside a chunk, too
+      write_one_by_one(from, row, run, begin, low, high);
     }
   }
 }

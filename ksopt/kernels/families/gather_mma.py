@@ -36,6 +36,10 @@ _ADDED = 114_000.0  # multiplications and additions without tensor cores
 _PUT = 150_000.0  # results of warps
 _CONFLICT = 0.9  # what a further way of a bank conflict adds to both
 _UNITS = 51.7  # what a warp does once for a unit
+_ENDS = 700.0  # ends of runs of y that begin inside chunks: windows have one run for each output
+# All of these but memory are of 14 warps. The latency of some of it is hidden by other warps, up to
+# the second number of them.
+_UNHIDDEN, _MOST_WARPS, _FITTED_WARPS = 4.0, 16, 14
 _CHUNKS_IN, _CHUNKS_OUT = 2_810.0, 3_010.0
 _LAID = 2_000.0  # elements of the weights, by a block
 _COPIED = 201_000.0  # bytes of packed weights
@@ -298,6 +302,10 @@ class GatherMma(TemplateFamily[Config]):
         parts = config.parts * config.chunks(p, config.part(p))
         work += tile_rows * columns * parts / _CHUNKS_IN
         work += tile_rows * columns * config.chunks(p, outputs) / _CHUNKS_OUT
+        if config.jc < p.d and p.d * config.size % 16:
+            work += tile_rows * columns * outputs * 2 / _ENDS
+        warps = min(config.warps * config.blocks, _MOST_WARPS)
+        work *= (1 + _UNHIDDEN / warps) / (1 + _UNHIDDEN / _FITTED_WARPS)
         weights = 0.0
         if config.weights == "streamed":
             work += row_tiles * columns * config.weight_bytes(p) / _COPIED

@@ -213,8 +213,8 @@ FAULTS = {
     "a tile's chunks beyond the operand": (" && end <= at.x_end", "", "outside"),
     "chunks beyond the operand": ("from + Tile::VECTOR <= at.x_end", "true", "outside"),
     "what others write beside a run": (
-        "if (low == 0 && high == VECTOR) {",
-        "if (true) {",
+        "if (begin < 0 || begin + VECTOR > length || ",
+        "if (begin >= length || ",
         "race|outside|nothing wrote",
     ),
     "no zeros behind sums": (
