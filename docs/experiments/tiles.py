@@ -34,12 +34,12 @@ from ksopt.measure.timing import measure
 from ksopt.patterns.chain import Pattern
 from ksopt.report import tables
 
-# One or two of every d and size of block that the paper has.
+# One or two of every d and size of block that the paper has, and one of short sums.
 PATTERNS = (
     *("(4,64,64,16)", "(64,64,64,8)", "(1,64,64,64)", "(96,48,48,16)", "(1,48,192,48)"),
     *("(16,64,64,4)", "(16,128,128,4)", "(1,128,128,96)", "(1,192,192,16)", "(1,96,96,2)"),
     *("(1,96,96,3)", "(1,96,384,6)", "(1,128,128,12)", "(1,64,64,24)", "(4,384,96,4)"),
-    *("(1,256,256,4)", "(1,256,256,32)", "(1,128,128,1)"),
+    *("(1,256,256,4)", "(1,256,256,32)", "(1,128,128,1)", "(1,16,8,64)"),
 )
 BEST_PREDICTED = (1, 3)
 

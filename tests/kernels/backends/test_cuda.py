@@ -15,7 +15,7 @@ from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timers
-from ksopt.patterns.chain import Pattern
+from ksopt.patterns.chain import Chain, Pattern
 
 PATTERN = Pattern(4, 64, 64, 16)
 
@@ -82,7 +82,8 @@ def test_a_few_rows_are_timed_by_the_series(device, rows, pattern, products):
     choice = cuda.choice_for(x, weight, False)
     assert choice.name == "bmm"
     assert dict(choice.times_us)["bmm"] == pytest.approx(500.0)
-    assert autotuner._products(cuda.problem_key_of(x, weight, False), [weight]) == products
+    chain = Chain((pattern,))
+    assert autotuner.products_in_series([chain], rows, weight.element_size()) == products
     calls = device.clock.calls.count("bmm")
     assert calls % products == 0
     assert calls // products >= 3 + 2  # rounds, after the warm-up
