@@ -42,6 +42,10 @@ __device__ __forceinline__ void chain_mlp_pack_kernel(const ChainPackArguments& 
   constexpr int LEFT = First::CHUNK_BYTES / 16, LEFT_AND_HIDDEN = Tile::HIDDEN_CHUNK_BYTES / 16;
   const int at = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   uint16* const to = static_cast<uint16*>(arguments.packed) + int64(at) * 8;
+  prefetch_chain<P1>(arguments.siblings[0]);
+  prefetch_chain<P2>(arguments.siblings[1]);
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if (at < RIGHT) {
     pack_right<P1, First>(arguments.siblings, at, to);
   } else if (at < LAST) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "chain_tile.cuh"
+#include "pdl.cuh"
 #include "ptx.cuh"
 
 // A sibling's factors: left (1, b, c, d), strides of b, c and d; right (a, b, c, 1), strides of a, b and c.
@@ -16,6 +17,23 @@ struct ChainPackArguments {
   ChainWeights siblings[4];
   void* packed;
 };
+
+constexpr int PACK_THREADS = 256;  // of a block; THREADS of chain_pack_launcher.py
+
+// Asks the L2 cache for a block's share of a factor's weights, where all of them lie side by side.
+__device__ __forceinline__ void prefetch_factor(const void* weight, const int64 (&strides)[3], int64 n0, int64 n1,
+                                                int64 n2) {
+  const int64 bytes = n0 * n1 * n2 * 2;
+  const bool are_together = strides[2] == 1 && strides[1] == n2 && strides[0] == n1 * n2;
+  if (are_together && bytes % 16 == 0 && reinterpret_cast<unsigned long long>(weight) % 16 == 0) {
+    prefetch_share<PACK_THREADS>(weight, bytes, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  }
+}
+
+template <typename P> __device__ __forceinline__ void prefetch_chain(const ChainWeights& from) {
+  prefetch_factor(from.left, from.left_strides, P::B1, P::C1, P::D1);
+  prefetch_factor(from.right, from.right_strides, P::A2, P::B2, P::C2);
+}
 
 // Stores elements `stride` apart, side by side; zeros follow the first `count` of 8.
 __device__ __forceinline__ void store_eight(void* to, const uint16* from, int64 stride, int count) {
@@ -83,6 +101,10 @@ template <typename P, typename Tile> __device__ __forceinline__ void chain_pack_
   constexpr int RIGHT = static_cast<int>(Tile::RIGHT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
   const int chunk = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   uint16* const to = static_cast<uint16*>(arguments.packed) + int64(chunk) * 8;
+#pragma unroll
+  for (int sibling = 0; sibling < P::SIBLINGS; ++sibling) prefetch_chain<P>(arguments.siblings[sibling]);
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if (chunk < RIGHT) {
     pack_right<P, Tile>(arguments.siblings, chunk, to);
   } else if (chunk < ALL) {

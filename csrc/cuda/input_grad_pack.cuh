@@ -59,6 +59,11 @@ template <typename P, typename Tile>
 __device__ __forceinline__ void input_grad_pack_kernel(const InputGradPackArguments& arguments) {
   constexpr int LEFT = static_cast<int>(Tile::LEFT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
   const int chunk = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const ChainWeights& from = arguments.weights;
+  prefetch_factor(from.left, from.left_strides, P::B1, P::MIDDLE / P::D1, P::D1);
+  prefetch_factor(from.right, from.right_strides, P::A2, P::B2, P::C2);
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if (chunk < LEFT) {
     pack_left_of_grad<P, Tile>(arguments, chunk);
   } else if (chunk < ALL) {

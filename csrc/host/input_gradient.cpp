@@ -76,7 +76,7 @@ Tensor pack_weights(const InputGradLaunch& launch, const Tensor& left, const Ten
                                     {left.stride(1), left.stride(2), left.stride(3)},
                                     {right.stride(0), right.stride(1), right.stride(2)}},
                                    packed.mutable_data_ptr()};
-  launch_on_current_stream({launch.pack, launch.pack_threads, 0, false, &arguments}, left.get_device_index(),
+  launch_on_current_stream({launch.pack, launch.pack_threads, 0, true, &arguments}, left.get_device_index(),
                            launch.pack_blocks);
   return packed;
 }
@@ -107,7 +107,7 @@ InputGradient launch_input_grad(const InputGradLaunch& launch, int64_t rows, int
                                rows,
                                grad_stride,
                                launch.rows_per_block};
-  // It waits for what packs, which has waited for all before it.
+  // It waits for the kernel that packs, which waits for all before it.
   launch_on_current_stream({launch.kernel, launch.threads, launch.shared_bytes, true, &arguments}, device,
                            launch.blocks);
   return made;

@@ -67,7 +67,7 @@ Tensor pack_weights(const ChainPack& pack, const Layer& layer) {
                            {left.stride(1), left.stride(2), left.stride(3)},
                            {right.stride(0), right.stride(1), right.stride(2)}};
   arguments.packed = packed.mutable_data_ptr();
-  launch_on_current_stream({pack.kernel, pack.threads, 0, false, &arguments}, layer.x.get_device_index(),
+  launch_on_current_stream({pack.kernel, pack.threads, 0, true, &arguments}, layer.x.get_device_index(),
                            static_cast<unsigned>(pack.blocks));
   return packed;
 }

@@ -43,7 +43,7 @@ class Device:
     def _load_kernel(cubin, name, shared_bytes, device):
         return PACK_INPUT_GRAD if "pack" in name else INPUT_GRAD
 
-    def _launch(self, kernel, blocks, threads, shared_bytes, arguments, device):
+    def _launch(self, kernel, blocks, threads, shared_bytes, arguments, device, early=False):
         self.launches.append((kernel, (blocks, threads, shared_bytes), arguments))
 
     def call(self, grad):
@@ -94,7 +94,7 @@ def test_it_launches_what_python_launches(device, batch):
         seen_pack, seen = trained(device.library)
         assert seen.number == seen_pack.number + 1
         assert (seen_pack.grid, seen.grid) == (pack_grid, grid)
-        assert (seen_pack.attributes, seen.attributes) == (0, 1)  # the second may start early
+        assert (seen_pack.attributes, seen.attributes) == (1, 1)  # both may start early
 
         found_packing = kernels.PackArguments.from_buffer_copy(seen_pack.arguments)
         found = kernels.Arguments.from_buffer_copy(seen.arguments)

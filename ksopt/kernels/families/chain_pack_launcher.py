@@ -45,7 +45,8 @@ def source(s: Shape, tile: Config) -> str:
         '#include "chain_pack.cuh"\n'
         f"using Support = ChainPattern<{pattern}>;\n"
         f"using Tile = ChainTile<Support, {fields}>;\n"
-        f"static_assert(Tile::PACKED_BYTES == {2 * tile.packed_elements(s)}, "
+        f"static_assert(Tile::PACKED_BYTES == {2 * tile.packed_elements(s)} && "
+        f"PACK_THREADS == {THREADS}, "
         '"csrc and kernels/families/chain_tile.py disagree");\n'
         f'extern "C" __global__ void __launch_bounds__({THREADS})\n'
         f"{kernel_name(s)}(const __grid_constant__ ChainPackArguments arguments) {{\n"
@@ -106,5 +107,6 @@ class ChainPacker:
         weights = [weight.resolve_neg() for weight in weights]
         packed = torch.empty(self._elements, dtype=weights[0].dtype, device=weights[0].device)
         arguments = arguments_of(weights, packed)
-        driver.launch(self._kernel, self._blocks, THREADS, 0, arguments, self._device)
+        launch = (self._kernel, self._blocks, THREADS, 0, arguments, self._device)
+        driver.launch(*launch, early=True)
         return packed

@@ -155,7 +155,8 @@ class InputGradient:
         packed = left.new_empty(self.tile.packed_elements(self.shape))
         arguments = pack_arguments_of(left, right, packed)
         blocks = pack_blocks(self.shape, self.tile)
-        driver.launch(self._pack, blocks, PACK_THREADS, 0, arguments, self._device)
+        launch = (self._pack, blocks, PACK_THREADS, 0, arguments, self._device)
+        driver.launch(*launch, early=True)
         return packed
 
     def launch(self, grad: Tensor, packed: Tensor, between: Tensor, to: Tensor) -> None:
