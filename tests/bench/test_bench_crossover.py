@@ -52,24 +52,24 @@ GRID = Grid((16, 32, 64, 128, 256), (1, 4, 16, 64))
 def test_the_middle_and_the_corners_come_first_in_every_map() -> None:
     other = Plane("bfloat16", "training")
     sites = [Site(plane, w, r) for plane in (PLANE, other) for w in GRID.widths for r in GRID.rows]
-    first = surface.coming(GRID, sites, {}, 10)
+    first = surface.next_sites(GRID, sites, {}, 10)
     places = [(64, 16), (256, 64), (256, 1), (16, 64), (16, 1)]
     assert first == [Site(plane, *place) for place in places for plane in (PLANE, other)]
-    assert len(surface.coming(GRID, sites, {}, 1000)) == len(sites)
+    assert len(surface.next_sites(GRID, sites, {}, 1000)) == len(sites)
 
 
 def test_then_the_site_whose_winner_is_in_doubt() -> None:
     sites = [Site(PLANE, w, r) for w in GRID.widths for r in GRID.rows]
     sure, tied = log(4.0), log(1.02)
     values = {(16, 1): sure, (16, 64): sure, (64, 16): sure, (256, 1): tied, (256, 64): tied}
-    (following, *_) = surface.coming(GRID, sites, known(values))
+    (following, *_) = surface.next_sites(GRID, sites, known(values))
     assert following.width == 256  # between the two that are nearly equal
 
 
 def test_what_is_measured_never_comes_again() -> None:
     sites = [Site(PLANE, w, r) for w in GRID.widths for r in GRID.rows]
     found: dict[Site, float] = {}
-    while ahead := surface.coming(GRID, sites, found, 1):
+    while ahead := surface.next_sites(GRID, sites, found, 1):
         assert ahead[0] not in found
         found[ahead[0]] = 0.1
     assert set(found) == set(sites)

@@ -189,12 +189,12 @@ def test_time_that_is_up_begins_nothing_new(
 
 def test_small_models_and_the_papers_do_not_share_a_folder(tmp_path: Path) -> None:
     saved = SavedRequest(items((3,), (), False), True, ("small",), {"products": 3, "energy": 1})
-    assert saved.kept(tmp_path) == saved
+    assert saved.merge_into(tmp_path) == saved
     more = dataclasses.replace(saved, items=items((), (6,), False), remarks=("other",))
-    assert [one.name for one in more.kept(tmp_path).items] == ["Table 3", "Figure 6"]
+    assert [one.name for one in more.merge_into(tmp_path).items] == ["Table 3", "Figure 6"]
     assert SavedRequest.read(tmp_path).remarks == ("small", "other")
     with pytest.raises(Exception, match="holds small models, and the paper's models are asked"):
-        dataclasses.replace(saved, is_small=False).kept(tmp_path)
+        dataclasses.replace(saved, is_small=False).merge_into(tmp_path)
 
 
 def test_products_go_to_workers_of_their_own(
