@@ -290,8 +290,8 @@ def test_a_weight_is_prepared_once_for_each_version(
 
     if text.startswith("two"):
         monkeypatch.setattr(two_four_product, "_packed", lambda pruned: pruned)
-        prepare: Callable[[Tensor], Any] = two_four_product.kept
-        monkeypatch.setattr(two_four_product, "kept", counted)
+        prepare: Callable[[Tensor], Any] = two_four_product.largest_two_mask
+        monkeypatch.setattr(two_four_product, "largest_two_mask", counted)
         product, of_x = two_four_product.bind, 0
     else:
         prepare = fp8_product.quantized
@@ -337,11 +337,13 @@ def test_a_compiled_function_calls_it(
 
 
 def test_two_of_four_equals_the_first_stay() -> None:
-    from ksopt.operators.two_four import kept
+    from ksopt.operators.two_four import largest_two_mask
 
     weight = torch.tensor([[1.0, -1.0, 1.0, 1.0, 0.0, 3.0, -4.0, 5.0]])
-    assert kept(weight).tolist() == [[True, True, False, False, False, False, True, True]]
-    assert torch.equal(kept(weight.double()), kept(weight))
+    assert largest_two_mask(weight).tolist() == [
+        [True, True, False, False, False, False, True, True]
+    ]
+    assert torch.equal(largest_two_mask(weight.double()), largest_two_mask(weight))
 
 
 def test_a_chain_is_read_from_its_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
