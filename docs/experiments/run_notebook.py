@@ -1,9 +1,9 @@
-"""Run examples/optimize.ipynb, and keep in it what it shows: after a change of it.
+"""Runs examples/optimize.ipynb and stores its outputs, after a change of it.
 
     python docs/experiments/run_notebook.py
 
-It needs `pip install 'ksopt[test]'`. Kept is what a reader sees: no warnings with paths of this
-machine, and no text beside a result that shows itself as a page.
+It needs `pip install 'ksopt[test]'`. Stored are the outputs that a reader sees, without warnings
+with paths of this machine, and without the text of results that have HTML.
 """
 
 import sys
