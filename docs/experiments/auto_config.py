@@ -47,7 +47,7 @@ count = layers_of_config(sys.argv[1] + "/config.json", (), ()).count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line for each way, each in a process of its own."""
+    """Print a line for each way, each in a separate process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("config", nargs="?", type=Path, help="a config.json")
     config = parser.parse_args(arguments).config

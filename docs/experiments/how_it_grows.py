@@ -3,7 +3,7 @@
     python docs/experiments/how_it_grows.py --what capture rows
     python docs/experiments/how_it_grows.py --laws
 
-Each point is measured in a process of its own, with a time limit, and written to
+Each point is measured in a separate process, with a time limit, and written to
 ``docs/data/growth-SERIES.csv`` at once: the same command continues where it was stopped. No GPU is
 needed. The series of workers simulates them: they sleep instead of measuring. ``--laws`` measures
 nothing, and prints the law of every series that has a file.

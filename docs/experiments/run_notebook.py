@@ -17,7 +17,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "optimize.ipynb"
 
 
 def executed() -> nbformat.NotebookNode:
-    """The notebook, run from its first cell in a kernel and a folder of its own."""
+    """The notebook, run from its first cell in a separate kernel and folder."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}

@@ -3,7 +3,7 @@
 Every size is searched as a user would; then chains of the same spaces are measured in the same way,
 at least ``--reference`` of them and for ``--times`` the search's time. Half of ``--reference`` are
 drawn uniformly, the others are those expected to be fastest. The best of all and the recommended
-chains are timed in turns in a process of their own. Rows are stored at once: the same command
+chains are timed in turns in a separate process. Rows are stored at once: the same command
 continues where it stopped.
 """
 

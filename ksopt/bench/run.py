@@ -52,7 +52,7 @@ def run_bench(
     Args:
         request: the subjects to measure.
         out: the folder; another run of the same request in it continues.
-        workers: concurrent processes, each on a GPU of its own; on a CPU they disturb each other.
+        workers: concurrent processes, each on its own GPU; on a CPU they disturb each other.
         timeout_s: seconds after which no further subject starts.
         progress: called after each subject.
 

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _errors_as_sentences(args: argparse.Namespace) -> Iterator[None]:
     """Turn an exception of the model on these inputs into one sentence."""
-    fake = logging.getLogger("torch._subclasses.fake_tensor")  # it logs tracebacks of its own
+    fake = logging.getLogger("torch._subclasses.fake_tensor")  # it logs its own tracebacks
     before, fake.disabled = fake.disabled, not args.traceback
     try:
         yield

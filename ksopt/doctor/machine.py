@@ -202,11 +202,11 @@ def _compiler(command: str) -> Compiler:
 def _host_library() -> HostLibrary:
     try:
         from ksopt.jit import host
-    except Exception as error:  # torch is broken, which is a fact of its own
+    except Exception as error:  # torch is broken, which is a separate fact
         return HostLibrary(None, f"it needs torch, which cannot be imported ({error})")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an unusable cache is a fact of its own
+            warnings.simplefilter("ignore")  # an unusable cache is a separate fact
             built = host.build()
     except (KsoptError, OSError) as error:
         return HostLibrary(None, str(error))

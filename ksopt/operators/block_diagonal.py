@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockDiagonal(StructuredOperator):
-    """The matrix W = diag(B_1, ..., B_blocks), with blocks of one size and inputs of their own.
+    """The matrix W = diag(B_1, ..., B_blocks), with blocks of one size and separate inputs.
 
     It is the single factor (blocks, out/blocks, in/blocks, 1), which a search of chains omits
     because not every output depends on every input.

@@ -19,7 +19,7 @@ _MULTIPLE = 16  # torch._scaled_mm requires both sizes to be multiples
 
 @dataclass(frozen=True)
 class Fp8Dense(StructuredOperator):
-    """W and x rounded to 8-bit floating point (e4m3), each row with a scale of its own.
+    """W and x rounded to 8-bit floating point (e4m3), each row with its own scale.
 
     The weight is the matrix in bfloat16; each call rounds it and the rows of x. Gradients ignore
     the rounding (straight-through). No weight is omitted, so a budget counts bytes: each weight

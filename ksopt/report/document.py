@@ -101,7 +101,7 @@ def fragment(sections: Sequence[Section]) -> str:
 
 
 def figures(sections: Sequence[Section]) -> dict[str, str]:
-    """The drawings that become files of their own, by name."""
+    """The drawings that are written to separate files, by name."""
     drawn = [section.figure for section in sections if section.figure is not None]
     return {one.name: one.wide for one in drawn if one.name and one.wide}
 

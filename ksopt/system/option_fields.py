@@ -35,7 +35,7 @@ class Option:
             word.
         is_always_shown: Whether a command includes it even if it is the default.
         is_named: Whether sentences of the library name the field by another name than the flag.
-        is_common: Whether the help lists it among the first options, whatever its group.
+        is_common: Whether the help lists it among the first options, for any group.
     """
 
     help: str

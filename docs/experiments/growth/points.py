@@ -1,4 +1,4 @@
-"""Points of a series, each measured in a process of its own and stored at once."""
+"""Points of a series, each measured in a separate process and stored at once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Trials of a study whose measurements sleep: the cost of drawing, storing and sharing alone.
 
-Each worker is a process with a device of its own that measures a chain in a fixed time. All else is
+Each worker is a process with its own device that measures a chain in a fixed time. All else is
 the search's own: its space, sampler, turns, heartbeats and storage. Workers are forked, because 64
 processes that import torch would dominate the time. Their own work shares the machine's cores.
 """
@@ -62,7 +62,7 @@ class Sleeping(Objective):
 def of(url: str, trials: int, workers: int, sleep_s: float) -> Callable[[], str]:
     """The work of a study of ``trials`` trials by ``workers`` workers."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    # Each worker has a device of its own, so that none waits for another.
+    # Each worker has its own device, so that none waits for another.
     device_locks.device = _of_its_own
     request = LayerRequest(_DIMS, batch=256, trials=trials, device="cpu")
     chains = space.build(request)

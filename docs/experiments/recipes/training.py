@@ -26,7 +26,7 @@ class Way:
     Args:
         name: In tables.
         is_dense: Whether its layers are dense.
-        has_groups: Whether its factors have learning rates of their own (`ksopt.param_groups`).
+        has_groups: Whether its factors have separate learning rates (`ksopt.param_groups`).
         is_guided: Whether a dense matrix beside each chain fades out in the first half.
     """
 
@@ -127,7 +127,7 @@ def learn(
     Args:
         task: The task.
         model: The network, on the device; its parameters change.
-        groups: The parameters to train, or groups with rates of their own.
+        groups: The parameters to train, or groups with separate rates.
         seed: Of the batches.
         steps: Number of steps.
         lr: The peak rate.

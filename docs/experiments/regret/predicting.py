@@ -1,6 +1,6 @@
 """A pool of processes that predict times while others measure.
 
-It is a module of its own because functions of a script cannot be sent to another process.
+It is a separate module because functions of a script cannot be sent to another process.
 """
 
 from __future__ import annotations

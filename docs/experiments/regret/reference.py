@@ -41,7 +41,7 @@ def chains_of(candidates: Iterable[object]) -> tuple[Chain, ...]:
 def predicted(
     patterns: Sequence[Pattern], machine: DeviceSpec, dtype: str, batch: int, batch_last: bool
 ) -> list[float | None]:
-    """The cost model's times in microseconds; runs in a process of its own."""
+    """The cost model's times in microseconds; runs in a separate process."""
     model = CostModel(machine, dtype, batch, batch_last)
     return [model.predicted_us(Chain((pattern,))) for pattern in patterns]
 

@@ -153,7 +153,7 @@ class Book:
 
     @classmethod
     def read(cls, path: Path) -> Book:
-        """Open a file for reading, whatever its settings.
+        """Open a file for reading, with any settings.
 
         Raises:
             InvalidInputError: It cannot be read, or has no settings.

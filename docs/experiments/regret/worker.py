@@ -1,7 +1,7 @@
 """A process on one device that runs the tasks of its parent.
 
 It reads one JSON document per line from stdin and answers each with one on stdout: a search, some
-chains of the reference (each reported in a line of its own before the answer), or a final. It ends
+chains of the reference (each reported in a separate line before the answer), or a final. It ends
 when stdin does, and by itself if the device has failed: another process can continue there.
 """
 
@@ -56,7 +56,7 @@ class Bench:
         }
 
     def search(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a search as a user would, in a folder of its own; an earlier one is continued."""
+        """Run a search as a user would, in a separate folder; an earlier one is continued."""
         searched = run_search(SearchRequest.of_layer(self._request(task)))
         if searched.stopped is not None:
             return {"stopped": searched.stopped}

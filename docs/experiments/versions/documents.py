@@ -83,7 +83,7 @@ def search(done: Finished) -> dict[str, Any]:
 def _layers(results: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Each size's part of results.json, and the common part.
 
-    A search of one size had a schema of its own, and each size its request in full.
+    A search of one size had its own schema, and each size its request in full.
     """
     if "layers" in results:
         request = results.pop("request")
