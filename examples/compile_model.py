@@ -1,8 +1,8 @@
 """Compile a Kronecker-sparse feed-forward block with ``backend="ksopt"``, check it, time it.
 
 The block is a transformer's: 768 -> 3072 -> 768 with a GELU between. Three versions are timed:
-dense through Inductor, and the KS block before and after compilation. Which one wins depends on
-the device and the batch; the example prints what was measured here.
+dense through Inductor, and the KS block before and after compilation. Which one is fastest depends
+on the device and the batch; the example prints the times of this machine.
 
 Run it with ``python examples/compile_model.py [--device cuda] [--dtype bfloat16]``.
 """
@@ -39,11 +39,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--batch", type=int, default=256, help="rows of the input (256)")
-    given = parser.parse_args()
-    device, dtype = torch.device(given.device), getattr(torch, given.dtype)
+    args = parser.parse_args()
+    device, dtype = torch.device(args.device), getattr(torch, args.dtype)
 
     torch.manual_seed(0)
-    x = torch.randn(given.batch, WIDTH, device=device, dtype=dtype)
+    x = torch.randn(args.batch, WIDTH, device=device, dtype=dtype)
     dense, ks = dense_block().to(device, dtype).eval(), ks_block().to(device, dtype).eval()
     dense_compiled = torch.compile(dense)
     ks_compiled = torch.compile(ks, backend="ksopt")

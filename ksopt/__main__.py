@@ -1,4 +1,4 @@
-"""``python -m ksopt`` is the command ``ksopt``."""
+"""The entry point of ``python -m ksopt``, the command ``ksopt``."""
 
 import sys
 

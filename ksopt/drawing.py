@@ -1,6 +1,6 @@
-"""Pictures of chains: where each factor may be nonzero, in a terminal and as SVG.
+"""Pictures of chains: the supports of the factors, in a terminal and as SVG.
 
-A cell of a picture is an entry of the matrix, or a block of entries where there are too many.
+A cell of a picture is an entry of the matrix, or a block of entries of a large matrix.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ksopt.report import svg
 from ksopt.report.document import Figure
 
 MOST_FEATURES = 2**16
-"""Of a layer that is drawn: its rows and columns are counted one by one."""
+"""The most rows or columns of a layer that is drawn: they are counted one by one."""
 
-_SHADES = (0.25, 0.5, 0.75, 1.0)  # of a cell, by how full it is
+_SHADES = (0.25, 0.5, 0.75, 1.0)  # of a cell, by its share of nonzeros
 _GAP, _LABEL = 26.0, 36.0  # between two factors, and under them
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A factor's matrix in cells.
+    """The matrix of a factor in cells.
 
     Args:
-        pattern: The factor's.
+        pattern: Of the factor.
         cells: Rows of cells, each the share of its entries that may be nonzero.
-        first: Of each cell, whether it is all of the first of the dense b x c sub-matrices.
+        first: Whether each cell belongs entirely to the first of the dense b x c sub-matrices.
     """
 
     pattern: Pattern
@@ -40,7 +40,7 @@ class Grid:
 
     @classmethod
     def of(cls, pattern: Pattern, most: int) -> Grid:
-        """The grid of a pattern, of at most so many rows and columns of cells.
+        """The grid of a pattern, with at most ``most`` rows and columns of cells.
 
         Example:
             >>> [list(row) for row in Grid.of(Pattern(2, 1, 1, 1), 8).cells]
@@ -61,7 +61,7 @@ class Grid:
 
 
 def _sub_matrices(features: int, width: int, d: int, most: int) -> list[Counter[int]]:
-    """Of each cell along one side, how many of its features are of each of the a*d sub-matrices."""
+    """The number of features by sub-matrix (a*d of them), for each cell along one side."""
     count = min(features, most)
     along: list[Counter[int]] = [Counter() for _ in range(count)]
     for feature in range(features):
@@ -78,12 +78,12 @@ def _share(row: Counter[int], column: Counter[int]) -> float:
 
 
 def can_draw(chain: Chain) -> bool:
-    """Whether no factor has too many rows or columns."""
+    """Whether every factor is small enough to draw."""
     return max(max(pattern.shape) for pattern in chain) <= MOST_FEATURES
 
 
 def figure_of(chain: Chain, name: str = "") -> Figure:
-    """A chain as the figure of a report; ``name`` is that of its file."""
+    """The figure of a chain in a report; ``name`` is that of its file."""
     return Figure(to_svg(chain, 800, most=32), to_svg(chain, 360, most=32), name)
 
 
@@ -103,7 +103,7 @@ def grids(chain: Chain, most: int) -> list[Grid]:
 
 
 def to_svg(chain: Chain, width: int = 800, most: int = 48) -> str:
-    """A chain as an ``<svg>`` element: its factors to one scale, beside each other.
+    """A chain as an ``<svg>`` element: its factors side by side, to one scale.
 
     The first of the dense sub-matrices of each factor has another colour.
 
@@ -142,7 +142,7 @@ def to_svg(chain: Chain, width: int = 800, most: int = 48) -> str:
 
 
 def _labels(grid: Grid, wide: float) -> list[str]:
-    """What stands under a factor, as far as there is room."""
+    """The labels under a factor that fit its width."""
     shape = f"{grid.pattern.out_features} x {grid.pattern.in_features}"
     room = wide + _GAP
     return [words for words in (str(grid.pattern), shape) if svg.width_of(words) <= room]
@@ -173,12 +173,12 @@ def _factor(grid: Grid, left: float, top: float, wide: float, high: float) -> li
 
 
 def _shade(share: float) -> float:
-    """How full a cell is, in a few steps; 0 where it is empty."""
+    """The opacity of a cell, in a few steps; 0 if it is empty."""
     return next(one for one in _SHADES if share <= one + 1e-9) if share else 0.0
 
 
 def write(chain: Chain, stream: TextIO, most: int = 32) -> None:
-    """Draw a chain with characters: in colours on a terminal, plainly elsewhere."""
+    """Draw a chain with characters: in colours on a terminal, in plain text elsewhere."""
     shown = grids(chain, most)
     if not stream.isatty():
         for grid in shown:

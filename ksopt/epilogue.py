@@ -1,8 +1,8 @@
-"""What may follow a chain's product, in PyTorch's own operations: bias, an activation, a residual.
+"""The epilogue of a chain's product in PyTorch's own operations: bias, activation, residual.
 
-Of two siblings the activation may be a gate: the first one's activated product times the second's.
+With two siblings the activation may be a gate: the activated first product times the second.
 
-A kernel may do it before it writes the product; this is what is done where none does.
+A kernel may fuse the epilogue into its product; this is the implementation without one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ksopt.errors import InvalidInputError
 
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
-"""The activations that an epilogue may have; "gelu" is the exact one, by erf.
+"""The activations of an epilogue; "gelu" is the exact one, by erf.
 
 In the order of ``Activation`` in csrc/cuda/epilogue.cuh."""
 
@@ -28,7 +28,7 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 Gate = Literal["relu_gate", "gelu_gate", "gelu_tanh_gate", "silu_gate"]
 """The gates: "silu_gate" of the products a and b of two siblings is silu(a) * b, as in SwiGLU.
 
-In the order of ``ACTIVATIONS``, the first of which has none."""
+In the order of ``ACTIVATIONS``, whose first has no gate."""
 
 GATES: tuple[Gate, ...] = get_args(Gate)
 _SUFFIX = "_gate"
@@ -53,14 +53,14 @@ _IN_PLACE: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 def check_activation(activation: str, siblings: int = 1) -> None:
-    """Refuse an unknown activation, and a gate of other than two siblings.
+    """Raise for an unknown activation, or for a gate without exactly two siblings.
 
     Args:
-        activation: one of `ACTIVATIONS`; of two siblings, or of `GATES`.
-        siblings: how many products it is applied to.
+        activation: one of `ACTIVATIONS`; with two siblings, also of `GATES`.
+        siblings: number of products that it is applied to.
 
     Raises:
-        InvalidInputError: it is none of them.
+        InvalidInputError: the activation is not allowed.
     """
     if activation in GATES and siblings != 2:
         raise InvalidInputError(
@@ -74,12 +74,12 @@ def check_activation(activation: str, siblings: int = 1) -> None:
 
 
 def parts_of_result(activation: str, siblings: int) -> int:
-    """How many products' features a layer's result has: with a gate one, of two siblings."""
+    """The number of products in a layer's result: with a gate one, from two siblings."""
     return 1 if activation in GATES else siblings
 
 
 def activation_of(activation: str) -> Activation:
-    """What is applied to numbers, one by one: of a gate, to the first sibling's product."""
+    """The elementwise activation; for a gate, that of the first sibling's product."""
     return cast(Activation, activation.removesuffix(_SUFFIX))
 
 
@@ -103,14 +103,14 @@ def with_epilogue(
     """act(y + bias) + residual; with a gate, act(a) * b + residual of the halves a, b of y + bias.
 
     Args:
-        y: (*batch, M), or (M, *batch) when batch_last; with a gate two products, side by side.
+        y: (*batch, M), or (M, *batch) when batch_last; with a gate, two products side by side.
         bias: (M,), or None.
         activation: one of `ACTIVATIONS` or `GATES`.
         residual: of the result's shape, or None.
         batch_last: the layout.
 
     Returns:
-        A new tensor; y itself where there is nothing to do.
+        A new tensor; y itself if there is nothing to do.
 
     Example:
         >>> with_epilogue(torch.tensor([1.0, -3.0]), torch.ones(2), "relu")
@@ -133,9 +133,9 @@ def add_epilogue_(
     residual: Tensor | None = None,
     batch_last: bool = False,
 ) -> Tensor:
-    """`with_epilogue` in y's own memory, where no gradient is recorded: y with what was added.
+    """`with_epilogue` in place, where no gradient is recorded; returns y.
 
-    Of a gate the result is in memory of its own.
+    With a gate the result is a new tensor.
     """
     if bias is not None:
         y.add_(_along_features(bias, y, batch_last) if batch_last else bias)

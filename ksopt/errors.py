@@ -1,17 +1,17 @@
-"""The exceptions of ksopt: one root, each class also the built-in a caller would expect."""
+"""The exceptions of ksopt: one root; each class also derives from a matching built-in."""
 
 
 class KsoptError(Exception):
-    """Root of every exception that ksopt raises on purpose; its text is a sentence for the user."""
+    """The root of every exception that ksopt raises; its text is a sentence for the user."""
 
 
 class InvalidInputError(KsoptError, ValueError):
-    """An argument is not allowed: the message names what was given and what is allowed."""
+    """An argument is not allowed: the message names the value and the allowed ones."""
 
 
 class UnavailableError(KsoptError, RuntimeError):
-    """Something this machine would need (a device, a compiler, a library) is not there."""
+    """The machine lacks a required device, compiler or library."""
 
 
 class CompilationError(KsoptError, RuntimeError):
-    """Device or host code did not compile; the message carries the compiler's own words."""
+    """Device or host code did not compile; the message includes the compiler's output."""

@@ -1,4 +1,4 @@
-"""How exact fp32 products are to be: torch's own switches."""
+"""The precision of fp32 products, by torch's own switches."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 
 
 def is_exact() -> bool:
-    """Whether fp32 products are to be exact to fp32 (three TF32 products) at this moment.
+    """Whether fp32 products currently have fp32 precision (three TF32 products).
 
-    False where ``torch.backends.cuda.matmul.allow_tf32`` is True,
-    ``torch.set_float32_matmul_precision`` was given ``"high"`` or ``"medium"``, or one of torch's
-    ``fp32_precision`` switches above matrix products is ``"tf32"``: what PyTorch's own products do.
+    False if ``torch.backends.cuda.matmul.allow_tf32`` is True,
+    ``torch.set_float32_matmul_precision`` was called with ``"high"`` or ``"medium"``, or one of
+    torch's ``fp32_precision`` switches above matrix products is ``"tf32"``, as for PyTorch's own.
     """
-    # What torch.backends.cuda.matmul.fp32_precision gives, in a tenth of the time.
+    # The value of torch.backends.cuda.matmul.fp32_precision, in a tenth of the time.
     return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") != "tf32")
 
 
 @contextmanager
 def fp32_products(name: str) -> Iterator[None]:
-    """FP32 products in full ("ieee") or through TF32 ("tf32") inside, the user's setting after.
+    """Set the precision of FP32 products inside the block: full ("ieee") or TF32 ("tf32").
 
-    torch's older switches (allow_tf32 and its like) raise where this newer one is in use; this one
-    works beside them, and leaves them as they were.
+    torch's older switches (such as allow_tf32) raise while this newer one is in use; this one works
+    beside them and restores the previous state.
     """
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = name

@@ -1,4 +1,4 @@
-"""The one place that reads the environment."""
+"""The only module that reads environment variables."""
 
 import os
 from pathlib import Path
@@ -8,24 +8,24 @@ from ksopt.errors import InvalidInputError
 
 
 def cache_dir() -> Path:
-    """Folder for compiled code and measurements: ``KSOPT_CACHE_DIR``, else the user's cache.
+    """The folder for compiled code and measurements: ``KSOPT_CACHE_DIR``, else the user's cache.
 
-    The folder is not created here; whoever writes creates it, private to the user.
+    The folder is not created here; writers create it, private to the user.
     """
-    given = os.environ.get("KSOPT_CACHE_DIR")
-    if given:
-        return Path(given).expanduser()
+    folder = os.environ.get("KSOPT_CACHE_DIR")
+    if folder:
+        return Path(folder).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     root = Path(base).expanduser() if base else Path.home() / ".cache"
     return root / "ksopt"
 
 
 def cxx_compiler() -> str:
-    """Name or path of the C++ compiler: ``CXX``, else ``c++``."""
+    """The name or path of the C++ compiler: ``CXX``, else ``c++``."""
     return os.environ.get("CXX") or "c++"
 
 
-# Every variable that ksopt reads, and what it decides.
+# Every variable that ksopt reads, and its meaning.
 KNOWN = {
     "KSOPT_CACHE_DIR": "folder for compiled code and measurements",
     "XDG_CACHE_HOME": "folder above ksopt's cache, where KSOPT_CACHE_DIR is not set",
@@ -36,7 +36,7 @@ KNOWN = {
 
 
 def in_force() -> dict[str, str]:
-    """Variables that are set now: the known ones, and any other that begins with ``KSOPT_``."""
+    """The variables that are set: the known ones, and others that begin with ``KSOPT_``."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -48,14 +48,14 @@ Tuning = Literal["off", "model", "measure"]
 
 
 def tuning() -> Tuning:
-    """How a product's way is chosen: ``KSOPT_TUNE``, "measure" (default), "model" or "off".
+    """The tuning mode for products: ``KSOPT_TUNE``, "measure" (default), "model" or "off".
 
     Raises:
-        InvalidInputError: The variable says something else.
+        InvalidInputError: The variable has another value.
     """
-    given = os.environ.get("KSOPT_TUNE", "measure")
+    value = os.environ.get("KSOPT_TUNE", "measure")
     for mode in get_args(Tuning):
-        if given == mode:
-            found: Tuning = mode
-            return found
-    raise InvalidInputError(f"KSOPT_TUNE is {given!r}: it must be 'off', 'model' or 'measure'")
+        if value == mode:
+            tuning_mode: Tuning = mode
+            return tuning_mode
+    raise InvalidInputError(f"KSOPT_TUNE is {value!r}: it must be 'off', 'model' or 'measure'")

@@ -1,4 +1,4 @@
-"""Fill the cache of choices ahead of time: what `ksopt tune` does, as a library."""
+"""Fills the tuning cache ahead of time; the library behind `ksopt tune`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ksopt.system import limits
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """Which products are tuned, and how.
+    """The products to tune, and the settings.
 
     Args:
-        patterns: supports of the factors, each once.
+        patterns: of the factors, without duplicates.
         batches: rows of x.
         device: a CPU or CUDA device.
         dtype: "float32", "float16" or "bfloat16".
@@ -34,10 +34,10 @@ class TuneRequest:
         tf32: whether float32 products are at TF32's accuracy, on CUDA.
         backward: whether to tune the products of the backward pass (the transposed patterns) too.
         budget_s: seconds for timing one product; compilation comes on top.
-        again: whether to measure what is recorded already.
-        chains: whose patterns are among those: where a kernel takes a whole chain, it races with
-            the launches of the factors, for the forward pass.
-        epilogue: what follows the products of ``chains``.
+        again: whether to measure products that are already recorded.
+        chains: of patterns among those: a kernel of a whole chain races with the launches of the
+            factors, for the forward pass.
+        epilogue: of the products of ``chains``.
 
     Raises:
         InvalidInputError: a batch below 1, no time, nothing to tune, or TF32 of 16 bit.
@@ -69,7 +69,7 @@ class TuneRequest:
             )
 
     def products(self) -> list[tuple[Pattern, int]]:
-        """What is tuned: (pattern, batch), each once."""
+        """The products to tune: (pattern, batch), without duplicates."""
         patterns = [*self.patterns]
         if self.backward:
             patterns += [pattern.transpose() for pattern in self.patterns]
@@ -78,7 +78,7 @@ class TuneRequest:
         ]
 
     def wholes(self) -> list[tuple[Problem, int]]:
-        """The chains that a kernel computes at once, and batches: tuned after their factors."""
+        """The chains that one kernel computes, with batches; tuned after their factors."""
         exact = self.dtype != "float32" or not self.tf32
         problems = [
             Problem(chain, self.dtype, self.batch_last, exact, self.epilogue)
@@ -93,18 +93,18 @@ class TuneRequest:
 
 
 def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
-    """Tune one product after the other; each choice is on disk before the next begins.
+    """Tune the products in sequence; each choice is on disk before the next begins.
 
     Args:
-        request: what is tuned.
+        request: the products and settings.
 
     Yields:
-        A report for each of ``request.products()``, then of ``request.wholes()``, as soon as it is
-        there.
+        A report for each of ``request.products()``, then of ``request.wholes()``, as soon as it
+        exists.
 
     Raises:
-        InvalidInputError: a product that is not recorded does not fit the device's memory; then
-            none is measured.
+        InvalidInputError: an unrecorded product does not fit the device's memory; no product is
+            then measured.
         UnavailableError: the CUDA driver's bindings are missing.
 
     Example:
@@ -141,7 +141,7 @@ def _check_memory(request: TuneRequest) -> None:
 
 
 def recorded(request: TuneRequest, pattern: Pattern, batch: int) -> Record | None:
-    """What is on disk for a product of the request."""
+    """The record on disk for a product of the request; None if there is none."""
     exact = request.dtype != "float32" or not request.tf32
     backend = backend_of(request.device.type)
     problem = Problem.of_factor(pattern, request.dtype, request.batch_last, exact)
@@ -150,7 +150,7 @@ def recorded(request: TuneRequest, pattern: Pattern, batch: int) -> Record | Non
 
 
 def all_recorded(device: torch.device) -> list[Record]:
-    """Everything on disk for a device.
+    """The records on disk for a device.
 
     Raises:
         UnavailableError: the CUDA driver's bindings are missing.
@@ -175,7 +175,7 @@ def _measured_whole(request: TuneRequest, problem: Problem, batch: int) -> Recor
 
 @contextlib.contextmanager
 def _precision(request: TuneRequest) -> Iterator[None]:
-    """Torch multiplies by the request's precision inside the block."""
+    """Set torch's precision of products to the request's inside the block."""
     before = torch.backends.cuda.matmul.fp32_precision
     if request.dtype == "float32" and request.device.type == "cuda":
         torch.backends.cuda.matmul.fp32_precision = "tf32" if request.tf32 else "ieee"
@@ -186,7 +186,7 @@ def _precision(request: TuneRequest) -> Iterator[None]:
 
 
 def summary(reports: Sequence[ChoiceReport]) -> str:
-    """One sentence about all of them.
+    """A sentence that summarizes the choices.
 
     Example:
         >>> summary([])

@@ -28,7 +28,7 @@ _building: subprocess.Popen[bytes] | None = None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the run caches of its own, so that no old artifact can make a test pass."""
+    """Use separate caches for the run, so that no old artifact can make a test pass."""
     global _caches, _building
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Begun in a shell's background: processes that tests stop with Ctrl-C would ignore it too.
@@ -37,10 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # a process of pytest-xdist shares those of the process that began it
     # What is computed here is small, and more threads than cores wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Inductor's processes that compile would start anew for each process of a test.
+    # Inductor's compile workers would start again for each process of a test.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     short_compilation.begin()
-    # Each process of a test would compile ksopt's own sources anew, 0.7 s of them.
+    # Each process of a test would compile ksopt's own sources again, which takes 0.7 s.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     _caches = Path(tempfile.mkdtemp(prefix="ksopt-tests-"))
     os.environ["KSOPT_CACHE_DIR"] = str(_caches / "ksopt")
@@ -134,7 +134,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Measurements are short, here and in every Python that the test starts."""
     from ksopt.measure import timing
 
-    # Before what is there: ksopt itself may be found by it.
+    # Before the existing entries: ksopt itself may be imported through them.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("brief")), prepend=os.pathsep)
     for path, value in CHANGES.items():
         monkeypatch.setattr(path, value)

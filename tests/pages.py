@@ -1,4 +1,4 @@
-"""Runs the Python of a page of the documents, and compares what it prints."""
+"""Runs the Python of a page of the documents, and compares its output."""
 
 import doctest
 from pathlib import Path
@@ -14,11 +14,11 @@ def faults(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
     test = doctest.DocTestParser().get_doctest(_code_in_place(text), {}, page.name, str(page), 0)
     assert test.examples, f"{page.name} has no Python that runs"
-    said: list[str] = []
+    lines: list[str] = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
     # Compiled functions look at their globals when they are thrown away.
-    runner.run(test, out=said.append, clear_globs=False)
-    return said
+    runner.run(test, out=lines.append, clear_globs=False)
+    return lines
 
 
 def _code_in_place(text: str) -> str:

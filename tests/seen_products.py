@@ -1,4 +1,4 @@
-"""Products as their weights were taken: as ones that change, or as ones that are kept."""
+"""Records whether a product treated its weight as changing or as cached."""
 
 import shutil
 import sys
@@ -41,7 +41,7 @@ def by_pythons_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave every product and every layer to Python, whatever the host library knows by now."""
+    """Compute every product and layer in Python, even if the host library has an entry for it."""
     by_pythons_kernels(monkeypatch)
     for module, name in (
         (cpu, "run_known"),
@@ -153,6 +153,6 @@ class SeenProducts:
         monkeypatch.setattr(host_plans, "run", known_layer)
 
     def clear(self) -> None:
-        """Forget what was seen."""
+        """Clear the record."""
         self.changing.clear()
         self.by_python = 0

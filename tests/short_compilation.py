@@ -1,4 +1,4 @@
-"""Inductor's compilation in the tests: short, but where a test is of what users have.
+"""Short Inductor compilation for the tests, except for tests of the default settings.
 
 Elsewhere tests would wait for what is not ksopt's: graphs are pickled to be kept on disk, and g++
 reads long headers for loops with vectors.
@@ -6,7 +6,7 @@ reads long headers for loops with vectors.
 
 import os
 
-# Names of torch's own. Both leave a choice to torch's configuration, or to who starts the tests.
+# Variables of torch. Values from torch's configuration or the test runner's environment stay.
 _SHORT = {"TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT": "0", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
 
 

@@ -43,7 +43,7 @@ def snippets(text: str) -> list[tuple[str, str]]:
 
 
 def without_measurements(text: str) -> list[str]:
-    """The lines with chains and numbers masked: what is measured differs from run to run."""
+    """The lines with chains and numbers masked: measurements differ from run to run."""
     masked = re.sub(r"\(\d+,\d+,\d+,\d+\)(\*\(\d+,\d+,\d+,\d+\))*", "CHAIN", text)
     masked = re.sub(r"[\d.,]*\d", "NUMBER", masked)
     return [" ".join(line.split()) for line in masked.splitlines()]

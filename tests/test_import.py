@@ -1,4 +1,4 @@
-"""Importing ksopt is light, and its names are where they are said to be."""
+"""Importing ksopt is light, and its names are where the documents list them."""
 
 import subprocess
 import sys
@@ -44,7 +44,7 @@ def test_import_ksopt_needs_no_torch():
 
 def test_import_of_the_layers_touches_no_gpu_disk_or_compiler():
     run(
-        # torch's own import, and what its operator registration imports, are not ours.
+        # torch's own import, and the imports of its operator registration, are not ours.
         "import torch, torch._library.fake_impl, torch._library.custom_ops, torch.library",
         "import ksopt.ops, ksopt.functional, ksopt.nn, ksopt.baselines, ksopt.compile.backend",
         "assert not torch.cuda.is_initialized(); assert torch.ops.ksopt.ks_mm",

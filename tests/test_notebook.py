@@ -16,7 +16,7 @@ class Shown(Protocol):
 
 
 class Cell(HTMLParser):
-    """The text and the tags of a cell; what it would load or run is refused."""
+    """The text and the tags of a cell; tags that load or run something are refused."""
 
     def __init__(self, value: Shown) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def test_a_search(dims: str | tuple[str, ...], tmp_path: Path) -> None:
     cell = Cell(result)
     assert {"svg", "table"} <= cell.tags
     assert "faster" in cell.text or "fastest" in cell.text
-    # Printed, it is what the command prints.
+    # Printed, it is the output of the command.
     assert str(result).splitlines()[-1].startswith(("report: ", "plan:   "))
     layer = Cell(result.layers[0])
     assert "nn.Linear(32, 64)" in layer.text or "nn.Linear(64, 32)" in layer.text

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def run(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    # Nothing of the test environment may be found through the environment's variables.
+    # The environment's variables must not lead to the test environment.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL"))}
     done = subprocess.run(
         [str(word) for word in command],
@@ -99,16 +99,16 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (packages,) = folder.glob("lib/python*/site-packages")
     for distribution in needed(wheel):
         link(distribution, packages)
-    # pip sees what was linked, and fails if the wheel needs more.
+    # pip sees the linked packages, and fails if the wheel needs more.
     environment.pip("install", "--no-index", wheel)
     yield environment
     shutil.rmtree(folder)
 
 
 def needed(wheel: Path) -> list[metadata.Distribution]:
-    """What the wheel says it needs, what that needs, and so on."""
-    found: dict[str, metadata.Distribution] = {}
-    asked: set[str] = set()
+    """The wheel's requirements, and theirs, recursively."""
+    distributions: dict[str, metadata.Distribution] = {}
+    seen: set[str] = set()
     with zipfile.ZipFile(wheel) as file:
         (path,) = (one for one in file.namelist() if one.endswith(".dist-info/METADATA"))
         words = file.read(path).decode()
@@ -119,12 +119,12 @@ def needed(wheel: Path) -> list[metadata.Distribution]:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
         name = canonicalize_name(requirement.name)
-        found[name] = distribution = metadata.distribution(name)
-        for wanted in {"", *requirement.extras}:
-            if f"{name}[{wanted}]" not in asked:
-                asked.add(f"{name}[{wanted}]")
-                pairs += [(one, wanted) for one in distribution.requires or ()]
-    return list(found.values())
+        distributions[name] = distribution = metadata.distribution(name)
+        for option in {"", *requirement.extras}:
+            if f"{name}[{option}]" not in seen:
+                seen.add(f"{name}[{option}]")
+                pairs += [(one, option) for one in distribution.requires or ()]
+    return list(distributions.values())
 
 
 def link(distribution: metadata.Distribution, packages: Path) -> None:
@@ -157,7 +157,7 @@ import importlib, json, pkgutil
 from importlib import resources
 import ksopt
 modules = [m.name for m in pkgutil.walk_packages(ksopt.__path__, "ksopt.")]
-apart = ("ksopt.__main__", "ksopt.integrations.")  # these need what need not be installed
+apart = ("ksopt.__main__", "ksopt.integrations.")  # these need optional packages
 files = {
     name: importlib.import_module(name).__file__ for name in modules if not name.startswith(apart)
 }
@@ -165,16 +165,16 @@ sources = [p.name for p in (resources.files("ksopt.csrc") / "cuda").iterdir()]
 print(json.dumps({"files": files, "sources": sources, "version": ksopt.__version__}))
 """
     done = run(installed.python, "-c", script, folder=installed.elsewhere)
-    found = json.loads(done.stdout)
-    assert found["version"] == ksopt.__version__
-    assert {"ksopt.search", "ksopt.csrc", "ksopt.nn"} <= set(found["files"])
+    wheel = json.loads(done.stdout)
+    assert wheel["version"] == ksopt.__version__
+    assert {"ksopt.search", "ksopt.csrc", "ksopt.nn"} <= set(wheel["files"])
     outside = {
         name: file
-        for name, file in found["files"].items()
+        for name, file in wheel["files"].items()
         if not Path(file).resolve().is_relative_to(installed.folder.resolve())
     }
     assert outside == {}
-    assert any(name.endswith(".cuh") for name in found["sources"])
+    assert any(name.endswith(".cuh") for name in wheel["sources"])
 
 
 def test_the_command_says_its_version(installed: Environment) -> None:

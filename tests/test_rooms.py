@@ -31,7 +31,7 @@ cli
 RANKS = {room: at for at, line in enumerate(ORDER.split("\n")) for room in line.split()}
 # ``ksopt`` itself is the package's list of names, which are imported when they are used.
 ANYWHERE = {"ksopt", "__main__"}
-# The report of a graph: what both stages of the compiler fill.
+# The report of a graph, which both stages of the compiler fill.
 DATA = {"ksopt.compile.sites"}
 
 

@@ -1,8 +1,8 @@
-"""What it takes to list the linear layers of a config.json: by transformers, and by reading it.
+"""The cost of listing the linear layers of a config.json: by transformers, and by reading it.
 
     python docs/experiments/auto_config.py config.json
 
-Without a file it is the config of a Llama of 70 billion weights.
+Without a file it uses the config of a Llama of 70 billion weights.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ count = layers_of_config(sys.argv[1] + "/config.json", (), ()).count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line of each way, each in a process of its own."""
+    """Print a line for each way, each in a separate process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("config", nargs="?", type=Path, help="a config.json")
     config = parser.parse_args(arguments).config

@@ -1,11 +1,11 @@
-"""What a product costs the host in Python and through the host library, without a GPU.
+"""The host's time of a product in Python and through the host library, without a GPU.
 
     python docs/experiments/bmm_time.py
 
-Prints microseconds a call, the least of 7 rounds, of tiny products on the CPU with a driver that is
-played: of batched products by the operators that compiled graphs call, by ks_mm, and past torch's
-dispatcher; of a kernel that does nothing, by weights that are stored in its order and not; and of
-whole layers by a kernel that does nothing.
+Prints microseconds per call, the least of 7 rounds, of tiny products on the CPU with a simulated
+driver: of batched products by the operators that compiled graphs call, by ks_mm, and past torch's
+dispatcher; of a kernel that does nothing, with weights stored in its order or not; and of whole
+layers by a kernel that does nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PATTERNS = (Pattern(8, 4, 4, 1), Pattern(1, 4, 4, 8))
 
 
 def least_us(call: Callable[[], object]) -> float:
-    """Microseconds of a call, of this thread's own time: others may want the core, too."""
+    """Microseconds of a call in this thread's own time, as other processes may use the core."""
     best = float("inf")
     for _ in range(ROUNDS):
         began = time.thread_time()
@@ -48,25 +48,25 @@ def least_us(call: Callable[[], object]) -> float:
 
 
 def nothing_known(*_: object) -> None:
-    """In the place of the library."""
+    """A stand-in for the library's lookup that never has an entry."""
 
 
 def measure(pattern: Pattern, by_library: bool) -> None:
-    """Print a line for one pattern."""
+    """Print the times of the products of one pattern."""
     cuda.forget()
     weight_cache.refresh()
     x, weight = torch.randn(8, pattern.in_features), torch.randn(pattern.weight_shape)
     out = torch.empty(8, pattern.out_features)
-    found = cuda.problem_key_of(x, weight, False)
-    kept, changing = (
+    key = cuda.problem_key_of(x, weight, False)
+    cached, changing = (
         Choice(
-            Candidate("bmm", found.problem, 1.0),
-            _preparing(multiplier("bmm", found.problem), weight_is),
+            Candidate("bmm", key.problem, 1.0),
+            _preparing(multiplier("bmm", key.problem), weight_is),
             "model",
         )
         for weight_is in ("cached", "repacked")
     )
-    cuda.remember(found, x.get_device(), Decision(kept, changing))
+    cuda.remember(key, x.get_device(), Decision(cached, changing))
     torch.ops.ksopt_host.serve_products(by_library)
     dispatch.run_known = cuda.run_known if by_library else nothing_known
     dispatch.run_known_changing = cuda.run_known_changing if by_library else nothing_known
@@ -81,7 +81,7 @@ def measure(pattern: Pattern, by_library: bool) -> None:
 
 
 def measure_order(pattern: Pattern, stored_in_order: bool) -> None:
-    """Print a line for a kernel that does nothing, by a weight stored as [a, b, c, d] or not."""
+    """Print the times of an empty kernel, with a weight stored as [a, b, c, d] or not."""
     cuda.forget()
     weight_cache.refresh()
     dispatch.run_known, dispatch.run_known_changing = cuda.run_known, cuda.run_known_changing
@@ -90,11 +90,11 @@ def measure_order(pattern: Pattern, stored_in_order: bool) -> None:
     if not stored_in_order:
         owner = owner.permute(0, 3, 1, 2).contiguous()
     weight = owner if stored_in_order else owner.permute(0, 2, 3, 1)
-    found = cuda.problem_key_of(x, weight, False)
-    launcher = HostLauncher(found.problem, Geometry(32, 0, 16, 1, 100), 1, nothing_known)
-    choice = Choice(Candidate("kernel", found.problem, 1.0), launcher, "model")
-    cuda.remember(found, x.get_device(), Decision(choice, choice))
-    view = torch._C._dynamo.guards._reinterpret_tensor  # what Inductor calls
+    key = cuda.problem_key_of(x, weight, False)
+    launcher = HostLauncher(key.problem, Geometry(32, 0, 16, 1, 100), 1, nothing_known)
+    choice = Choice(Candidate("kernel", key.problem, 1.0), launcher, "model")
+    cuda.remember(key, x.get_device(), Decision(choice, choice))
+    view = torch._C._dynamo.guards._reinterpret_tensor  # Inductor calls it
     place = (owner, weight.shape, weight.stride(), 0)
     calls = {
         "ks_mm_inner.out": lambda: ops.ks_mm_inner_out(x, view(*place), owner, out=out),
@@ -105,7 +105,7 @@ def measure_order(pattern: Pattern, stored_in_order: bool) -> None:
 
 
 class Launched:
-    """A layer by one kernel that does nothing."""
+    """A layer computed by one kernel that does nothing."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -124,7 +124,7 @@ class Launched:
 
 
 def measure_layer(siblings: int) -> None:
-    """Print a line for a layer of two factors, its bias, GELU and residual, in one launch."""
+    """Print the times of a layer of two factors with bias, GELU and residual, in one launch."""
     plan_autotuner.forget()
     weight_cache.refresh()
     chain = Chain.parse("(1,8,8,8)*(8,8,8,1)")
@@ -136,7 +136,7 @@ def measure_layer(siblings: int) -> None:
     choice = Choice(Candidate("kernel", problem, 1.0), Launched(problem), "model")
     plan_autotuner._has_spec[x.device] = True
     plan_autotuner._decisions[key_of(problem, x), x.device] = Decision(choice, choice)
-    view = torch._C._dynamo.guards._reinterpret_tensor  # what Inductor calls
+    view = torch._C._dynamo.guards._reinterpret_tensor  # Inductor calls it
     places = [(one, one.shape, one.stride(), 0) for one in weights]
     out = torch.empty(8, problem.out_features)
 

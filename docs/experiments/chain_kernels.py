@@ -1,9 +1,9 @@
 """Chains of two 16-bit factors in one launch, checked and timed against the dense layer.
 
-For each case and chain the tiles that are predicted best are checked against float64 (fresh random
+For each case and chain, the best predicted tiles are checked against float64 (fresh random
 operands, outputs poisoned with NaN, odd numbers of rows), and timed in turns with the dense layer:
-call by call, the cache emptied before each, or, with few rows, in CUDA graphs of calls that find
-their weights cold and x warm.
+call by call, the cache emptied before each, or, with few rows, in CUDA graphs of calls with cold
+weights and a warm x.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Operands:
-    """Of one call. ``residual`` and the rows of x lie apart in memory."""
+    """The operands of one call; ``residual`` and the rows of x are not contiguous."""
 
     x: Tensor
     left: list[Tensor]
@@ -163,7 +163,7 @@ class Operands:
 
 
 def by_pytorch(o: Operands, s: Shape, epilogue: Epilogue) -> Tensor:
-    """The same with two einsum products a chain, each rounded to the operands' type."""
+    """The product by two einsums per chain, each rounded to the operands' type."""
     rows, outs = o.x.shape[0], []
     for left, right in zip(o.left, o.right, strict=True):
         z = torch.einsum("nac,abc->nab", o.x.reshape(rows, *right.shape[::2]), right[..., 0])
@@ -182,7 +182,7 @@ def call(launcher: ChainLauncher, o: Operands, packed: Tensor, out: Tensor) -> T
 
 
 def fault_of(launcher: ChainLauncher, s: Shape, o: Operands, packed: Tensor) -> str | None:
-    """What is wrong with a kernel's result, or None."""
+    """The fault of a kernel's result; None if it is correct."""
     e = launcher.epilogue
     truth = by_pytorch(o.to(torch.float64), s, e)
     apart = torch.full((o.x.shape[0] + 2, truth.shape[1] + 8), float("nan"), device="cuda").to(
@@ -204,9 +204,9 @@ def fault_of(launcher: ChainLauncher, s: Shape, o: Operands, packed: Tensor) -> 
 def tiles_of(
     s: Shape, batch: int, spec: DeviceSpec, count: int, epilogue: Epilogue
 ) -> list[Config]:
-    """The best predicted, not more than three that differ in their slots alone.
+    """The best predicted tiles, at most three of which differ only in their slots.
 
-    Of few rows the best of each size of a cluster is among them.
+    For few rows they include the best of each cluster size.
     """
     ranked = chain_cost.best(s, batch, spec, epilogue, 10_000)
     of_size = {tile.cluster: tile for tile in reversed(ranked)}
@@ -252,7 +252,7 @@ def dense_ways(x: Tensor, features: int, e: Epilogue, compiled: Sequence[str]) -
 
 @dataclass(frozen=True)
 class Way:
-    """One to be timed: ``function`` of x and a weight."""
+    """A function of x and a weight to be timed."""
 
     function: Callable[[Tensor, Tensor], Tensor]
     x: Tensor
@@ -262,7 +262,7 @@ class Way:
         return self.function(self.x, self.weight)
 
     def in_graph(self) -> tuple[Callable[[], object], int]:
-        """A graph of calls with copies of the weight, and how many they are."""
+        """A graph of calls with copies of the weight, and their number."""
         size = self.weight.numel() * self.weight.element_size()
         count = cuda_graphs.copies(size, self.weight.device)
 
@@ -275,7 +275,7 @@ class Way:
 
 
 def times_us(ways: Mapping[str, Way], rows: int, seconds: float) -> dict[str, float]:
-    """Median times of a call."""
+    """The median time of a call, by way."""
     if rows > FEW_ROWS:
         results = measure(ways, "cuda", max_seconds=seconds, warmup_calls=2)
         return {name: result.median_us for name, result in results.items()}
@@ -291,14 +291,14 @@ def time_case(
     dtype: torch.dtype,
     roofline: Roofline,
     spec: DeviceSpec,
-    given: argparse.Namespace,
+    args: argparse.Namespace,
 ) -> Iterator[Row]:
     """Check and time one case."""
     name = str(dtype).removeprefix("torch.")
     todo = [
         (s, tile)
         for s in case.shapes
-        for tile in tiles_of(s, rows, spec, given.tiles, case.epilogue)
+        for tile in tiles_of(s, rows, spec, args.tiles, case.epilogue)
     ]
     sources = [chain_launcher.source(s, tile, case.epilogue, name) for s, tile in todo]
     sources += {chain_pack_launcher.source(s, tile) for s, tile in todo}
@@ -312,7 +312,7 @@ def time_case(
         launcher = ChainLauncher(s, tile, case.epilogue, name, 0)
         pack = ChainPacker(s, tile, 0)
         wrong = None
-        for checked in CHECKED_ROWS[: 3 if given.check else None]:
+        for checked in CHECKED_ROWS[: 3 if args.check else None]:
             o = Operands.random(s, checked, dtype)
             wrong = wrong or fault_of(launcher, s, o, pack(o.weights))
         label = f"{s} {chain_tile.fields(tile)}"
@@ -327,13 +327,13 @@ def time_case(
         layer = partial(launcher, bias=bias, residual=residual, out=y)
         calls[label] = Way(layer, x, packed)
         of_call[label] = (s, tile)
-    if given.check:
+    if args.check:
         print(f"# {case.name}: {len(calls)} of {len(todo)} tiles are right")
         return
     s = case.shapes[0]
     x = torch.randn(rows, s.right.in_features, device="cuda").to(dtype)
     features = s.siblings * s.left.out_features
-    ways = dense_ways(x, features, case.epilogue, given.compiled)
+    ways = dense_ways(x, features, case.epilogue, args.compiled)
     seconds = 0.012 * (len(calls) + len(ways)) * max(1.0, s.right.in_features / 1024)
     results = times_us({**ways, **calls}, rows, seconds)
     dense_us = min(results[way] for way in ways)
@@ -373,12 +373,12 @@ def mlp_tiles(
 
 
 def mlp_calls(
-    texts: tuple[str, str], dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace
+    texts: tuple[str, str], dtype: torch.dtype, spec: DeviceSpec, args: argparse.Namespace
 ) -> dict[str, Callable[[], Tensor]]:
-    """Check the tiles of two chains with GELU between and a residual, and give their calls."""
+    """Check the tiles of two chains with GELU between and a residual, and return their calls."""
     first, second = (Shape.of(Chain.parse(text)) for text in texts)
     name, epilogue = str(dtype).removeprefix("torch."), ADDED_BEHIND_GELU
-    tiles = mlp_tiles(first, second, given.rows[0], spec, given.tiles)
+    tiles = mlp_tiles(first, second, args.rows[0], spec, args.tiles)
     with ThreadPoolExecutor(16) as pool:
         sources = [chain_mlp_launcher.source(first, second, t, epilogue, name) for t in tiles]
         sources += {chain_mlp_launcher.pack_source(first, second, tile) for tile in tiles}
@@ -388,7 +388,7 @@ def mlp_calls(
         launcher = chain_mlp_launcher.MlpLauncher(first, second, tile, epilogue, name, 0)
         pack = chain_mlp_launcher.MlpPacker(first, second, tile, 0)
         wrong = None
-        for rows in (*CHECKED_ROWS, given.rows[0]):
+        for rows in (*CHECKED_ROWS, args.rows[0]):
             o, last = Operands.random(first, rows, dtype), Operands.random(second, rows, dtype)
             o = Operands(o.x.contiguous(), o.left, o.right, o.bias, last.residual)
             packed = pack([o.left[0], o.right[0], last.left[0], last.right[0]])
@@ -396,7 +396,7 @@ def mlp_calls(
                 (rows, second.left.out_features), float("nan"), device="cuda", dtype=dtype
             )
             call = partial(launcher, o.x, packed, o.bias, last.bias, last.residual, y)
-            if rows != given.rows[0]:
+            if rows != args.rows[0]:
                 call()
                 results = []
                 for kind in (torch.float64, dtype):
@@ -406,7 +406,7 @@ def mlp_calls(
                 ours, their = ((t.double() - truth).norm() / truth.norm() for t in (y, theirs))
                 if not ours <= _WORSE * their:
                     wrong = f"error {ours:.2e}, PyTorch's {their:.2e}"
-        us = chain_mlp_cost.predicted_us(first, second, tile, given.rows[0], spec, epilogue)
+        us = chain_mlp_cost.predicted_us(first, second, tile, args.rows[0], spec, epilogue)
         label = f"mlp {texts[0]} {texts[1]} | {astuple(tile)} | {us:.1f} predicted"
         if wrong is not None:
             print(f"WRONG {label}: {wrong}", flush=True)
@@ -415,12 +415,12 @@ def mlp_calls(
     return calls
 
 
-def time_mlps(dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace) -> None:
-    """Two chains in one launch against the dense MLP."""
+def time_mlps(dtype: torch.dtype, spec: DeviceSpec, args: argparse.Namespace) -> None:
+    """Time two chains in one launch against the dense MLP."""
     calls: dict[str, Callable[[], Tensor]] = {}
     for texts in MLPS:
-        calls |= mlp_calls(texts, dtype, spec, given)
-    x = torch.randn(given.rows[0], 384, device="cuda").to(dtype)
+        calls |= mlp_calls(texts, dtype, spec, args)
+    x = torch.randn(args.rows[0], 384, device="cuda").to(dtype)
     weights = [torch.randn(n, m, device="cuda").to(dtype) for n, m in ((1536, 384), (384, 1536))]
     biases = [torch.randn(n, device="cuda").to(dtype) for n in (1536, 384)]
     residual = torch.randn_like(x)
@@ -430,7 +430,7 @@ def time_mlps(dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace) -
         return functional.linear(h, weights[1], biases[1]) + residual
 
     ways: dict[str, Callable[[], Tensor]] = {"dense eager": partial(mlp, x)}
-    for mode in given.compiled:
+    for mode in args.compiled:
         ways[f"dense {mode}"] = partial(torch.compile(mlp, mode=mode, dynamic=False), x)
     results = measure(
         {**ways, **calls}, "cuda", max_seconds=0.02 * len(calls) + 0.1, warmup_calls=2
@@ -442,7 +442,7 @@ def time_mlps(dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace) -
 
 
 def profile(case: Case, tile: str, rows: int) -> None:
-    """Launch one tile three times, the cache cold: for a profiler."""
+    """Launch one tile three times with a cold cache, for a profiler."""
     index, *fields = map(int, tile.split())
     s, config = case.shapes[index], Config(*fields)
     launcher = ChainLauncher(s, config, case.epilogue, "bfloat16", 0)
@@ -467,28 +467,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="time nothing")
     parser.add_argument("--mlp", action="store_true", help="two chains in one launch too")
     parser.add_argument("--profile", nargs=2, metavar=("CASE", "TILE"), action="append", default=[])
-    given = parser.parse_args(arguments)
-    for name, tile in given.profile:
-        profile(next(case for case in CASES if case.name == name), tile, given.rows[0])
-    if given.profile:
+    args = parser.parse_args(arguments)
+    for name, tile in args.profile:
+        profile(next(case for case in CASES if case.name == name), tile, args.rows[0])
+    if args.profile:
         return 0
     spec, device = DeviceSpec.of_device(0), torch.device("cuda")
     rows: list[Row] = []
-    for dtype in given.dtypes:
+    for dtype in args.dtypes:
         roofline = (
             Roofline("cuda", dtype, 1.0, 1.0, 0, 0, "")
-            if given.check
+            if args.check
             else measure_roofline(device, dtype)
         )
         print(f"# {roofline.bandwidth / 1e12:.2f} TB/s, {roofline.rate / 1e12:.0f} TFLOP/s")
         for case in CASES:
-            if case.name in given.cases:
-                for count in given.rows:
+            if case.name in args.cases:
+                for count in args.rows:
                     kind = getattr(torch, dtype)
-                    rows += time_case(case, count, kind, roofline, spec, given)
-        if given.mlp:
-            time_mlps(getattr(torch, dtype), spec, given)
-    with given.out.open("w", newline="", encoding="utf-8") as file:
+                    rows += time_case(case, count, kind, roofline, spec, args)
+        if args.mlp:
+            time_mlps(getattr(torch, dtype), spec, args)
+    with args.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(Row.__dataclass_fields__)
         for row in rows:
@@ -498,7 +498,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in rows:
         groups.setdefault((row.case, row.rows, row.dtype, row.chain), []).append(row)
     for mine in groups.values():
-        for r in sorted(mine, key=lambda r: r.us)[: given.best]:
+        for r in sorted(mine, key=lambda r: r.us)[: args.best]:
             times = f"{r.us:.1f} {r.predicted_us:.1f} | {r.us / r.dense_us:.2f} of {r.dense_us:.1f}"
             print(
                 f"{r.case} {r.rows} {r.dtype} {r.chain} | {r.tile} | {times} | "

@@ -1,11 +1,11 @@
-"""Tiles of `chain_mma`, checked and timed, beside what else computes the same chains.
+"""Tiles of `chain_mma`, checked and timed beside other implementations of the same chains.
 
     python docs/experiments/chain_tiles.py --random 40 --seed 1 --dtypes bfloat16,float32
     python docs/experiments/chain_tiles.py --chains "(1,128,128,8)*(8,128,128,1)" --rows 256,25088
 
-Others are: a launch a factor, each the best predicted; `chain_wgmma16`, its best predicted tiles;
-and PyTorch's dense layer. The cost model of `chain_mma` is fitted to these tiles and judged by
-them.
+The others are: a launch per factor, each the best predicted; the best predicted tiles of
+`chain_wgmma16`; and PyTorch's dense layer. The cost model of `chain_mma` is fitted to these tiles
+and evaluated on them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_to_dense
 
 FAMILY = "chain_mma"
-_BEST = 3  # predicted, that are always timed
+_BEST = 3  # best predicted tiles that are always timed
 _MOST_DENSE = 2**27  # elements
 
 
 def problems(args: argparse.Namespace) -> list[tuple[Problem, int]]:
-    """What is timed, and rows."""
+    """The problems to time, each with its rows."""
     if args.random:
         drawn = [one for one in random_subjects.draw(args.random, args.seed) if len(one[0]) > 1]
     else:
@@ -70,7 +70,7 @@ def problems(args: argparse.Namespace) -> list[tuple[Problem, int]]:
 def time_all(
     problem: Problem, rows: int, count: int, spec: DeviceSpec, roofline: Roofline
 ) -> list[dict[str, Any]]:
-    """A line for each way and tile."""
+    """The measurements of each way and tile."""
     family, device = family_of(FAMILY), torch.device("cuda", 0)
     if family.unsupported_reason(problem, spec) is not None:
         return []
@@ -123,7 +123,7 @@ def time_all(
 
 
 def floor_us(problem: Problem, rows: int, roofline: Roofline) -> float:
-    """The roofline's time: x, y, what is added and the weights once."""
+    """The roofline's time of moving x, y, the residual and the weights once."""
     size = 4 if problem.dtype == "float32" else 2
     features = problem.chain.in_features + problem.out_features * (
         2 if problem.epilogue.residual else 1
@@ -134,7 +134,7 @@ def floor_us(problem: Problem, rows: int, roofline: Roofline) -> float:
 
 
 def dense(problem: Problem, operands: Any) -> Callable[[], object]:
-    """PyTorch's dense layer of the same result."""
+    """PyTorch's dense layer with the same result."""
     matrix = chain_to_dense(operands.weights).contiguous()
     x, bias, last = operands.x, operands.bias, problem.batch_last
 
@@ -151,14 +151,14 @@ def _of(launch: Callable[..., Tensor], others: tuple[Any, ...], x: Tensor) -> Te
 
 
 def compile_ahead(sources: list[str]) -> None:
-    """Compile with all threads what will be loaded."""
+    """Compile the sources with all threads, before they are loaded."""
     target = arch.of_device(0)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda source: nvrtc.cubin(source, target), sources))
 
 
 def summary(lines: list[dict[str, Any]]) -> str:
-    """The fastest tile, what its best predicted ones take, and the others."""
+    """A line with the fastest tile, the best predicted ones, and the other implementations."""
     first = lines[0]
     own = [one for one in lines if one["way"].startswith(FAMILY)]
     if not own:
@@ -203,10 +203,10 @@ def main() -> int:
         if problem.dtype not in rooflines:
             rooflines[problem.dtype] = measure_roofline(device, problem.dtype)
         with precision.fp32_products("ieee" if problem.exact else "tf32"):
-            made = time_all(problem, rows, args.tiles, spec, rooflines[problem.dtype])
-        lines += made
-        if made:
-            print(summary(made), flush=True)
+            measurements = time_all(problem, rows, args.tiles, spec, rooflines[problem.dtype])
+        lines += measurements
+        if measurements:
+            print(summary(measurements), flush=True)
             write(args.out, lines)
     return 0
 

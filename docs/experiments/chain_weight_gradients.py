@@ -1,11 +1,11 @@
-"""Both weight gradients of a chain and its bias's: in one launch, a launch a factor, and dense.
+"""The gradients of a chain's weights and bias: in one launch, a launch per factor, and dense.
 
     python docs/experiments/weight_gradients.py --chains [--tiles 2] [--dtype bfloat16]
 
 Every kernel is checked against float64 first, on results that hold NaN, for rows up to 8,200 and
-for as many as are timed. Times, in us: "cold", one call alone with an empty L2 cache; "graph", of
-calls one behind another in a CUDA graph. "a launch a factor" is what ksopt did before: its kernel,
-or torch.bmm, for each weight, and a sum of rows where the first does not have it.
+for the timed rows. Times, in us: "cold", one call alone with an empty L2 cache; "graph", of
+consecutive calls in a CUDA graph. "a launch a factor" is ksopt's earlier implementation: its
+kernel, or torch.bmm, for each weight, and a sum of rows where the first kernel does not compute it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CALLS = 20  # of a graph
 
 
 def operands(chain: Chain, rows: int, dtype: torch.dtype) -> launcher.FourRows:
-    """grad, between, grad_between and x."""
+    """Random grad, between, grad_between and x."""
     left, right = chain
 
     def draw(features: int) -> Tensor:
@@ -57,21 +57,21 @@ def operands(chain: Chain, rows: int, dtype: torch.dtype) -> launcher.FourRows:
     return of_y, between, draw(right.out_features), draw(right.in_features)
 
 
-def check(kernel: launcher.ChainGradients, given: launcher.FourRows) -> float:
-    """The largest error in parts of the largest element; the bias is computed, too.
+def check(kernel: launcher.ChainGradients, rows_of_operands: launcher.FourRows) -> float:
+    """The largest error relative to the largest element, of both weights and the bias.
 
     Raises:
-        AssertionError: it is more than rounding, or not the same a second time.
+        AssertionError: the error exceeds rounding, or a second call has another result.
     """
-    grad, between, grad_between, x = given
-    found = []
+    grad, between, grad_between, x = rows_of_operands
+    runs = []
     for _ in range(2):
         left, right = (x.new_full(p.weight_shape, torch.nan) for p in kernel.chain)
         bias = x.new_full((grad.shape[-1],), torch.nan)
         elements = sum(launcher.share_elements(kernel.chain, kernel.launch, True))
         shares = x.new_full((elements,), torch.nan, dtype=torch.float32) if elements else None
-        kernel.write(given, (left, right, bias), shares)
-        found.append((left, right, bias))
+        kernel.write(rows_of_operands, (left, right, bias), shares)
+        runs.append((left, right, bias))
     left_p, right_p = kernel.chain
     truth = (
         weight_grad_decomposed(grad.double(), between.double(), left_p.a, left_p.d, False),
@@ -79,7 +79,7 @@ def check(kernel: launcher.ChainGradients, given: launcher.FourRows) -> float:
         grad.double().sum(0),
     )
     worst = 0.0
-    for one, again, right_one in zip(*found, truth, strict=True):
+    for one, again, right_one in zip(*runs, truth, strict=True):
         assert torch.equal(one, again), f"{kernel.chain}: not the same at every call"
         error = float((one.double() - right_one).abs().max() / right_one.abs().max())
         assert error <= 2**-8, f"{kernel.chain}, {x.shape[0]} rows: {error}"
@@ -88,10 +88,10 @@ def check(kernel: launcher.ChainGradients, given: launcher.FourRows) -> float:
 
 
 def a_launch_a_factor(
-    chain: Chain, given: launcher.FourRows, spec: DeviceSpec
+    chain: Chain, rows_of_operands: launcher.FourRows, spec: DeviceSpec
 ) -> Callable[[], object]:
-    """What ksopt did before: the launches that `weight_gradients` takes."""
-    grad, between, grad_between, x = given
+    """ksopt's earlier implementation: the launches that `weight_gradients` selects."""
+    grad, between, grad_between, x = rows_of_operands
     dtype, rows = str(x.dtype).removeprefix("torch."), x.shape[0]
     calls: list[Callable[[], object]] = []
     has_bias = False
@@ -109,7 +109,7 @@ def a_launch_a_factor(
 
 
 def distinct(chain: Chain, rows: int, spec: DeviceSpec) -> Iterator[Launch]:
-    """Launches, the best predicted first, one of each config."""
+    """The launches, best predicted first, one for each config."""
     launches = [
         one
         for config in kernels.configs(chain)
@@ -123,7 +123,7 @@ def distinct(chain: Chain, rows: int, spec: DeviceSpec) -> Iterator[Launch]:
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """`CALLS` calls as one graph."""
+    """`CALLS` calls captured as one graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
@@ -136,7 +136,7 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Check kernels of all kinds, then check and time those of each layer."""
+    """Check small kernels of all kinds, then check and time those of each layer."""
     began = time.monotonic()
     torch.manual_seed(0)
     spec, dtype = DeviceSpec.of_device(0), getattr(torch, options.dtype)
@@ -157,11 +157,11 @@ def _compare(
     chain: Chain, rows: int, dense: tuple[int, int], options: argparse.Namespace, spec: DeviceSpec
 ) -> None:
     dtype: torch.dtype = getattr(torch, options.dtype)
-    given = operands(chain, rows, dtype)
+    rows_of_operands = operands(chain, rows, dtype)
     dense_x, dense_grad = (torch.randn(rows, n, device="cuda").to(dtype) for n in dense)
     ways: dict[str, Callable[[], object]] = {
         "dense": lambda: (dense_grad.T @ dense_x, dense_grad.sum(0)),
-        "a launch a factor": a_launch_a_factor(chain, given, spec),
+        "a launch a factor": a_launch_a_factor(chain, rows_of_operands, spec),
     }
     by_factors = chain_gradients.by_factors_us(chain, options.dtype, rows, spec, True)
     notes = {"a launch a factor": f"predicted {by_factors:.1f}"}
@@ -171,7 +171,7 @@ def _compare(
         name = f"{tiles} /{config.cluster} x {launch.shares}"
         kernel = launcher.ChainGradients(chain, options.dtype, launch, 0, True)
         error = max(check(kernel, operands(chain, few, dtype)) for few in (1, 777, rows))
-        ways[name] = functools.partial(kernel, *given)
+        ways[name] = functools.partial(kernel, *rows_of_operands)
         guess = kernels.predicted_us(launch, chain, rows, spec)
         notes[name] = f"{error:.0e}, predicted {guess:.1f}"
     cold = timing.measure(ways, "cuda", max_seconds=0.5, precision=0.02)

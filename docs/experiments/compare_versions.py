@@ -1,11 +1,11 @@
-"""Two versions of ksopt on the same inputs: what search, explain, convert, tune, bench, doctor do.
+"""Compares search, explain, convert, tune, bench and doctor of two versions on the same inputs.
 
     git worktree add /tmp/before 792ddf8
     python docs/experiments/compare_versions.py /tmp/before .
 
 Needs no GPU, and takes some 20 minutes. Both versions run the same commands in processes of their
-own, with times that are played (`versions.played_times`), so that what depends on times can be
-compared, too. Prints a table, what differs, and which differences are deliberate
+own, with simulated times (`versions.played_times`), so that results that depend on times can be
+compared, too. Prints a table, the differences, and which of them are deliberate
 (`versions.deliberate`). Exits with 1 if any is not.
 """
 
@@ -31,13 +31,13 @@ _SHOWN = 12
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one case.
+    """The outcome of one case.
 
     Attributes:
         case: the case.
-        compared: the parts that were compared, with numbers of entries.
-        unexpected: differences that nobody has named.
-        deliberate: the others, by their kinds.
+        compared: the compared parts, with their numbers of entries.
+        unexpected: differences that `DELIBERATE` does not list.
+        deliberate: the other differences, by kind.
     """
 
     case: Case
@@ -47,7 +47,7 @@ class Outcome:
 
     @property
     def row(self) -> str:
-        """Of the table."""
+        """The outcome's row of the table."""
         deliberate = sum(map(len, self.deliberate.values()))
         same = f"but for {deliberate} deliberate differences" if deliberate else "yes"
         same = "no" if self.unexpected else same
@@ -55,7 +55,7 @@ class Outcome:
 
 
 def compared(case: Case, before: Version, now: Version, home: Path) -> Outcome:
-    """Run a case in both versions, and compare what they leave."""
+    """Run a case in both versions, and compare their outputs."""
     outputs: list[dict[str, Any]] = []
     for version in (before, now):
         folder = home / version.name
@@ -66,7 +66,7 @@ def compared(case: Case, before: Version, now: Version, home: Path) -> Outcome:
             outputs.append({"failed": str(error)})
     earlier, later = outputs
     differing = list(differences(earlier, later))
-    if "failed" in earlier and "failed" in later:  # alike or not, nothing was compared
+    if "failed" in earlier and "failed" in later:  # nothing was compared
         differing = [Difference("failed", earlier["failed"], later["failed"])]
     return Outcome(
         case, counted(earlier), *sorted_out(case.command, differing, DELIBERATE, case.title)
@@ -82,7 +82,7 @@ def layers_case(modules: Path) -> Case:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, and print; 1 if there is a difference that nobody has named."""
+    """Compare and print; return 1 if there is an unexpected difference."""
     options = _options(arguments)
     with tempfile.TemporaryDirectory(prefix="ksopt-versions-") as name:
         home = Path(name)

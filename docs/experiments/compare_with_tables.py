@@ -1,8 +1,8 @@
-"""How a benchmark's times of ksopt compare with the tables of docs/data.
+"""Compares ksopt's times in a benchmark with the tables of docs/data.
 
     python docs/experiments/compare_with_tables.py FOLDER float16-batch_first
 
-FOLDER is what this wrote, for the dtype and layout of the table:
+FOLDER is the output of this command, for the dtype and layout of the table:
 
     ksopt bench kernels --patterns sample:60 --seed 1 --batch 25088 --out FOLDER
 """
@@ -18,7 +18,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def times_us(file: Path, layout: str) -> dict[str, float]:
-    """Chain -> the median of ksopt's operator in a layout."""
+    """The median time of ksopt's operator in a layout, by chain."""
     with file.open(encoding="utf-8", newline="") as lines:
         return {
             row["chain"]: float(row["median_us"])
@@ -28,7 +28,7 @@ def times_us(file: Path, layout: str) -> dict[str, float]:
 
 
 def main(folder: str, table: str) -> None:
-    """Print the ratios, new over old."""
+    """Print the ratios of new times to old."""
     layout = table.split("-")[1]
     new = times_us(Path(folder) / "bench.csv", layout)
     old = times_us(DATA / f"kernels-{table}.csv", layout)

@@ -1,10 +1,10 @@
-"""How long one kernel takes to compile, and to come from the cache on disk.
+"""The time to compile one kernel, and to load it from the cache on disk.
 
     python docs/experiments/compile_time.py
 
-No GPU is needed: for each family of kernels, the three tiles predicted best for each of a few
+No GPU is needed: for each family of kernels, the three best predicted tiles for each of a few
 problems are compiled for an H200 into an empty cache, then read from it as another process would.
-Prints seconds to compile and milliseconds from the cache, median and most.
+Prints seconds to compile and milliseconds from the cache, median and maximum.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TILES = 3
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """(family, source) of every kernel, each once."""
+    """The (family, source) of every kernel, without duplicates."""
     seen: set[str] = set()
     for family in families():
         for pattern in PATTERNS:
@@ -59,19 +59,19 @@ def _of(family: KernelFamily, problem: Problem) -> Iterator[str]:
 
 
 def main() -> None:
-    nvrtc.version()  # the library is loaded before the clock runs
-    found = list(sources())
-    names = list(dict.fromkeys(family for family, _ in found))
+    nvrtc.version()  # loads the library before timing
+    kernels = list(sources())
+    names = list(dict.fromkeys(family for family, _ in kernels))
     cold: dict[str, list[float]] = {family: [] for family in names}
     warm: dict[str, list[float]] = {family: [] for family in names}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["KSOPT_CACHE_DIR"] = str(Path(folder) / "cache")
         for times in (cold, warm):
-            for family, source in found:
+            for family, source in kernels:
                 began = time.perf_counter()
                 nvrtc.cubin(source, ARCH)
                 times[family].append(time.perf_counter() - began)
-    print(f"NVRTC {'.'.join(map(str, nvrtc.version()))}, {ARCH}, {len(found)} kernels")
+    print(f"NVRTC {'.'.join(map(str, nvrtc.version()))}, {ARCH}, {len(kernels)} kernels")
     print("                              compile, s         from the cache, ms")
     print("family               kernels  median   most      median   most")
     for family in names:

@@ -1,8 +1,8 @@
-"""How long the first product of a situation takes: compiling, comparing, timing, choosing.
+"""The time of a problem's first product: compiling, checking, timing, choosing.
 
     KSOPT_CACHE_DIR=$(mktemp -d) python docs/experiments/first_products.py
 
-With a cache that has the choices, how long they take to be read and loaded.
+With a cache that holds the choices, the time to read and load them.
 """
 
 from __future__ import annotations

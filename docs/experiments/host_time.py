@@ -1,14 +1,13 @@
-"""What a call costs the host, without waiting for the device, and what of it goes where.
+"""The host's time of a call, without waiting for the device, broken down by part.
 
     python docs/experiments/host_time.py [cpu|cuda]
 
-Prints microseconds a call, the least of 10 rounds of 500. First of the products and layers that
-compiled graphs call, by the host library's own kernels and by Python's above its tables. Then of
-whole layers, of two factors with bias and GELU: eager and compiled, inference and a training step,
-beside `nn.Linear` with GELU; and of a training step of many layers. Then, on CUDA, for each layout
-and dtype: of ksopt's operator and layer, of what they are made of, and of torch's own products of
-the same size. The device's work is small, so that it never holds the host up; on a CPU the work is
-part of the time.
+Prints microseconds per call, the least of 10 rounds of 500. First come the products and layers that
+compiled graphs call, by the host library's own kernels and by Python's above its tables. Then come
+whole layers of two factors with bias and GELU, eager and compiled, inference and a training step,
+beside `nn.Linear` with GELU, and a training step of many layers. Last, on CUDA, for each layout and
+dtype: ksopt's operator and layer, their parts, and torch's own products of the same size. The
+device's work is small, so that it never delays the host; on a CPU the work is part of the time.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def host_us(call: Callable[[], object]) -> float:
 
 
 def of_torch(p: Pattern, x: Tensor, last: bool) -> Calls:
-    """torch's products of as many rows, inputs and outputs."""
+    """torch's products of equal rows, inputs and outputs."""
     rows = x.T.contiguous() if last else x
     dense = torch.randn(p.out_features, p.in_features, device="cuda", dtype=x.dtype)
     linear = torch.nn.Linear(p.in_features, p.out_features, device="cuda", dtype=x.dtype)
@@ -80,7 +79,7 @@ def of_torch(p: Pattern, x: Tensor, last: bool) -> Calls:
 
 
 def of_ksopt(p: Pattern, x: Tensor, weight: Tensor, last: bool) -> Calls:
-    """From the least of a call to all of it."""
+    """The parts of a call, from the smallest to the whole."""
     layout = "batch_last" if last else "batch_first"
     sizes = (p.in_features, p.out_features, str(p))
     layers = [
@@ -166,7 +165,7 @@ def of_the_kernel(x: Tensor, weight: Tensor, last: bool) -> Calls:
 def launch_of(
     call: Launcher, x: Tensor, weight: Tensor, last: bool
 ) -> tuple[LaunchConfig, _Arguments]:
-    """As csrc/host/kernel_table.hpp launches it, into memory that stays."""
+    """The launch of csrc/host/kernel_table.hpp, into memory that stays allocated."""
     p, g = call.problem.pattern, call.geometry
     y = torch.empty(p.out_features * ROWS, device="cuda", dtype=x.dtype)
     arguments = _Arguments(
@@ -192,7 +191,7 @@ def launch_of(
 
 
 def of_layers(text: str, dtype: torch.dtype, device: str) -> Calls:
-    """A layer of two factors with bias and GELU, and a dense one of its size."""
+    """Calls of a layer of two factors with bias and GELU, and of a dense one of its size."""
     chain = Chain.parse(text)
     sizes = (chain.in_features, chain.out_features)
     ours = KSLinear(*sizes, chain, activation="gelu", device=device, dtype=dtype)
@@ -229,7 +228,7 @@ def print_layers(device: str) -> None:
 
 
 def print_many(device: str) -> None:
-    """Many layers one after another, compiled: a forward and a backward pass."""
+    """Print the time of a forward and a backward pass of many compiled layers in sequence."""
     x = torch.randn(ROWS, 64, device=device)
     layers = {
         "ksopt": lambda: KSLinear(64, 64, MANY_TEXT, device=device),

@@ -1,11 +1,11 @@
-"""What ksopt costs as sizes grow, and the laws that fit.
+"""The cost of ksopt as sizes grow, and fitted laws.
 
     python docs/experiments/how_it_grows.py --what capture rows
     python docs/experiments/how_it_grows.py --laws
 
-Each point is measured in a process of its own, with a limit of time, and written into
-``docs/data/growth-SERIES.csv`` at once: the same command goes on where it was stopped. No GPU is
-needed. A series of workers simulates them: they sleep where they would measure. ``--laws`` measures
+Each point is measured in a separate process, with a time limit, and written to
+``docs/data/growth-SERIES.csv`` at once: the same command continues where it was stopped. No GPU is
+needed. The series of workers simulates them: they sleep instead of measuring. ``--laws`` measures
 nothing, and prints the law of every series that has a file.
 """
 
@@ -27,7 +27,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what is asked, and print the laws."""
+    """Measure the requested series, and print the laws."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     names = [*series.ALL]
     parser.add_argument("--what", nargs="+", choices=names, default=names, help="series (all)")
@@ -36,25 +36,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=DATA, help="folder (docs/data)")
     parser.add_argument("--laws", action="store_true", help="measure nothing")
     parser.add_argument("--point", nargs=2, metavar=("SERIES", "SIZE"), help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
-    if given.point:
-        print(json.dumps(asdict(one(given.point[0], int(given.point[1])))))
+    args = parser.parse_args(argv)
+    if args.point:
+        print(json.dumps(asdict(one(args.point[0], int(args.point[1])))))
         return 0
     print(
         f"{'series':20} {'sizes':>16} {'least s':>9} {'most s':>9} {'MiB':>7}  law of CPU seconds"
     )
-    for what in given.what:
-        file = given.out / f"growth-{what}.csv"
+    for what in args.what:
+        file = args.out / f"growth-{what}.csv"
         known = points.read(file)
-        if not given.laws:
-            known = grown(what, known, file, given.limit_s, given.most)
+        if not args.laws:
+            known = grown(what, known, file, args.limit_s, args.most)
         if known:
             print(line(what, known), flush=True)
     return 0
 
 
 def one(what: str, size: int) -> Point:
-    """One point, in this process."""
+    """Measure one point in this process."""
     work = series.ALL[what].prepare(size)
     memory, began, cpu = _peak_mib(), time.perf_counter(), _cpu_s()
     note = work()
@@ -66,7 +66,7 @@ def one(what: str, size: int) -> Point:
 def grown(
     what: str, known: list[Point], file: Path, limit_s: float, most: int | None
 ) -> list[Point]:
-    """The points with those that are missing; after one that takes too long there are no more."""
+    """The points with missing ones measured; stops after one that takes too long."""
     for size in series.ALL[what].sizes:
         if any(point.state == "timeout" for point in known):
             break
@@ -78,7 +78,7 @@ def grown(
 
 
 def line(what: str, known: Sequence[Point]) -> str:
-    """A row of the table."""
+    """The row of a series in the table."""
     done = [point for point in known if point.state == "done"]
     left = [f"{point.size}: {point.state} {point.note}" for point in known if point not in done]
     if not done:
@@ -95,13 +95,13 @@ def line(what: str, known: Sequence[Point]) -> str:
 
 
 def _cpu_s() -> float:
-    """Of this process and of the children that have ended."""
+    """CPU seconds of this process and of its ended children."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _peak_mib() -> float:
-    """The most memory that was ever resident. (getrusage's is the parent's, too.)"""
+    """The peak resident memory. (getrusage's includes the parent's.)"""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     (peak,) = (row for row in status.splitlines() if row.startswith("VmHWM"))
     return int(peak.split()[1]) / 1024

@@ -1,14 +1,14 @@
-"""The gradient of what a trained chain reads in one launch, checked and timed.
+"""The input gradient of a trained chain in one launch, checked and timed.
 
     python docs/experiments/input_gradients.py [--tiles 5] [--dtype bfloat16] [--layers NAME ...]
 
-Of each layer the tiles that are predicted best, in several ways to share the work, are checked
-first: float64, outputs poisoned with NaN, odd numbers of rows, the error beside that of PyTorch's
-two einsum products. Then they are timed beside the two launches that they are to replace and beside
-the dense layer's gradient: in CUDA graphs of eight calls, the cache emptied before each replay.
-"pack" is the kernel that packs the weights alone; a tile's time has it, too. Kernels of the two
-launches are chosen by their cost models, so that nothing is tuned here: set KSOPT_TUNE=measure for
-what a training run would take.
+The best predicted tiles of each layer, with several ways to share the work, are checked first:
+against float64, with outputs poisoned with NaN, odd numbers of rows, and the error beside that of
+PyTorch's two einsum products. Then they are timed beside the two launches that they replace and
+beside the dense layer's gradient: in CUDA graphs of eight calls, the cache emptied before each
+replay. "pack" is the kernel that packs the weights alone; a tile's time includes it. Kernels of the
+two launches are chosen by their cost models, so that nothing is tuned here: set KSOPT_TUNE=measure
+for the choices of a training run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CALLS = 8  # of a graph
 
 @dataclass(frozen=True)
 class Layer:
-    """A chain in the place of a dense layer, and its rows in training."""
+    """A chain in place of a dense layer, and its rows in training."""
 
     name: str
     chain: str
@@ -65,7 +65,7 @@ LAYERS = (
 
 @dataclass(frozen=True)
 class Operands:
-    """A gradient, whose rows lie apart, and both factors."""
+    """A gradient, whose rows are not contiguous, and both factors."""
 
     grad: Tensor
     left: Tensor
@@ -81,7 +81,7 @@ class Operands:
         return cls(draw(rows, s.left.out_features + 16)[:, 8:-8], left, right)
 
     def by_einsum(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Both gradients, each product rounded to ``dtype``."""
+        """Both gradients by einsum, with each product rounded to ``dtype``."""
         grad, left, right = (one.to(dtype) for one in (self.grad, self.left, self.right))
         rows = len(grad)
         _, b, _, d = left.shape
@@ -93,20 +93,20 @@ class Operands:
 
 
 def tiles_of(s: Shape, rows: int, spec: DeviceSpec, count: int) -> list[Config]:
-    """The best predicted of each way to share the work, the best ways first."""
+    """The best predicted tile of each way to share the work, the best ways first."""
     of_way: dict[tuple[int, ...], Config] = {}
     ranked = tiles.best(s, rows, spec, 10_000)
     for tile in ranked:
         of_way.setdefault((tile.groups, tile.blocks, tile.splits, tile.parts), tile)
     chosen = list(of_way.values())[:count]
     best = chosen[0]
-    # Beside the best one its nearest relatives: other slots, other chunks.
+    # The nearest variants of the best one: other slots, other chunks.
     near = [tile for tile in ranked if astuple(tile)[:4] == astuple(best)[:4]]
     return chosen + [tile for tile in near if (tile.kf == best.kf) != (tile.nc == best.nc)][:2]
 
 
 def fault_of(kernel: kernels.InputGradient, o: Operands) -> str | None:
-    """What is wrong with a kernel's results, or None."""
+    """The fault of a kernel's results; None if they are correct."""
     packed = kernel.pack(o.left, o.right)
     rows, s = len(o.grad), kernel.shape
     apart = [
@@ -118,10 +118,10 @@ def fault_of(kernel: kernels.InputGradient, o: Operands) -> str | None:
     if not all(one[end].isnan().all() for one in apart for end in (0, -1)):
         return "it writes beside its results"
     truths, theirs = o.by_einsum(torch.float64), o.by_einsum(o.grad.dtype)
-    for name, made, truth, their in zip(
+    for name, result, truth, their in zip(
         ("x", "between"), (to, between), truths, theirs, strict=True
     ):
-        ours, error = ((one.double() - truth).norm() / truth.norm() for one in (made, their))
+        ours, error = ((one.double() - truth).norm() / truth.norm() for one in (result, their))
         if not ours <= _WORSE * error:
             return f"{rows} rows, {name}: error {ours:.2e}, PyTorch's {error:.2e}"
     first = to.clone(), between.clone()
@@ -131,13 +131,13 @@ def fault_of(kernel: kernels.InputGradient, o: Operands) -> str | None:
 
 
 def by_factors(o: Operands, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """What the launch replaces."""
+    """The two launches that the kernel replaces."""
     between = implementation.changing(grad, o.left.transpose(1, 2))
     return implementation.changing(between, o.right.transpose(1, 2)), between
 
 
 def compile_all(todo: Sequence[tuple[Shape, Config]], dtype: str) -> None:
-    """Compile the kernels of all tiles, several at a time."""
+    """Compile the kernels of all tiles concurrently."""
     sources = [kernels.source(s, tile, dtype) for s, tile in todo]
     sources += {kernels.pack_source(s, tile) for s, tile in todo}
     began = time.perf_counter()
@@ -149,7 +149,7 @@ def compile_all(todo: Sequence[tuple[Shape, Config]], dtype: str) -> None:
 def right_kernels(
     layer: Layer, chosen: Sequence[Config], dtype: torch.dtype
 ) -> Iterator[kernels.InputGradient]:
-    """Kernels whose results are right; of others it is said what is wrong."""
+    """The kernels whose results are correct; prints the faults of the others."""
     name = str(dtype).removeprefix("torch.")
     for tile in chosen:
         kernel = kernels.InputGradient(layer.shape, tile, name, 0)
@@ -162,7 +162,7 @@ def right_kernels(
 
 
 def time_layer(layer: Layer, ready: Sequence[kernels.InputGradient], dtype: torch.dtype) -> None:
-    """Print a line of each way."""
+    """Print the time of each way."""
     s, spec = layer.shape, DeviceSpec.of_device(0)
     name = str(dtype).removeprefix("torch.")
     o = Operands.random(s, layer.rows, dtype)
@@ -206,19 +206,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = [layer.name for layer in LAYERS]
     parser.add_argument("--layers", nargs="*", default=names, choices=names)
     parser.add_argument("--check", action="store_true", help="time nothing")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     os.environ.setdefault("KSOPT_TUNE", "model")
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    spec, dtype = DeviceSpec.of_device(0), getattr(torch, given.dtype)
-    layers = [layer for layer in LAYERS if layer.name in given.layers]
-    chosen = {one: tiles_of(one.shape, one.rows, spec, given.tiles) for one in layers}
+    spec, dtype = DeviceSpec.of_device(0), getattr(torch, args.dtype)
+    layers = [layer for layer in LAYERS if layer.name in args.layers]
+    chosen = {one: tiles_of(one.shape, one.rows, spec, args.tiles) for one in layers}
     todo = [(layer.shape, tile) for layer, mine in chosen.items() for tile in mine]
-    compile_all(todo, given.dtype)
+    compile_all(todo, args.dtype)
     for layer, mine in chosen.items():
         ready = list(right_kernels(layer, mine, dtype))
         print(f"# {layer.name}: {len(ready)} of {len(mine)} tiles are right", flush=True)
-        if not given.check:
+        if not args.check:
             time_layer(layer, ready, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Layers and MLPs, `KSLinear` beside `nn.Linear`: what docs/development/chains.md says.
+"""Times of layers and MLPs, `KSLinear` beside `nn.Linear`, for docs/development/chains.md.
 
     python docs/experiments/layer_time.py            # one layer with its bias
     python docs/experiments/layer_time.py --mlps     # two layers, GELU between, residual; compiled
@@ -43,8 +43,8 @@ MLPS = (
     ("(1,384,32,4)*(2,64,192,1)", "(1,96,32,4)*(4,32,384,1)"),
 )
 WIDE_ROWS = 4_096
-# n -> m -> n, GELU between, residual: up, down; SwiGLU: gate and up, down. With a quarter of the
-# weights, and a sixth.
+# n -> m -> n, GELU between, residual: up, down; SwiGLU: gate and up, down. Each with a quarter and
+# a sixth of the weights.
 WIDE = (
     (False, "(1,2048,192,2)*(2,192,512,1)", "(1,512,192,2)*(2,192,2048,1)"),
     (False, "(1,2048,128,2)*(2,128,512,1)", "(1,512,128,2)*(2,128,2048,1)"),
@@ -60,14 +60,14 @@ _SAMPLES = 30
 
 
 def median_us(call: Callable[[], object]) -> float:
-    """Median microseconds of a call, nothing of its operands in the L2 cache."""
+    """The median microseconds of a call with none of its operands in the L2 cache."""
     flushed = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
     for _ in range(3):
         call()
     times = []
     for _ in range(_SAMPLES):
         flushed.zero_()
-        torch.cuda._sleep(2_000_000)  # a millisecond: the host is ahead of the device then
+        torch.cuda._sleep(2_000_000)  # a millisecond, so that the host is ahead of the device
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         call()
@@ -78,7 +78,7 @@ def median_us(call: Callable[[], object]) -> float:
 
 
 class Block(nn.Module):
-    """x and an MLP of it."""
+    """A residual MLP."""
 
     def __init__(self, up: nn.Module, down: nn.Module) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def time_mlps() -> None:
 
 
 class SwiGlu(nn.Module):
-    """The product of two layers, SiLU behind one, and a layer behind it."""
+    """A SwiGLU block: the product of two layers, one with SiLU, and a layer after it."""
 
     def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""What libraries would cost that a report or a record could be made with: import time and output.
+"""The cost of libraries for reports and records: import time and size of the output.
 
     python docs/experiments/library_costs.py plotly altair matplotlib
 
-A page with one plot of 72 points, whose chains show on hover where the library has that, is made to
-work without a network. Libraries that are not installed are named and left out.
+Each library writes a page with one plot of 72 points that works without a network, with the chains
+shown on hover if the library supports it. Libraries that are not installed are named and skipped.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def import_s(module: str, repeats: int = 5) -> float:
-    """Seconds to import a module in a new process, besides what Python itself takes."""
+    """Seconds to import a module in a new process, without Python's own start."""
     code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
     command = [sys.executable, "-c", code]
     times = [
@@ -95,7 +95,7 @@ def import_s(module: str, repeats: int = 5) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line a library."""
+    """Print a line per library."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("libraries", nargs="*", default=[*PAGES, "jinja2", "msgspec", "pandas"])
     for name in parser.parse_args(arguments).libraries:

@@ -1,4 +1,4 @@
-"""Files and lines of Python by room, at some commits: the table of docs/development/rebuild.md.
+"""Files and lines by room at some commits, for the table of docs/development/rebuild.md.
 
 python docs/experiments/lines_by_room.py 792ddf8 HEAD
 """
@@ -42,7 +42,7 @@ ROOMS = {
 
 
 def sizes(commit: str) -> dict[str, int]:
-    """Lines of each file of a commit."""
+    """The lines of each file of a commit."""
     command = ["git", "-C", str(ROOT), "grep", "-c", "", commit]
     counted = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     files = {}
@@ -53,7 +53,7 @@ def sizes(commit: str) -> dict[str, int]:
 
 
 def cells(files: dict[str, int], patterns: Sequence[str]) -> tuple[int, int]:
-    """How many files match one of some patterns, and their lines.
+    """The number of files that match any of some patterns, and their lines.
 
     Example:
         >>> cells({"a/b.py": 3, "a/c/d.py": 4, "a/e.txt": 5}, ["a/*.py"])
@@ -73,7 +73,7 @@ def cells(files: dict[str, int], patterns: Sequence[str]) -> tuple[int, int]:
 
 
 def code_lines(source: str) -> int:
-    """Lines of Python that are not blank, no comment and no docstring."""
+    """The lines of Python without blank lines, comments and docstrings."""
     kinds = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -86,7 +86,7 @@ def code_lines(source: str) -> int:
 
 
 def wheel_code(commit: str, files: dict[str, int]) -> tuple[int, int]:
-    """The wheel's files, and their lines of code."""
+    """The number of the wheel's files, and their lines of code."""
     names = [name for name in files if any(fnmatchcase(name, one) for one in ROOMS["the wheel"])]
     show = ["git", "-C", str(ROOT), "show"]
     texts = (

@@ -1,10 +1,10 @@
-"""Where a whole model's forward pass, or training step, spends its time on the GPU, by kernel.
+"""The GPU time of a whole model's forward pass, or training step, by kernel.
 
     python docs/experiments/profile_model.py vit --chain "(1,out/2,mid/6,2)*(2,mid/6,in/2,1)"
 
-For the dense model under Inductor and the sparse one under ksopt: the kernels with the longest
-total, as torch.profiler saw them in one replay of a CUDA graph, and their sum. ``--train``: of a
-forward and a backward pass; ``--mode default`` records no graph, and says what a step takes then.
+Prints, for the dense model under Inductor and the sparse one under ksopt, the kernels with the
+longest total in one replay of a CUDA graph, by torch.profiler, and their sum. ``--train`` profiles
+a forward and a backward pass; ``--mode default`` records no graph, and times a step without one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _step_us(step: Callable[[], object], times: int = 10) -> float:
 
 
 def show_host(step: Callable[[], object], most: int, times: int = 10) -> None:
-    """Where Python spends its time in so many steps; autograd's own thread counts, too."""
+    """Print Python's time by function over ``times`` steps, autograd's thread included."""
     profiler = cProfile.Profile()
     with torch.autograd.set_multithreading_enabled(False):
         profiler.enable()

@@ -1,11 +1,11 @@
-"""Run products again and again: for a profiler to look at, or to see how their times vary.
+"""Runs products repeatedly, for a profiler or for the spread of their times.
 
     python docs/experiments/profile_products.py float32 "(1,768,768,96)" --seconds 2
     ncu --clock-control none --section SpeedOfLight --launch-skip 20 --launch-count 6 \\
         python docs/experiments/profile_products.py float16 "(1,768,192,48)" --calls 4
 
-Prints, for each pattern, what ``ks_mm`` chose, the spread of its times, and beside them the
-device's clock and power and why it slowed down, as nvidia-smi saw them meanwhile.
+Prints, for each pattern, the kernel that ``ks_mm`` chose, the spread of its times, and the device's
+clock, power and reasons for slowing down during them, by nvidia-smi.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ksopt.kernels.backends import cuda
 from ksopt.measure.measurement import quantile
 from ksopt.patterns.chain import Pattern
 
-_ASKED = "clocks.sm,power.draw,clocks_event_reasons.active"
+_QUERIED = "clocks.sm,power.draw,clocks_event_reasons.active"
 
 
 def main() -> None:
@@ -32,30 +32,30 @@ def main() -> None:
     parser.add_argument("--layout", default="batch_first", choices=("batch_first", "batch_last"))
     parser.add_argument("--calls", type=int, default=0, help="so many, without looking at times")
     parser.add_argument("--seconds", type=float, default=2.0)
-    given = parser.parse_args()
-    for text in given.patterns:
-        one(Pattern.parse(text), getattr(torch, given.dtype), given)
+    args = parser.parse_args()
+    for text in args.patterns:
+        one(Pattern.parse(text), getattr(torch, args.dtype), args)
         torch.cuda.empty_cache()
 
 
-def one(p: Pattern, dtype: torch.dtype, given: argparse.Namespace) -> None:
-    last = given.layout == "batch_last"
-    shape = (p.in_features, given.batch) if last else (given.batch, p.in_features)
+def one(p: Pattern, dtype: torch.dtype, args: argparse.Namespace) -> None:
+    last = args.layout == "batch_last"
+    shape = (p.in_features, args.batch) if last else (args.batch, p.in_features)
     x = torch.randn(shape, device="cuda", dtype=dtype)
     weight = torch.randn(p.weight_shape, device="cuda", dtype=dtype) * p.c**-0.5
     ops.ks_mm(x, weight, last)  # chooses
     way = cuda.choice_for(x, weight, last).candidate.label
     torch.cuda.synchronize()
-    if given.calls:
-        for _ in range(given.calls):
+    if args.calls:
+        for _ in range(args.calls):
             ops.ks_mm(x, weight, last)
         torch.cuda.synchronize()
-        print(f"{given.dtype} {given.layout} {p}: {way}", flush=True)
+        print(f"{args.dtype} {args.layout} {p}: {way}", flush=True)
         return
     query = ["nvidia-smi", "-i", str(torch.cuda.current_device()), "-lms", "100"]
-    query += [f"--query-gpu={_ASKED}", "--format=csv,noheader,nounits"]
+    query += [f"--query-gpu={_QUERIED}", "--format=csv,noheader,nounits"]
     with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as smi:
-        times = timed(lambda: ops.ks_mm(x, weight, last), given.seconds)
+        times = timed(lambda: ops.ks_mm(x, weight, last), args.seconds)
         smi.terminate()
         assert smi.stdout is not None
         seen = [line.strip().split(", ") for line in smi.stdout if line.count(",") == 2]
@@ -64,7 +64,7 @@ def one(p: Pattern, dtype: torch.dtype, given: argparse.Namespace) -> None:
     )
     clocks, watts = ([float(row[place]) for row in seen] for place in (0, 1))
     print(
-        f"{given.dtype} {given.layout} {p}: {way}\n"
+        f"{args.dtype} {args.layout} {p}: {way}\n"
         f"  {len(times)} calls, us: least, p10, median, p90, most {spread}; the first ten "
         f"{[round(ms * 1e3) for ms in times[:10]]}\n"
         f"  MHz {min(clocks):.0f} to {max(clocks):.0f}, W {min(watts):.0f} to {max(watts):.0f}, "
@@ -74,7 +74,7 @@ def one(p: Pattern, dtype: torch.dtype, given: argparse.Namespace) -> None:
 
 
 def timed(call, seconds: float) -> list[float]:
-    """Milliseconds of calls one after another."""
+    """Milliseconds of consecutive calls."""
     times = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:

@@ -1,11 +1,11 @@
-"""How long the nearest product of two factors takes to find on the GPU, and how near it comes.
+"""The time to project a matrix onto two factors on the GPU, and the error.
 
     python docs/experiments/projection_time.py [SIDE]
 
 For a SIDE x SIDE matrix (default 4096) and Monarch chains of few, medium and many blocks: seconds
-of `ksopt.project` for a random matrix and for one that is a product of the chain, the first run's
+of `ksopt.project` for a random matrix and for one that is a product of the chain, of the first run
 and the least of three, with the relative errors. The error of a product of the chain should be
-rounding alone. ksopt's aim for 4096 x 4096 in float32 is less than 10 s on an H200.
+rounding only. ksopt's aim for 4096 x 4096 in float32 is less than 10 s on an H200.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ RUNS = 3
 
 
 def timed(matrix: torch.Tensor, chain: Chain) -> tuple[list[float], ksopt.Projection]:
-    """Seconds of each run, and what it found."""
+    """The seconds of each run, and the last projection."""
     seconds = []
     for _ in range(RUNS):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        found = ksopt.project(matrix, chain)
+        projection = ksopt.project(matrix, chain)
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    return seconds, found
+    return seconds, projection
 
 
 def main(side: int) -> None:
     """Print a line for each chain, dtype and matrix."""
     record = devices.record("cuda:0")
     print(f"{record.name}, torch {record.torch}, driver {record.driver}, ksopt {record.commit}")
-    # The library of the decompositions is loaded once, which is no part of what is asked here.
+    # Loads the library of the decompositions, which must not be timed.
     ksopt.project(torch.randn(64, 64, device="cuda"), Chain.monarch(64, 64, p=4))
     for dtype in (torch.float32, torch.bfloat16):
         for p in (2, round(side**0.5), side // 8):
@@ -48,11 +48,12 @@ def main(side: int) -> None:
             weights = [torch.randn(one.weight_shape, device="cuda") for one in chain]
             product = chain_to_dense([one.to(dtype) for one in weights])
             for name, matrix in (("random", random), ("product", product)):
-                seconds, found = timed(matrix, chain)
+                seconds, projection = timed(matrix, chain)
                 print(
                     f"{chain!s:36} {str(dtype).removeprefix('torch.'):9} {name:8} "
                     f"first {seconds[0]:6.2f} s, least {min(seconds):6.2f} s, "
-                    f"relative error {found.relative_error:.3g}, bound {found.lower_bound:.3g}",
+                    f"relative error {projection.relative_error:.3g}, "
+                    f"bound {projection.lower_bound:.3g}",
                     flush=True,
                 )
 

@@ -1,14 +1,14 @@
-"""What a benchmark of random patterns says: the data and the table of docs/development/kernels.md.
+"""Condenses a benchmark of random patterns: data and table of docs/development/kernels.md.
 
     ksopt bench kernels --patterns random:200 --seed 20261125 --dtype bfloat16 --out FOLDER
     python docs/experiments/random_patterns.py FOLDER/bench.csv docs/data/random-SEED.csv
     python docs/experiments/random_patterns.py --table docs/data/random-SEED.csv
     python docs/experiments/random_patterns.py --bound 4000
 
-The first line measures; the second keeps of each product the time of ksopt's operator and of the
-fastest of PyTorch's ways in the same layout, those that multiply stored zeros apart; the third
-prints what the page says of such a file. The last says what a perfect kernel would reach on so many
-drawn products, if memory's time came on top of a launch's.
+The first line measures. The second stores, for each product, the time of ksopt's operator and of
+the fastest of PyTorch's ways in the same layout, with those that multiply stored zeros separate.
+The third prints the page's numbers of such a file. The last prints the efficiency of a perfect
+kernel on that many random products, if memory's time came on top of a launch's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLUMNS = (
 
 
 def condensed(bench: Path) -> list[dict[str, str]]:
-    """A row for each product of a bench.csv."""
+    """The rows of a bench.csv, condensed to one per product."""
     products: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
     with bench.open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
@@ -60,7 +60,7 @@ def condensed(bench: Path) -> list[dict[str, str]]:
 
 
 def slower(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[float]:
-    """Time of ksopt over the least of some columns, where that is more than 1.03; largest first."""
+    """The ratios above 1.03 of ksopt's time to the least of some columns, largest first."""
     ratios = []
     for row in rows:
         times = [float(row[name]) for name in columns if row[name]]
@@ -70,7 +70,7 @@ def slower(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[float]:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """What the page says."""
+    """The page's numbers."""
     large = sorted(float(row["efficiency"]) for row in rows if int(row["rows"]) >= MANY_ROWS)
     blocks = slower(rows, ("best_of_blocks_us",))
     every = slower(rows, ("best_of_blocks_us", "best_with_zeros_us"))
@@ -91,7 +91,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def bound(count: int, seed: int = 31415) -> str:
-    """The efficiencies of kernels that read and write once, at an H200's speed of a copy."""
+    """The efficiencies of kernels that read and write once, at an H200's copy bandwidth."""
     drawn = [one for one in random_subjects.draw(count, seed) if one[1] >= MANY_ROWS]
     lines = []
     for dtype, size in (("bf16", 2), ("fp32", 4)):
@@ -113,7 +113,7 @@ def bound(count: int, seed: int = 31415) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """See the module."""
+    """Run one of the module's commands."""
     first, second = arguments
     if first == "--bound":
         print(bound(int(second)))

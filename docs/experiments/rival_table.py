@@ -1,14 +1,14 @@
 """One table of chains and their rivals: speed, operations, weights, error of fitting, accuracy.
 
-A dense network learns one of the tasks of training_recipes.py. Then its large layers are replaced,
-by each structure at each budget: its operator with the most weights is fitted to the trained
-matrices, timed beside the dense layer as a search times it, and the network is fine-tuned for as
-many steps as every other. Each takes the learning rate that was the best for it in a sweep of half
-as long trainings. The dense network is trained on alike, and Strassen-Tile with all of Strassen's
-products, which is exact and has more weights than the dense layer, is a row without a budget.
+A dense network learns one of the tasks of training_recipes.py. Then its large layers are replaced
+by each structure at each budget: the structure's operator with the most weights is fitted to the
+trained matrices, timed beside the dense layer as in a search, and the network is fine-tuned for an
+equal number of steps. Each row uses its best learning rate of a sweep of half as long trainings.
+The dense network is trained further, too. Strassen-Tile with all of Strassen's products, which is
+exact and has more weights than the dense layer, is a row without a budget.
 
-Rows are kept as they come: the same command goes on where one stopped, on the same machine. What a
-device does not run is not timed; what it would compute is learnt all the same, by its reference.
+Rows are stored at once: the same command continues where it stopped, on the same machine. Operators
+that a device does not run are not timed, but trained by their reference.
 
     python docs/experiments/rival_table.py --task text --out docs/data/rivals-text-gpu.json
     python docs/experiments/rival_table.py --small --out docs/data/rivals-digits-cpu.json
@@ -45,19 +45,19 @@ TASKS = {"digits": tasks.digits, "text": tasks.text}
 BUDGETS = ("25%", "57%")  # 2:4 has 56.25 % in 16 bit
 RATES = (1e-3, 4e-3, 1.6e-2)
 _DENSE_RATE, _DENSE_SEED = 4e-3, 0
-# Of the device's record: what a speed depends on.
+# The fields of the device's record that a speed depends on.
 _MACHINE = ("name", "type", "capability", "driver", "cuda", "threads", "torch", "ksopt", "commit")
 Operators = Mapping[Dims, StructuredOperator]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
-    given = _parser().parse_args(arguments)
+    """Run the command; return the exit code."""
+    args = _parser().parse_args(arguments)
     try:
-        if given.show is not None:
-            print(markdown(Table.read(given.show)), end="")
+        if args.show is not None:
+            print(markdown(Table.read(args.show)), end="")
         else:
-            print(markdown(_run(given)), end="")
+            print(markdown(_run(args)), end="")
     except InvalidInputError as error:
         print(f"rival_table.py: {error}", file=sys.stderr)
         return 2
@@ -84,32 +84,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(given: argparse.Namespace) -> Table:
-    device = devices.resolve(given.device)
-    task = TASKS[given.task](device, given.small)
-    names = given.structures.split(",")
+def _run(args: argparse.Namespace) -> Table:
+    device = devices.resolve(args.device)
+    task = TASKS[args.task](device, args.small)
+    names = args.structures.split(",")
     for name in names:
         if name != registry.KRONECKER:
             registry.structure_of(name)
     settings: dict[str, Any] = {
-        "task": given.task,
-        "small": given.small,
+        "task": args.task,
+        "small": args.small,
         "structures": names,
-        "budgets": given.budgets,
-        "steps": given.steps or max(3, task.steps // 2),
+        "budgets": args.budgets,
+        "steps": args.steps or max(3, task.steps // 2),
         "dense_steps": task.steps,
-        "rates": given.rates,
-        "seeds": given.seeds,
+        "rates": args.rates,
+        "seeds": args.seeds,
         "dtype": "bfloat16" if device.type == "cuda" else "float32",
     }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     record = devices.record(device)
-    weights = given.out.with_suffix(".pt")
+    weights = args.out.with_suffix(".pt")
     dense = _trained(task, weights, device)
     sizes = sizes_of(task, dense)
     about = {"name": task.name, "data": task.data, "rows": sizes.rows}
     machine = {name: value for name, value in asdict(record).items() if name in _MACHINE}
-    table = _begun(given.out, Table(machine, settings, about))
+    table = _begun(args.out, Table(machine, settings, about))
     bench = Bench(
         task,
         dense,
@@ -117,23 +117,23 @@ def _run(given: argparse.Namespace) -> Table:
         device,
         settings["dtype"],
         settings["steps"],
-        given.rates,
-        given.seeds,
+        args.rates,
+        args.seeds,
         record.commit,
-        _told,
+        _report,
     )
     known = {(row.structure, row.budget) for row in table.rows}
-    for structure, budget, operators in _asked(names, given.budgets, bench):
+    for structure, budget, operators in _requested_rows(names, args.budgets, bench):
         if (structure, budget) not in known:
             row: Row = bench.row(structure, budget, operators)
             table = replace(table, rows=(*table.rows, row))
-            table.write(given.out)
-    weights.unlink(missing_ok=True)  # it served those who go on
+            table.write(args.out)
+    weights.unlink(missing_ok=True)  # only an unfinished run needs it
     return table
 
 
 def _begun(file: Path, new: Table) -> Table:
-    """The table that a file has, if it is of the same; a new one where there is none."""
+    """The table of a file, if its settings are equal; a new one if there is no file."""
     if not file.exists():
         return new
     old = Table.read(file)
@@ -149,19 +149,19 @@ def _begun(file: Path, new: Table) -> Table:
 
 
 def _trained(task: Task, file: Path, device: torch.device) -> nn.Module:
-    """The trained dense network, from a file where an earlier run left it."""
+    """The trained dense network, from the file of an earlier run if there is one."""
     torch.manual_seed(_DENSE_SEED)
     model = new_network(task).to(device)
     if file.exists():
         model.load_state_dict(torch.load(file, map_location=device, weights_only=True))
         return model
     run = learn(task, model, model.parameters(), _DENSE_SEED, task.steps, _DENSE_RATE, device)
-    _told(f"dense network: accuracy {run.points[-1].accuracy:.3f}")
+    _report(f"dense network: accuracy {run.points[-1].accuracy:.3f}")
     torch.save(model.state_dict(), file)
     return model
 
 
-def _asked(
+def _requested_rows(
     names: Sequence[str], budgets: Sequence[str], bench: Bench
 ) -> Iterator[tuple[str, str, Operators | None]]:
     """The rows: structure, budget and operators by size; the dense network first."""
@@ -169,13 +169,13 @@ def _asked(
     sizes = bench.sizes.names
     for budget in budgets:
         for name in names:
-            found = {
+            operators = {
                 dims: chosen(name, budget, dims, matrix_of(bench.dense, layers[0]))
                 for dims, layers in sizes.items()
             }
-            whole = {dims: one for dims, one in found.items() if one is not None}
+            whole = {dims: one for dims, one in operators.items() if one is not None}
             if len(whole) < len(sizes):
-                _told(f"{name} {budget}: it has no operator of so few weights")
+                _report(f"{name} {budget}: it has no operator of so few weights")
             else:
                 yield name, budget, whole
     if "strassen-tile" in names:
@@ -183,7 +183,7 @@ def _asked(
         yield "strassen-tile", "", exact
 
 
-def _told(line: str) -> None:
+def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,9 +1,9 @@
-"""Run examples/optimize.ipynb, and keep in it what it shows: after a change of it.
+"""Runs examples/optimize.ipynb and stores its outputs, after a change of it.
 
     python docs/experiments/run_notebook.py
 
-It needs `pip install 'ksopt[test]'`. Kept is what a reader sees: no warnings with paths of this
-machine, and no text beside a result that shows itself as a page.
+It needs `pip install 'ksopt[test]'`. Stored are the outputs that a reader sees, without warnings
+with paths of this machine, and without the text of results that have HTML.
 """
 
 import sys
@@ -17,7 +17,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "optimize.ipynb"
 
 
 def executed() -> nbformat.NotebookNode:
-    """The notebook, run from its first cell in a kernel and a folder of its own."""
+    """The notebook, run from its first cell in a separate kernel and folder."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}

@@ -1,10 +1,10 @@
-"""Measure the search itself against a reference.
+"""Measures the search itself against a reference.
 
-Every size is searched as its user would search it; then chains of the same spaces are measured in
-the same way, as many as ``--reference`` and for as long as ``--times`` says: half of those that
-``--reference`` counts are drawn uniformly, the others where the best is to be expected. The best of
-all, and what the search recommends, are timed in turns in a process of their own. Rows are kept as
-they come: the same command goes on where one stopped.
+Every size is searched as a user would; then chains of the same spaces are measured in the same way,
+at least ``--reference`` of them and for ``--times`` the search's time. Half of ``--reference`` are
+drawn uniformly, the others are those expected to be fastest. The best of all and the recommended
+chains are timed in turns in a separate process. Rows are stored at once: the same command
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.options import LADDER
 from ksopt.system.cpu import cpus_allowed
 from regret import tables
-from regret.asked import Asked
+from regret.device_process import DeviceProcess
 from regret.predicting import processes
 from regret.reference import Reference
 from regret.rows import Book
@@ -40,13 +40,13 @@ _MOST_PREDICTING = 24
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
-    given = _parser().parse_args(arguments)
+    """Run the command; return the exit code."""
+    args = _parser().parse_args(arguments)
     try:
-        if given.report is not None:
-            _tell(Book.read(Path(given.report)))
+        if args.report is not None:
+            _tell(Book.read(Path(args.report)))
             return 0
-        return _run(given)
+        return _run(args)
     except InvalidInputError as error:
         print(f"search_regret.py: {error}", file=sys.stderr)
         return 2
@@ -95,11 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     began = time.monotonic()
-    path = Path(given.out)
-    device = devices.resolve(given.device)
-    if given.workers < 1 or given.trials < 1 or given.reference < 0 or not 0 <= given.times < 1e6:
+    path = Path(args.out)
+    device = devices.resolve(args.device)
+    if args.workers < 1 or args.trials < 1 or args.reference < 0 or not 0 <= args.times < 1e6:
         raise InvalidInputError(
             "workers and trials must be at least 1, reference at least 0, and times from 0 to a "
             "million"
@@ -107,32 +107,32 @@ def _run(given: argparse.Namespace) -> int:
     requests = [
         LayerRequest(
             dims,
-            budgets=tuple(given.budgets),
-            batch=given.batch,
-            dtype=given.dtype,
+            budgets=tuple(args.budgets),
+            batch=args.batch,
+            dtype=args.dtype,
             device=device.type,
-            trials=given.trials,
-            seed=given.seed,
+            trials=args.trials,
+            seed=args.seed,
             out=path.with_suffix("") / str(dims),
         )
-        for dims in given.dims
+        for dims in args.dims
     ]
     settings = {
         "dtype": requests[0].dtype,
-        "batch": given.batch,
+        "batch": args.batch,
         "budgets": [step.text for step in requests[0].steps],
-        "trials": given.trials,
-        "seed": given.seed,
+        "trials": args.trials,
+        "seed": args.seed,
     }
     book = Book.open(path, settings)
     with ExitStack() as stack:
-        places = _places(str(device), given.workers)
+        places = _places(str(device), args.workers)
         folder = str(path.with_suffix(""))
-        asked = [
-            stack.enter_context(Asked(place, cores, folder))
+        device_processes = [
+            stack.enter_context(DeviceProcess(place, cores, folder))
             for place, cores in zip(places, _cores(len(places)), strict=True)
         ]
-        hello = [one.hello() for one in asked]
+        hello = [one.hello() for one in device_processes]
         machine = _machine(hello[0]["target"])
         pool: Executor | None = None
         if machine is not None:
@@ -140,12 +140,15 @@ def _run(given: argparse.Namespace) -> int:
             pool = processes(workers)
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
         resolved = {str(r.size): replace(r, batch=r.batch or hello[0]["batch"]) for r in requests}
-        # The spaces of several seconds each are listed while the devices search.
-        references = _Listing(resolved, machine, pool, given)
+        # Listing a space takes several seconds, so it runs while the devices search.
+        references = _Listing(resolved, machine, pool, args)
         run = Work(
-            Schedule(book, resolved, references, given.times), given.timeout, began, len(asked)
+            Schedule(book, resolved, references, args.times),
+            args.timeout,
+            began,
+            len(device_processes),
         )
-        threads = [threading.Thread(target=run.on, args=(one,)) for one in asked]
+        threads = [threading.Thread(target=run.on, args=(one,)) for one in device_processes]
         for thread in threads:
             thread.start()
         try:
@@ -154,7 +157,7 @@ def _run(given: argparse.Namespace) -> int:
                     thread.join(0.5)
         except KeyboardInterrupt:
             run.schedule.stop()
-            for one in asked:
+            for one in device_processes:
                 one.end()
             raise
     _tell(book)
@@ -172,33 +175,33 @@ def _tell(book: Book) -> None:
 
 
 class _Listing(Mapping[str, Reference]):
-    """References by size, listed meanwhile: spaces of several seconds each."""
+    """The references by size, built concurrently because listing a space takes seconds."""
 
     def __init__(
         self,
         requests: Mapping[str, LayerRequest],
         machine: DeviceSpec | None,
         pool: Executor | None,
-        given: argparse.Namespace,
+        args: argparse.Namespace,
     ) -> None:
         # With a pool, threads only wait for its processes.
         threads = ThreadPoolExecutor(1 if pool is None else len(requests))
-        self._made = {
+        self._references = {
             dims: threads.submit(
-                Reference.of, request, machine, pool, given.reference, given.seed + 1
+                Reference.of, request, machine, pool, args.reference, args.seed + 1
             )
             for dims, request in requests.items()
         }
         threads.shutdown(wait=False)
 
     def __getitem__(self, dims: str) -> Reference:
-        return self._made[dims].result()
+        return self._references[dims].result()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
+        return iter(self._references)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._references)
 
 
 def _places(device: str, workers: int) -> list[str]:
@@ -215,7 +218,7 @@ def _places(device: str, workers: int) -> list[str]:
 
 
 def _cores(count: int) -> list[list[int]]:
-    """A share of the cores for each device; empty lists where they cannot be told apart."""
+    """The cores of each device; empty lists if the system cannot pin them."""
     if not hasattr(os, "sched_getaffinity"):
         return [[] for _ in range(count)]
     cores = sorted(os.sched_getaffinity(0))

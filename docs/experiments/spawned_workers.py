@@ -1,4 +1,4 @@
-"""How long a busy worker outlives its killed parent: multiprocessing's (spawn), and ksopt's own.
+"""The time that a busy worker outlives its killed parent: multiprocessing's (spawn) and ksopt's.
 
 python docs/experiments/spawned_workers.py
 """
@@ -49,7 +49,7 @@ busy({seconds})
 
 
 def outlived_s(program: str, folder: Path, seconds: float) -> float:
-    """Seconds from the parent's end to its worker's; ``seconds`` at most."""
+    """Seconds from the parent's end to its worker's, at most ``seconds``."""
     for name, text in (("busy", BUSY), ("task", TASK), ("parent", program)):
         text = text.replace("{seconds}", str(seconds))
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
@@ -74,7 +74,7 @@ def _is_running(pid: int) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line of each kind of worker."""
+    """Print a line for each kind of worker."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=12.0, help="that a worker is busy")
     seconds = parser.parse_args(arguments).seconds

@@ -1,8 +1,8 @@
-"""Random tiles of a kernel family, checked and timed.
+"""Checks and times random tiles of a kernel family.
 
-The tables of docs/development are of such tiles, and the cost models (``predicted_us`` of the
-families in ksopt.kernels) are fitted to them and judged by them: for each pattern, how much slower
-the fastest of its best few predicted tiles is than the fastest of all.
+The tables of docs/development are of such tiles. The cost models (``predicted_us`` of the families
+in ksopt.kernels) are fitted to them and evaluated on them: for each pattern, how much slower the
+fastest of its best few predicted tiles is than the fastest of all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ksopt.measure.timing import measure
 from ksopt.patterns.chain import Pattern
 from ksopt.report import tables
 
-# One or two of every d and size of block that the paper has, and one of short sums.
+# One or two of every d and block size in the paper, and one of short sums.
 PATTERNS = (
     *("(4,64,64,16)", "(64,64,64,8)", "(1,64,64,64)", "(96,48,48,16)", "(1,48,192,48)"),
     *("(16,64,64,4)", "(16,128,128,4)", "(1,128,128,96)", "(1,192,192,16)", "(1,96,96,2)"),
@@ -46,7 +46,7 @@ BEST_PREDICTED = (1, 3)
 
 @dataclass(frozen=True)
 class Row:
-    """One tile of one pattern; times in microseconds. ``config`` is the family's own."""
+    """The measurement of one tile of one pattern, in microseconds; ``config`` is the family's."""
 
     pattern: Pattern
     rows: int
@@ -58,7 +58,7 @@ class Row:
 
 
 def names() -> list[str]:
-    """The families that are timed: those of one kernel, with a choice of tiles for many rows."""
+    """The names of the timed families: those of one kernel with several tiles for many rows."""
     return [
         family.name
         for family in families()
@@ -69,18 +69,18 @@ def names() -> list[str]:
 
 
 def problem_of(family: TemplateFamily[Any], pattern: Pattern, dtype: str | None = None) -> Problem:
-    """The problem that a family is timed on: of its first element type, or another; its layout."""
+    """The problem that a family is timed on, in its layout and its first or another dtype."""
     dtype = next(iter(family.dtypes)) if dtype is None else dtype
     return Problem.of_factor(pattern, dtype, family.layout == "batch_last")
 
 
 def random_problems(count: int, seed: int, fewest: int) -> list[tuple[Pattern, int]]:
-    """The factors of random chains that `ksopt bench kernels --patterns random:N` draws, and rows.
+    """The factors of the random chains of `ksopt bench kernels --patterns random:N`, with rows.
 
     Args:
         count: of chains.
         seed: as for ``--seed`` there.
-        fewest: rows.
+        fewest: the least rows to include.
     """
     drawn = random_subjects.draw(count, seed)
     return [(factor, rows) for chain, rows in drawn for factor in chain if rows >= fewest]
@@ -109,13 +109,13 @@ def time_tiles(
     """Check and time ``count`` random tiles of a family, and the best predicted ones.
 
     Args:
-        family: of kernels.
-        problem: what is computed.
-        count: how many random tiles.
+        family: of the tiles.
+        problem: to compute.
+        count: number of random tiles.
         batch: rows of x.
-        roofline: of the device that it is done on.
-        spec: of that device.
-        each: a field of the tiles, of each value of which the two best predicted are timed, too.
+        roofline: of the device.
+        spec: of the device.
+        each: a field of the tiles: the two best predicted tiles of each of its values are timed, too.
 
     Raises:
         KsoptError: a tile gives a wrong result.
@@ -164,7 +164,7 @@ def _compile_ahead(sources: list[str]) -> None:
 
 
 def summary(family: str, rows_of: dict[Pattern, list[Row]]) -> tables.Table:
-    """The fastest tile of each pattern, and how far the model's choices are behind it."""
+    """The fastest tile of each pattern, and the regret of the model's choices."""
     lines = []
     for pattern, rows in rows_of.items():
         best = min(rows, key=lambda row: row.latency_us)
@@ -213,34 +213,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fewest-rows", type=int, default=600, help="of these (600)")
     parser.add_argument("--dtype", help="another of the family's element types than its first")
     parser.add_argument("--out", type=Path, default=Path("ksopt-report-tiles.csv"))
-    given = parser.parse_args(arguments)
-    family = family_of(given.family)
+    args = parser.parse_args(arguments)
+    family = family_of(args.family)
     try:
         device = devices.resolve("cuda")
         spec = DeviceSpec.of_device(torch.cuda.current_device())
-        subjects = [(Pattern.parse(text), given.batch) for text in PATTERNS]
-        if given.patterns:
-            subjects = [problem_with_rows(text) for text in given.patterns]
-        elif given.random is not None:
-            subjects = random_problems(given.random, given.seed, given.fewest_rows)
-        several = [(problem_of(family, pattern, given.dtype), rows) for pattern, rows in subjects]
+        subjects = [(Pattern.parse(text), args.batch) for text in PATTERNS]
+        if args.patterns:
+            subjects = [problem_with_rows(text) for text in args.patterns]
+        elif args.random is not None:
+            subjects = random_problems(args.random, args.seed, args.fewest_rows)
+        several = [(problem_of(family, pattern, args.dtype), rows) for pattern, rows in subjects]
         problems = {p: rows for p, rows in several if family.unsupported_reason(p, spec) is None}
         if not problems:
-            raise InvalidInputError(f"{given.family} computes none of the {len(several)} products")
+            raise InvalidInputError(f"{args.family} computes none of the {len(several)} products")
         roofline = measure_roofline(device, next(iter(problems)).dtype)
         record = devices.record(device)
         rows_of = {
-            p.pattern: time_tiles(family, p, given.tiles, rows, roofline, spec, given.each)
+            p.pattern: time_tiles(family, p, args.tiles, rows, roofline, spec, args.each)
             for p, rows in problems.items()
         }
     except KsoptError as error:
         print(f"python docs/experiments/tiles.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidInputError) else 1
-    drawn = f"batch {given.batch}" if given.random is None else f"seed {given.seed}"
+    drawn = f"batch {args.batch}" if args.random is None else f"seed {args.seed}"
     print(f"{record.name}, torch {record.torch}, commit {record.commit}, {drawn}")
-    tables.write(summary(given.family, rows_of))
-    write(given.out, rows_of)
-    print(f"Every measurement: {given.out}")
+    tables.write(summary(args.family, rows_of))
+    write(args.out, rows_of)
+    print(f"Every measurement: {args.out}")
     return 0
 
 

@@ -1,10 +1,10 @@
-"""Train small networks from scratch: dense, Kronecker-sparse, and the latter with recipes.
+"""Trains small networks from scratch: dense, Kronecker-sparse, and Kronecker-sparse with recipes.
 
 An MLP-Mixer learns scikit-learn's digits, a GPT the bytes of Python's standard library. The dense
-network is narrower, so that both have as many parameters. Each way to train takes the learning rate
-that was the best for it in a sweep of half as long trainings; then each is trained with each seed
-for as many steps, and the dense network once more for as many steps as fit into the time that the
-chains took. Kernels are chosen before the clock runs.
+network is narrower, so that both have equally many parameters. Each way to train uses its best
+learning rate of a sweep of half as long trainings. Each is then trained with each seed for an equal
+number of steps, and the dense network once more for the steps that fit into the chains' time.
+Kernels are chosen before timing.
 
 It writes training-recipes.json and a picture for each task, and prints tables. On a GPU it computes
 under autocast in bfloat16.
@@ -35,18 +35,18 @@ FILE = "training-recipes.json"
 RATES, SMALL_RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), (4e-3, 8e-3)
 
 
-def _learn(name: str, given: argparse.Namespace, device: torch.device) -> Learned:
-    task = TASKS[name](device, given.small)
-    if given.steps is not None:
-        task = replace(task, steps=given.steps)
-    rates = given.rates or (SMALL_RATES if given.small else RATES)
-    seeds = given.seeds if given.seeds is not None else 2 if given.small else 3
+def _learn(name: str, args: argparse.Namespace, device: torch.device) -> Learned:
+    task = TASKS[name](device, args.small)
+    if args.steps is not None:
+        task = replace(task, steps=args.steps)
+    rates = args.rates or (SMALL_RATES if args.small else RATES)
+    seeds = args.seeds if args.seeds is not None else 2 if args.small else 3
 
-    def told(line: str) -> None:
+    def report(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    trials = sweep(task, rates, device, told)
-    done = compare(task, trials, seeds, device, told)
+    trials = sweep(task, rates, device, report)
+    done = compare(task, trials, seeds, device, report)
     sizes = {kind: asdict(size) for kind, size in task.sizes.items()}
     settings = {**task.settings, "sizes": sizes}
     return Learned(task.name, task.data, task.steps, settings, trials, done)
@@ -61,7 +61,7 @@ def _show(machine: dict[str, Any], learned: Sequence[Learned], out: Path) -> Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, keep and show."""
+    """Train, store and show the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
@@ -73,19 +73,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--out", type=Path, default=Path(), help="a folder for the files (this one)"
     )
     parser.add_argument("--show", type=Path, help="draw and print an earlier run, without training")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
 
-    given.out.mkdir(parents=True, exist_ok=True)
-    if given.show is not None:
-        machine, learned = results.read(given.show)
-        _show(machine, learned, given.out)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.show is not None:
+        machine, learned = results.read(args.show)
+        _show(machine, learned, args.out)
         return 0
-    device = torch.device(given.device)
+    device = torch.device(args.device)
     machine, learned = asdict(record(device)), []
-    for name in given.tasks:  # what is done is kept, should the next be interrupted
-        learned.append(_learn(name, given, device))
-        results.write(given.out / FILE, machine, learned)
-    _show(machine, learned, given.out)
+    for name in args.tasks:  # stored after each task, in case the next is interrupted
+        learned.append(_learn(name, args, device))
+        results.write(args.out / FILE, machine, learned)
+    _show(machine, learned, args.out)
     return 0
 
 

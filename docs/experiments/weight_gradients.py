@@ -1,12 +1,12 @@
-"""Ways to compute a factor's weight gradient, beside that of the dense layer whose chain it is in.
+"""Times ways to compute a factor's weight gradient, beside the gradient of the dense layer.
 
     python docs/experiments/weight_gradients.py [--device cuda] [--rows 25088] [--dtype bfloat16]
 
 dK[i,k,l,j] is the sum over the rows n of dY[n,i,k,j] X[n,i,l,j]. With d > 1 neither dY nor X is a
-batch of matrices: ``apart`` copies both into one, which is what ksopt does. ``joined`` multiplies
-the j's by each other and keeps the diagonal: d times the flops and no copy. ``split`` adds up
-shares of the rows, in float32. Each way is checked against float64 first, then all take turns.
-``--chains``: both gradients of whole chains instead (chain_weight_gradients.py).
+batch of matrices: ``apart`` copies both into one, as ksopt does. ``joined`` multiplies all pairs of
+j and takes the diagonal: d times the flops and no copy. ``split`` sums shares of the rows, in
+float32. Each way is checked against float64 first, then all are timed in turns. ``--chains``: both
+gradients of whole chains instead (chain_weight_gradients.py).
 """
 
 from __future__ import annotations
@@ -42,48 +42,48 @@ Way = Callable[[Tensor, Tensor, Pattern], Tensor]
 
 
 def apart(grad: Tensor, x: Tensor, p: Pattern) -> Tensor:
-    """One batched product of a*d matrices, behind copies."""
+    """One batched product of a*d matrices, after copies."""
     return weight_grad_decomposed(grad, x, p.a, p.d, False)
 
 
 def _wide(a: Tensor, b: Tensor) -> Tensor:
-    """A product whose sums stay in float32."""
+    """A product with sums in float32."""
     if a.dtype is torch.float32 or not a.is_cuda:
         return torch.matmul(a, b)
     product = torch.mm if a.dim() == 2 else torch.bmm
     return product(a, b, out_dtype=torch.float32)
 
 
-def _kept(blocks: Tensor, p: Pattern, dtype: torch.dtype) -> Tensor:
-    """Of [a, b*d, c*d] the values of equal j: [a, b, c, d]."""
+def _diagonal(blocks: Tensor, p: Pattern, dtype: torch.dtype) -> Tensor:
+    """The values of equal j of [a, b*d, c*d]: [a, b, c, d]."""
     return blocks.view(p.a, p.b, p.d, p.c, p.d).diagonal(0, 2, 4).to(dtype).contiguous()
 
 
 def joined(grad: Tensor, x: Tensor, p: Pattern) -> Tensor:
     """One batched product of a matrices [b*d, c*d]."""
     rows = grad.view(-1, p.a, p.b * p.d).permute(1, 2, 0)
-    return _kept(_wide(rows, x.view(-1, p.a, p.c * p.d).transpose(0, 1)), p, x.dtype)
+    return _diagonal(_wide(rows, x.view(-1, p.a, p.c * p.d).transpose(0, 1)), p, x.dtype)
 
 
 def joined_one_by_one(grad: Tensor, x: Tensor, p: Pattern) -> Tensor:
-    """The same as a products, which a library may split over the rows by itself."""
+    """`joined` as a separate products, which a library may split over the rows."""
     rows, others = grad.view(-1, p.a, p.b * p.d), x.view(-1, p.a, p.c * p.d)
     blocks = [_wide(rows[:, i].T, others[:, i]) for i in range(p.a)]
-    return _kept(torch.stack(blocks), p, x.dtype)
+    return _diagonal(torch.stack(blocks), p, x.dtype)
 
 
 def joined_split(parts: int, grad: Tensor, x: Tensor, p: Pattern) -> Tensor:
-    """a batched products of shares of the rows, added up."""
+    """The sum of a batched products of shares of the rows."""
     rows = grad.view(parts, -1, p.a, p.b * p.d)
     others = x.view(parts, -1, p.a, p.c * p.d)
     blocks = [_wide(rows[:, :, i].mT, others[:, :, i]).sum(0) for i in range(p.a)]
-    return _kept(torch.stack(blocks), p, x.dtype)
+    return _diagonal(torch.stack(blocks), p, x.dtype)
 
 
 def whole(grad: Tensor, x: Tensor, p: Pattern) -> Tensor:
-    """One product of all of the matrix, of which the support is kept."""
+    """One product of the whole matrix, from which the support is taken."""
     blocks = _wide(grad.T, x).view(p.a, p.b * p.d, p.a, p.c * p.d).diagonal(0, 0, 2)
-    return _kept(blocks.permute(2, 0, 1).contiguous(), p, x.dtype)
+    return _diagonal(blocks.permute(2, 0, 1).contiguous(), p, x.dtype)
 
 
 WAYS: dict[str, Way] = {
@@ -161,8 +161,8 @@ def _launches(p: Pattern, rows: int, spec: DeviceSpec) -> list[kernels.Launch]:
     return sorted(launches, key=lambda one: kernels.predicted_us(one, p, rows, spec))
 
 
-def _error(found: Tensor, truth: Tensor) -> float:
-    return float((found.double() - truth).abs().max() / truth.abs().max())
+def _error(result: Tensor, truth: Tensor) -> float:
+    return float((result.double() - truth).abs().max() / truth.abs().max())
 
 
 if __name__ == "__main__":

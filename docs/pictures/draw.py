@@ -2,8 +2,8 @@
 
     python docs/pictures/draw.py
 
-Chains are drawn as `ksopt show CHAIN --svg FILE` draws them; `speedup.svg` is of the measurements
-in docs/data/chain-kernels-bfloat16.csv. Nothing is needed but ksopt itself.
+Chains are drawn as by `ksopt show CHAIN --svg FILE`; `speedup.svg` shows the measurements in
+docs/data/chain-kernels-bfloat16.csv. It needs only ksopt.
 """
 
 import csv
@@ -27,7 +27,7 @@ CHAINS = {
     "monarch": "(1,6,6,4)*(4,6,6,1)",
     "butterfly": "(1,2,2,8)*(2,2,2,4)*(4,2,2,2)*(8,2,2,1)",
 }
-"""Chains that are drawn, by the name of the file."""
+"""The chains to draw, by the name of the file."""
 LAYERS = {
     "768": "768 -> 768",
     "1024": "1024 -> 1024",
@@ -42,12 +42,12 @@ WIDTH, ROW, LEFT, BAR = 800, 34, 160.0, 12.0
 
 @dataclass(frozen=True)
 class Layer:
-    """The fastest tile of the fastest chain of a layer that has two classes in one factor.
+    """The fastest tile of a layer's fastest chain that has two classes in one factor.
 
     Args:
         name: Of the layer.
-        us: What it takes.
-        dense_us: What the dense layer takes.
+        us: Its time.
+        dense_us: The dense layer's time.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Layer:
 
 
 def layers() -> list[Layer]:
-    """One for each layer of the file; low rank, which does not keep the rank, is left out."""
+    """The layers of the file, without low-rank chains, which reduce the rank."""
     with DATA.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    kept = [row for row in rows if _keeps_two_classes(row["chain"])]
+    with_two_classes = [row for row in rows if _keeps_two_classes(row["chain"])]
     best = {}
-    for row in sorted(kept, key=lambda row: -float(row["us"])):
+    for row in sorted(with_two_classes, key=lambda row: -float(row["us"])):
         best[row["case"]] = Layer(LAYERS[row["case"]], float(row["us"]), float(row["dense_us"]))
     return [best[case] for case in LAYERS]
 
@@ -71,7 +71,7 @@ def _keeps_two_classes(text: str) -> bool:
 
 
 def speedup() -> str:
-    """Bars: what a chain takes of the dense layer's time."""
+    """A bar chart of the chains' times beside the dense layers'."""
     drawn, full = layers(), WIDTH - LEFT - 170
     words = "latency beside the dense layer's:"
     parts = [svg.text(LEFT, 16, words, "start")]
@@ -96,7 +96,7 @@ def speedup() -> str:
 
 
 def pictures() -> dict[str, str]:
-    """Every picture by the name of its file."""
+    """The pictures by the names of their files."""
     drawn = {
         name: drawing_style.standalone(drawing.to_svg(Chain.parse(text), width=560))
         for name, text in CHAINS.items()
@@ -106,7 +106,7 @@ def pictures() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write them all."""
+    """Write all pictures."""
     for name, picture in pictures().items():
         (HERE / name).write_text(picture, encoding="utf-8")
         print(f"docs/pictures/{name}")

@@ -1,10 +1,10 @@
-"""Take the pictures of a report that the documents show, at two widths and in both themes.
+"""Takes the pictures of a report for the documents, at two widths and in both themes.
 
     python docs/pictures/screenshots.py            # searches a layer on this machine first
-    python docs/pictures/screenshots.py FOLDER     # of a report that is there
+    python docs/pictures/screenshots.py FOLDER     # of an existing report
 
 It needs a Chromium (Debian and Ubuntu: `apt install chromium`; CHROMIUM names another program) and
-DejaVu Sans (`apt install fonts-dejavu-core`). It leaves docs/pictures/report-WIDTH-THEME.png.
+DejaVu Sans (`apt install fonts-dejavu-core`). It writes docs/pictures/report-WIDTH-THEME.png.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SIZES = {1280: 1000, 390: 1100}
-"""Heights by widths, in pixels: what a screen shows at first."""
+"""The heights of the pictures by width, in pixels: the first screen of the page."""
 THEMES = {"light": 1, "dark": 0}
-"""What Chromium calls them."""
+"""Chromium's numbers of the themes."""
 SEARCH = ("search", "768x3072", "--trials", "48", "--quiet")
 
 
 def browser() -> str:
-    """The Chromium; it ends with a sentence where there is none."""
+    """The path of Chromium; exits with a message if there is none."""
     names = (os.environ.get("CHROMIUM", "chromium"), "chromium-browser", "google-chrome")
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
@@ -35,8 +35,8 @@ def browser() -> str:
 def shoot(page: Path, target: Path, width: int, height: int, theme: str) -> None:
     """Take one picture.
 
-    A window of headless Chromium is never narrower than 500 pixels, so the page is shown in a frame
-    of the width, of which the picture shows nothing else.
+    A window of headless Chromium is at least 500 pixels wide, so a frame of the width shows the
+    page, and the picture shows only the frame.
     """
     with tempfile.TemporaryDirectory() as folder:
         frame = Path(folder) / "frame.html"
@@ -56,7 +56,7 @@ def shoot(page: Path, target: Path, width: int, height: int, theme: str) -> None
 
 
 def main() -> int:
-    """Search where no folder is named, then take all pictures."""
+    """Search if no folder is named, then take all pictures."""
     parser = argparse.ArgumentParser(description="Take the pictures of a report.")
     parser.add_argument("folder", nargs="?", type=Path, help="of a search's report")
     folder = parser.parse_args().folder

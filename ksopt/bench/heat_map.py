@@ -1,4 +1,4 @@
-"""A table of numbers as a drawing: a colour for faster, one for slower, and words in each cell."""
+"""Heat maps: one colour for faster, one for slower, and words in each cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ksopt.report.document import Figure
 
 _SIZES = ((800, 380), (360, 420))
 _TOP, _BOTTOM, _LEFT, _RIGHT = 28.0, 46.0, 58.0, 8.0
-_STRONGEST = 3.0  # a ratio, or its inverse, from which on a colour is at its strongest
+_STRONGEST = 3.0  # the ratio, or its inverse, at which a colour reaches full strength
 _FAINT, _FULL = 0.06, 0.75
 
 
@@ -21,8 +21,8 @@ class Tile:
 
     Attributes:
         ratio: above 1 faster, below 1 slower; None for unknown.
-        words: what stands in it, each on a line of its own.
-        is_certain: whether it is drawn with an outline.
+        words: the lines of its text.
+        is_certain: whether it has an outline.
     """
 
     ratio: float | None
@@ -34,13 +34,13 @@ def figure(
     tiles: Sequence[Sequence[Tile]], down: Sequence[str], across: Sequence[str],
     titles: tuple[str, str, str], name: str,
 ) -> Figure:  # fmt: skip
-    """A heat map.
+    """A heat map in two sizes.
 
     Args:
-        tiles: from the top left on, line by line.
+        tiles: line by line, from the top left.
         down, across: names of the lines and of the columns.
-        titles: of what is down, of what is across, and of all of it for a screen reader.
-        name: of its file.
+        titles: of the vertical axis, of the horizontal axis, and of the whole for screen readers.
+        name: of the file.
     """
     wide, narrow = (_drawn(tiles, down, across, titles, *size) for size in _SIZES)
     return Figure(wide, narrow, name)
@@ -87,7 +87,7 @@ def _tile(tile: Tile, left: float, top: float, wide: float, high: float) -> list
 
 
 def strength(ratio: float) -> float:
-    """How strong the colour of a ratio is, from faint at 1 on.
+    """The opacity of a ratio's colour, lowest at a ratio of 1.
 
     Example:
         >>> strength(3.0) == strength(1 / 3) == 0.75

@@ -1,8 +1,8 @@
-"""A benchmark's folder: what is measured is on disk before the next thing is, whatever happens.
+"""The folder of a benchmark: each result is on disk before the next measurement starts.
 
-``rows.jsonl`` gets one line a subject, written and synced before the next is measured; a line that
-a killed process left half written is cut off. ``setting.json`` says what was measured and on what;
-a folder refuses to take measurements of anything else.
+``rows.jsonl`` gets one line per subject, written and synced before the next is measured; a line
+that a killed process left half written is cut off. ``setting.json`` records the request and the
+device; a folder refuses measurements of any other request or device.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Form(Generic[Subject, Result]):
-    """What a benchmark keeps in its folder.
+    """The format of a benchmark's folder.
 
     Args:
-        command: That writes it.
-        schema: Of setting.json.
-        subject: Of a result: what was measured.
-        to_json: A result as plain values, a line.
-        of_json: The inverse.
+        command: The command that writes the folder.
+        schema: The schema of setting.json.
+        subject: (result) -> its subject.
+        to_json: (result) -> plain values, one line of the file.
+        of_json: The inverse of ``to_json``.
     """
 
     command: str
@@ -60,7 +60,7 @@ class Journal(Generic[Subject, Result]):
         self.measured = read_lines(folder, form)
 
     def add(self, result: Result) -> None:
-        """Keep one subject's result; it is on disk when this returns."""
+        """Store one subject's result; it is on disk when this returns."""
         line = json.dumps(self._form.to_json(result)) + "\n"
         self._file.write(line.encode())
         self._file.flush()
@@ -68,36 +68,36 @@ class Journal(Generic[Subject, Result]):
         self.measured[self._form.subject(result)] = result
 
     def begin_run(self, command: str, record: DeviceRecord, **more: Any) -> None:
-        """Note a run in setting.json: what was asked, on what device, and what is added to it."""
+        """Record a run in setting.json: its command, its device, and ``more``."""
         run = {"command": command, "device": asdict(record), **more}
         self._setting.setdefault("runs", []).append(run)
-        self.keep_setting()
+        self.write_setting()
 
     @property
     def run(self) -> dict[str, Any]:
-        """What setting.json notes of this run; `keep_setting` keeps what is changed."""
-        found: dict[str, Any] = self._setting["runs"][-1]
-        return found
+        """The entry of this run in setting.json; `write_setting` stores changes."""
+        run: dict[str, Any] = self._setting["runs"][-1]
+        return run
 
-    def keep_setting(self) -> None:
+    def write_setting(self) -> None:
         """Write setting.json."""
         write_whole(self.folder / SETTING, json.dumps(self._setting, indent=2) + "\n")
 
 
 @contextmanager
 def opened(
-    folder: Path, form: Form[Subject, Result], asked: dict[str, Any]
+    folder: Path, form: Form[Subject, Result], expected: dict[str, Any]
 ) -> Iterator[Journal[Subject, Result]]:
-    """The folder's journal, new or continued, and ours alone until the end.
+    """The folder's journal, new or continued, locked until the end.
 
     Args:
-        folder: where.
-        form: of what is kept in it.
-        asked: the `identity` of what is measured.
+        folder: of the journal.
+        form: its format.
+        expected: the `identity` of the measurements.
 
     Raises:
-        InvalidInputError: the folder cannot be written, another benchmark is at work in it, or it
-            holds measurements of something else; the sentence names what differs.
+        InvalidInputError: the folder cannot be written, another benchmark is running in it, or it
+            holds other measurements; the sentence names the difference.
     """
     missing = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     try:
@@ -118,9 +118,9 @@ def opened(
                 f"another benchmark is at work in {folder}: wait for it, or choose another --out"
             ) from None
         try:
-            setting = _setting(folder, form, asked)
+            setting = _setting(folder, form, expected)
         except InvalidInputError:
-            if is_new:  # who is refused leaves nothing
+            if is_new:  # a refused run leaves no file
                 (folder / ROWS).unlink()
             raise
         _cut_half_a_line(folder / ROWS)
@@ -128,7 +128,7 @@ def opened(
 
 
 def _opened(path: Path) -> BinaryIO:
-    """A file to append to, itself: what a symbolic link in its place points to is another's."""
+    """The file opened for appending; a symbolic link in its place is refused."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o666), "ab")
 
@@ -136,10 +136,10 @@ def _opened(path: Path) -> BinaryIO:
 def identity(
     request: Mapping[str, object], record: DeviceRecord, code_digest: str
 ) -> dict[str, Any]:
-    """What has to be the same for two measurements to stand in one folder.
+    """The values that all measurements of a folder share, as JSON values.
 
     Args:
-        request: what of the request.
+        request: the values of the request.
         record: of the device.
         code_digest: of every source that a time can depend on.
     """
@@ -160,7 +160,7 @@ def read_lines(folder: Path, form: Form[Subject, Result]) -> dict[Subject, Resul
     """The results of a folder by subject, without a half-written last line.
 
     Raises:
-        InvalidInputError: A line is not one of the command.
+        InvalidInputError: A line is not in the command's format.
     """
     lines = (folder / ROWS).read_bytes().split(b"\n")[:-1]
     measured = {}
@@ -173,10 +173,10 @@ def read_lines(folder: Path, form: Form[Subject, Result]) -> dict[Subject, Resul
 
 
 def read_setting(folder: Path, form: Form[Any, Any]) -> dict[str, Any]:
-    """setting.json of a folder.
+    """The contents of a folder's setting.json.
 
     Raises:
-        InvalidInputError: the folder has none, or it is not one of the command.
+        InvalidInputError: the folder has none, or it is not in the command's format.
     """
     try:
         setting = untrusted.json_of(folder / SETTING, "the file")
@@ -190,18 +190,18 @@ def read_setting(folder: Path, form: Form[Any, Any]) -> dict[str, Any]:
     return setting
 
 
-def _setting(folder: Path, form: Form[Any, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def _setting(folder: Path, form: Form[Any, Any], expected: dict[str, Any]) -> dict[str, Any]:
     if not (folder / SETTING).exists():
         if (folder / ROWS).stat().st_size:
             raise InvalidInputError(f"{folder} has a {ROWS} and no {SETTING}: choose another --out")
-        setting: dict[str, Any] = {"schema": form.schema, "identity": asked}
+        setting: dict[str, Any] = {"schema": form.schema, "identity": expected}
         write_whole(folder / SETTING, json.dumps(setting, indent=2) + "\n")
         return setting
     setting = read_setting(folder, form)
     stored = setting["identity"]
-    differing = [name for name in asked if asked[name] != stored.get(name)]
+    differing = [name for name in expected if expected[name] != stored.get(name)]
     if differing:
-        pairs = ", ".join(_difference(name, stored.get(name), asked[name]) for name in differing)
+        pairs = ", ".join(_difference(name, stored.get(name), expected[name]) for name in differing)
         raise InvalidInputError(
             f"{folder} holds measurements of something else ({pairs}): their times cannot be "
             "compared; choose another --out"

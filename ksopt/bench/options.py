@@ -1,4 +1,4 @@
-"""What `ksopt bench kernels` can be asked, as texts: its options. Without torch."""
+"""The options of `ksopt bench kernels` as texts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WHAT = "what is measured"
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured, as on the command line, whose options the fields are."""
+    """The options of the command line, one field each."""
 
     patterns: tuple[str, ...] = option(
         (),
@@ -75,7 +75,7 @@ class BenchOptions:
         metavar="N",
         is_always_shown=True,
     )
-    """Spread over all."""
+    """Spread evenly over all products."""
     seed: int = option(
         0,
         "of the inputs, sample:N and random:N (%(default)s)",

@@ -1,4 +1,4 @@
-"""The patterns that the paper benchmarks, and samples of them that are spread evenly.
+"""The patterns that the paper benchmarks, and evenly spread samples of them.
 
 Source: paper, appendix B.1, Figure 8.
 """
@@ -18,7 +18,7 @@ from ksopt.patterns.validate import checked_int
 BATCH = 25_088
 """The paper's batch: 128 sequences of 196 tokens."""
 
-_LARGEST_TENSOR = 2**31 - 1  # elements; the paper leaves out what 32-bit indices cannot address
+_LARGEST_TENSOR = 2**31 - 1  # elements; the paper omits tensors that need 64-bit indices
 _WIDTHS = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _REPEATED_D = (4, 16, 64)
@@ -48,10 +48,10 @@ class Stratum:
     """The classes of a pattern, each with a name for tables.
 
     Attributes:
-        a: By number of blocks.
-        d: By stride, which decides how a kernel can load: no stride, a stride below 8, a multiple
-            of 3 from 12 on, a power of two from 8 on.
-        rho: By ratio of data to work, in quarters of about equal size.
+        a: Class of the number of blocks.
+        d: Class of the stride, which decides how a kernel can load: no stride, a stride below 8, a
+            multiple of 3 from 12 on, a power of two from 8 on.
+        rho: Class of the ratio of data to work, in quarters of about equal size.
     """
 
     a: str
@@ -88,19 +88,19 @@ def patterns() -> tuple[Pattern, ...]:
         for a, b, c, d in product(_COUNTS[1:], _WIDTHS, _WIDTHS, _REPEATED_D)
         if (b, c) not in _SKIPPED_WHEN_REPEATED
     )
-    return tuple(pattern for pattern in (*alone, *repeated) if _is_kept(pattern))
+    return tuple(pattern for pattern in (*alone, *repeated) if _is_benchmarked(pattern))
 
 
 def stratified_sample(n: int, seed: int) -> tuple[Pattern, ...]:
-    """n different patterns of `patterns`, spread over the classes of `Stratum`.
+    """A sample of n distinct `patterns`, spread over the classes of `Stratum`.
 
     Each next pattern is one whose classes have been drawn least so far, so rare classes (d = 1,
-    many blocks) get their share, and a smaller sample with the same seed is the beginning of a
-    larger one.
+    many blocks) get their share. A smaller sample with the same seed is the beginning of a larger
+    one.
 
     Args:
-        n: How many, 1 to 627.
-        seed: Which of the many such samples; the same seed gives the same sample anywhere.
+        n: Size of the sample, 1 to 627.
+        seed: The same seed gives the same sample on any machine.
 
     Raises:
         InvalidInputError: n or the seed is not an integer in its range.
@@ -112,7 +112,7 @@ def stratified_sample(n: int, seed: int) -> tuple[Pattern, ...]:
     call = f"stratified_sample({n!r}, {seed!r})"
     count = checked_int(n, "n", call)
     start = checked_int(seed, "seed", call, minimum=0)
-    # Not random.shuffle: Python promises the same numbers in later versions for random() alone.
+    # Not random.shuffle: Python guarantees the same numbers in later versions for random() only.
     generator = random.Random(start)
     left = sorted(patterns(), key=lambda _: generator.random())
     if count > len(left):
@@ -129,10 +129,10 @@ def stratified_sample(n: int, seed: int) -> tuple[Pattern, ...]:
 
 
 def energy_patterns() -> tuple[Pattern, ...]:
-    """The patterns whose energy the paper measures, those that fit, as in Figure 8.
+    """The patterns whose energy the paper measures, without those that do not fit, as in Figure 8.
 
-    Source: paper, appendix B.1. It does not say that what 32-bit indices cannot address is left
-    out here as well; its own kernel could not have computed that.
+    Source: paper, appendix B.1. It does not state that tensors beyond 32-bit indices are omitted
+    here as well; its own kernel could not have computed them.
 
     Example:
         >>> str(energy_patterns()[0])
@@ -145,42 +145,42 @@ def energy_patterns() -> tuple[Pattern, ...]:
             for a, b, c, d in product(_ENERGY_A, _WIDTHS, _WIDTHS, _ENERGY_D)
             if (b, c) not in _SKIPPED_WHEN_REPEATED
         )
-        if _is_kept(pattern)
+        if _is_benchmarked(pattern)
     )
 
 
 def proportional_sample(
     population: Sequence[Pattern], n: int, seed: int, strata: Callable[[Pattern], object]
 ) -> tuple[Pattern, ...]:
-    """n patterns, each stratum with its share, in a random order.
+    """A sample of n patterns in random order, in which each stratum has its share.
 
-    Every so many-th pattern is drawn from the population sorted by strata, from a random one on. So
-    every pattern is as likely as any other: shares and medians of the sample are, without weights,
-    estimates of the population's. The first ones of the sample are a sample, too.
+    The population is sorted by strata and drawn from at even steps, from a random start. So every
+    pattern is equally likely: unweighted shares and medians of the sample estimate those of the
+    population. Any beginning of the sample is a sample, too.
 
     Args:
-        population: What is drawn from.
-        n: How many; all of them, if there are no more.
-        seed: Which of the many such samples.
-        strata: What a pattern is sorted by; what can be compared.
+        population: The patterns to draw from.
+        n: Size of the sample, at most that of the population.
+        seed: The same seed gives the same sample.
+        strata: (pattern) -> a sort key.
 
     Raises:
         InvalidInputError: n or the seed is not an integer in its range.
 
     Example:
-        >>> found = proportional_sample(patterns(), 3, 0, lambda pattern: pattern.a)
-        >>> len(set(found))
+        >>> sample = proportional_sample(patterns(), 3, 0, lambda pattern: pattern.a)
+        >>> len(set(sample))
         3
     """
     call = f"proportional_sample({n!r}, {seed!r})"
     count = min(checked_int(n, "n", call), len(population))
     generator = random.Random(checked_int(seed, "seed", call, minimum=0))
-    # Within a stratum in a random order, which is Python's promise for random() alone.
+    # Random order within a stratum. Python guarantees the same numbers for random() only.
     ordered = [
         pattern
         for _, _, pattern in sorted(
             ((strata(each), generator.random(), each) for each in population),
-            key=lambda found: found[:2],
+            key=lambda keyed: keyed[:2],
         )
     ]
     start, step = generator.random(), len(ordered) / count
@@ -188,7 +188,7 @@ def proportional_sample(
     return tuple(sorted(drawn, key=lambda _: generator.random()))
 
 
-def _is_kept(pattern: Pattern) -> bool:
+def _is_benchmarked(pattern: Pattern) -> bool:
     """Whether the paper benchmarks a pattern of its lists: b = c, b = 4c or c = 4b, and it fits."""
     return (
         (pattern.b in (pattern.c, 4 * pattern.c) or pattern.c == 4 * pattern.b)

@@ -1,4 +1,4 @@
-"""The drawings of a benchmark's page: shares that reach a value, and boxes by class."""
+"""The figures of a benchmark's page: cumulative shares, and boxes by class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOP, _BOTTOM, _LEFT, _RIGHT = 28.0, 46.0, 46.0, 12.0
 
 @dataclass(frozen=True)
 class Group:
-    """One place on the horizontal axis.
+    """The boxes at one place of the horizontal axis.
 
     Attributes:
         name: under the axis.
@@ -29,11 +29,11 @@ class Group:
 
 
 def figure_of_shares(series: Sequence[tuple[str, Sequence[float]]], what: str) -> Figure:
-    """For each series, the share of products whose value is at most so much (an ECDF).
+    """The cumulative share of products by value (an ECDF), for each series.
 
     Args:
         series: names and ascending values.
-        what: the values' name, under the horizontal axis.
+        what: name of the values, under the horizontal axis.
     """
     wide, narrow = (_shares(series, what, *size) for size in _SIZES)
     return Figure(wide, narrow)
@@ -53,10 +53,10 @@ def figure_of_boxes(
     Args:
         groups: from left to right.
         series: names of the series; each has a box in each group.
-        what: the values' name, above the vertical axis.
+        what: name of the values, above the vertical axis.
         log: whether the vertical axis is logarithmic.
-        line: a value to draw a line across at.
-        across: the classes' name, under the horizontal axis.
+        line: value of the horizontal line.
+        across: name of the classes, under the horizontal axis.
     """
     wide, narrow = (_boxes(groups, series, what, log, line, across, *size) for size in _SIZES)
     return Figure(wide, narrow)
@@ -94,7 +94,7 @@ def _shares(
         for index, value in enumerate(values, 1):
             path += f"H{x(value):.1f}V{y(index / len(values)):.1f}"
         parts.append(f'<path class="line s{number}" d="{path}"/>')
-        # At the bottom on the right, where no curve is that comes near its end.
+        # At the bottom right, where no curve runs.
         above = 16 * (len(drawn) - 1 - number)
         parts.append(_legend(name, number, right - 6, bottom - 10 - above, "end"))
     label = f"Share of products by {what}: " + "; ".join(
@@ -134,12 +134,12 @@ def _boxes(
     parts.append(f'<path class="axis" d="M{_LEFT:.1f} {top:.1f}V{bottom:.1f}H{right:.1f}"/>')
     parts.append(f'<path class="budget" d="M{_LEFT:.1f} {y(line):.1f}H{right:.1f}"/>')
     parts.append(svg.text(4, 14, what, "start"))
-    if across and width >= 500:  # the names of a telephone take its place
+    if across and width >= 500:  # on a narrow screen the group names need this space
         parts.append(svg.text((_LEFT + right) / 2, height - 4, across, "middle"))
     room = (right - _LEFT) / len(shown)
     for place, group in enumerate(shown):
         left = _LEFT + room * place
-        # Names do not fit side by side on a telephone: they take turns on three lines.
+        # Names do not fit side by side on a narrow screen: they alternate over three lines.
         lower = 12 * (place % 3) if width < 500 else 0
         parts.append(svg.text(left + room / 2, bottom + 15 + lower, group.name, "middle"))
         each = 0.8 * room / len(names)

@@ -1,4 +1,4 @@
-"""What a benchmark has prepared of one product, and how it says that its device is lost."""
+"""The prepared ways of one product, and the error of a lost device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Key = tuple[str, str]  # way, layout
 
 
 class DeviceLost(KsoptError, RuntimeError):
-    """The device no longer works in this process, which a faulty kernel can bring about.
+    """The device no longer works in this process, which a faulty kernel can cause.
 
     Attributes:
-        rows: what is to be kept of the subject that it was lost on.
+        rows: of the subject being measured, to be stored.
     """
 
     def __init__(self, message: str, rows: list[Row]) -> None:
@@ -25,7 +25,7 @@ class DeviceLost(KsoptError, RuntimeError):
 
 @dataclass
 class PreparedWays:
-    """The ways of one subject, prepared: to be called, or with a reason why not."""
+    """The prepared ways of one subject: the call of each, or the reason it has none."""
 
     calls: dict[Key, Callable[[], object]] = field(default_factory=dict)
     chosen: dict[str, str] = field(default_factory=dict)  # by ksopt, of each layout

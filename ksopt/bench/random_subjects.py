@@ -1,7 +1,7 @@
-"""Random patterns, chains and rows: what ``--patterns random:N`` measures.
+"""Random patterns, chains and rows, measured by ``--patterns random:N``.
 
-The paper's sizes are what the kernels were tuned on. Here any size may come, as in users' models,
-and a new seed shows what nothing was tuned on. A subject is drawn so:
+The kernels were tuned on the paper's sizes. Random sizes are arbitrary, as in users' models, and a
+new seed gives sizes that no kernel was tuned on. A subject is drawn as follows:
 
 - three of ten are chains of two factors, the others one pattern (a,b,c,d);
 - b and c are log-uniform from 1 to 1,024, half of the time multiples of 8;
@@ -10,8 +10,9 @@ and a new seed shows what nothing was tuned on. A subject is drawn so:
 - a chain's left factor divides the features between the two at random into its a, c and d;
 - rows are log-uniform from 1 to 30,000.
 
-What fits no layer is drawn again: more than 65,536 features on a side, more than 2^26 weights in a
-factor, fewer than 16 features on both sides, or more than 2^28 elements of input and output.
+A subject that fits no layer is drawn again: more than 65,536 features on a side, more than 2^26
+weights in a factor, fewer than 16 features on both sides, or more than 2^28 elements of input and
+output.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _MOST_ELEMENTS = 2**28
 
 
 def draw(count: int, seed: int) -> tuple[tuple[Chain, int], ...]:
-    """So many chains, one factor long where it is a pattern, and the rows of each one's input.
+    """Random chains, of one factor for a pattern, each with the rows of its input.
 
     Args:
-        count: how many; they may repeat.
-        seed: the same seed gives the same subjects anywhere, and a smaller count their beginning.
+        count: number of subjects; they may repeat.
+        seed: the same seed gives the same subjects; a smaller count gives their beginning.
 
     Example:
         >>> [(str(chain), rows) for chain, rows in draw(2, seed=1)] == list(
@@ -39,7 +40,7 @@ def draw(count: int, seed: int) -> tuple[tuple[Chain, int], ...]:
         ... )[:2]
         True
     """
-    # Only random() itself: Python promises its numbers in later versions, and no others.
+    # Only random() itself: Python guarantees its numbers in later versions, and no others.
     generator = random.Random(seed)
     return tuple(_subject(generator) for _ in range(count))
 
@@ -61,7 +62,7 @@ def _pattern(generator: random.Random) -> Pattern:
 
 
 def _in_front_of(right: Pattern, generator: random.Random) -> Pattern:
-    """A factor that reads what another one computes."""
+    """A factor whose input is the output of ``right``."""
     a, left = _divisor(right.out_features, generator)
     c, d = _divisor(left, generator)
     return Pattern(a, _width(generator), c, d)
@@ -83,7 +84,7 @@ def _distance(generator: random.Random) -> int:
 
 
 def _divisor(number: int, generator: random.Random) -> tuple[int, int]:
-    """A divisor, each as likely as the others, and what is left."""
+    """A divisor, uniformly drawn, and its cofactor."""
     below = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
     divisors = sorted({*below, *(number // one for one in below)})
     one = divisors[int(len(divisors) * generator.random())]

@@ -1,4 +1,4 @@
-"""What a benchmark leaves for people and programs: a page, markdown, tables as CSV, JSON."""
+"""The output of a benchmark: a page, markdown, tables as CSV, JSON."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def write(series: Sequence[Series], folder: Path) -> None:
     """Write bench.html, bench.md, bench.csv and summary.csv.
 
     Args:
-        series: what was measured; the CSV files of several folders follow each other.
-        folder: where to; made if need be.
+        series: the measurements; the CSV files concatenate those of several folders.
+        folder: the output folder, created if it does not exist.
 
     Raises:
         InvalidInputError: the folder cannot be written.
     """
     lines = [line for one in series for line in one.lines]
-    found = sections(series)
+    page = sections(series)
     texts = {
         "bench.csv": rows.rows_csv([row for one in series for row in one.rows]),
         "summary.csv": rows.lines_csv(lines),
-        "bench.md": document.markdown(_TITLE, found),
-        "bench.html": document.html(_TITLE, _where(series), found),
+        "bench.md": document.markdown(_TITLE, page),
+        "bench.html": document.html(_TITLE, _where(series), page),
     }
     try:
         make_folder(folder)
@@ -56,7 +56,7 @@ _TITLE = "ksopt's products beside PyTorch's"
 
 
 def to_json(series: Sequence[Series]) -> str:
-    """The same as one JSON document, for --json."""
+    """The measurements as one JSON document, for --json."""
     value = {
         "schema": SCHEMA,
         "series": [
@@ -96,7 +96,7 @@ def _row_json(row: rows.Row) -> dict[str, Any]:
 
 
 def sections(series: Sequence[Series]) -> list[Section]:
-    """The whole report, the answer first."""
+    """The sections of the report, the answer first."""
     shown = [one for one in series if one.lines]
     if not shown:
         return [Section("Answer", ("Nothing was measured yet.",)), *_method(series)]
@@ -131,10 +131,12 @@ def _answer(series: Sequence[Series]) -> Section:
 
 
 def _faults(series: Sequence[Series]) -> list[Section]:
-    found = summary.faults(series)
-    if not found:
+    faults = summary.faults(series)
+    if not faults:
         return []
-    cells = [(str(r.subject.chain), str(r.subject.batch), r.way, r.layout, r.reason) for r in found]
+    cells = [
+        (str(r.subject.chain), str(r.subject.batch), r.way, r.layout, r.reason) for r in faults
+    ]
     table = tables.of(("product", ">batch", "way", "layout", "what is wrong"), cells)
     text = "These computed something wrong, or nothing, and have no times."
     return [Section("Faults", (text,), (), table)]
@@ -151,7 +153,7 @@ def _small(series: Sequence[Series]) -> list[Section]:
 
 
 def _is_small(line: Line) -> bool:
-    """Chains, and products of few rows: those for which a dense layer is the alternative."""
+    """Whether a dense layer is the alternative: a chain, or a product of few rows."""
     return not line.subject.is_pattern or line.subject.batch <= 64
 
 
@@ -204,13 +206,13 @@ def _split(series: Sequence[Series], grouping: Grouping) -> list[tuple[str, list
 
 
 def _worst(series: Sequence[Series]) -> list[Section]:
-    found = []
+    listed = []
     for one in series:
         timed = [line for line in one.lines if line.ours.efficiency is not None]
         slower = [line for line in timed if line.is_slower or line.is_slower_here]
         slower.sort(key=lambda line: line.ratio(line.best) or 0.0)
         if slower:
-            found.append(
+            listed.append(
                 Section(
                     f"Slower than PyTorch: {one.label}",
                     (),
@@ -220,7 +222,7 @@ def _worst(series: Sequence[Series]) -> list[Section]:
             )
         least = sorted(timed, key=lambda line: line.ours.efficiency or 0.0)
         if least:
-            found.append(
+            listed.append(
                 Section(
                     f"Least efficient: {one.label}",
                     (),
@@ -228,7 +230,7 @@ def _worst(series: Sequence[Series]) -> list[Section]:
                     summary.lines_table(least[:_SHOWN]),
                 )
             )
-    return found
+    return listed
 
 
 def _first_of(lines: Sequence[Line]) -> tuple[str, ...]:
@@ -238,7 +240,7 @@ def _first_of(lines: Sequence[Line]) -> tuple[str, ...]:
 
 
 def _chosen(series: Sequence[Series]) -> list[Section]:
-    """How often each kernel was chosen, where that was noted."""
+    """The number of times each kernel was chosen, where that was recorded."""
     cells = []
     for one in series:
         names = Counter(
@@ -271,7 +273,7 @@ def _method(series: Sequence[Series]) -> list[Section]:
         "cold, as in a model that runs token by token, and its input warm."
     )
     texts = (text, graphs) if any(one.identity["graph"] for one in series) else (text,)
-    found = [Section("How it was measured", (), texts)]
+    method = [Section("How it was measured", (), texts)]
     for one in series:
         for number, run in enumerate(one.runs, 1):
             record = DeviceRecord(**run["device"]).rows()
@@ -285,7 +287,7 @@ def _method(series: Sequence[Series]) -> list[Section]:
             ]
             which = f", run {number}" if len(one.runs) > 1 else ""
             code = [("code", str(one.identity["code"]))]
-            found.append(
+            method.append(
                 Section(
                     f"Device: {one.label}{which}",
                     table=tables.of(("what", "value"), record + code + roofs),
@@ -293,4 +295,4 @@ def _method(series: Sequence[Series]) -> list[Section]:
                     language="sh",
                 )
             )
-    return found
+    return method

@@ -1,4 +1,4 @@
-"""What `ksopt bench kernels` is asked to measure: read from words, checked, fit to be compared."""
+"""The request of `ksopt bench kernels`, parsed from its options and checked."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ksopt.reference import LAYOUTS, is_batch_last
 from ksopt.system import option_fields, untrusted
 
 DTYPES = ("float16", "bfloat16", "float32", "tf32")
-"""Of what is multiplied; tf32 is float32 whose products a GPU computes by TF32."""
+"""The dtypes of products; tf32 is float32 whose products a GPU computes in TF32."""
 
 EAGER = (
     "bmm", "bmm_loop", "expand", "bmm_paper", "einsum", "einsum_weight_first", "conv", "dense"
 )  # fmt: skip
-"""What ``eager`` stands for: PyTorch's ways that may be its fastest somewhere."""
+"""The ways that ``eager`` stands for: those that may be PyTorch's fastest on some product."""
 
 PAPER = ("bmm_paper", "einsum", "bsr", "dense", "sparse")
-"""The paper's baselines, as it wrote them."""
+"""The paper's baselines, in its own implementations."""
 
 INDUCTOR = ("inductor_bmm", "inductor_einsum")
 PRODUCT_ONLY = "bmm_paper_product"
-"""bmm_paper without its two permutations: no rival, for its input and result are permuted."""
+"""bmm_paper without its two permutations; no rival, as its input and result are permuted."""
 
 BOTH = "both"
 CPU_BATCH = 256
@@ -39,7 +39,7 @@ _MOST_RANDOM = 100_000
 
 @dataclass(frozen=True)
 class Subject:
-    """One thing to multiply by: a chain, of one factor for a pattern, and the rows of x."""
+    """A product to measure: a chain, of one factor for a pattern, and the rows of x."""
 
     chain: Chain
     batch: int
@@ -55,19 +55,19 @@ class Subject:
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """Everything that decides what is measured. Made by `of`, which checks it.
+    """The checked request: everything that decides the measurements. `of` creates it.
 
     Attributes:
-        subjects: What is multiplied by, in the order measured, each once.
+        subjects: The products, in the order measured, without duplicates.
         dtype: Element type of inputs, weights and results.
         layout: The layout that ksopt is timed in, or ``both``; PyTorch's ways are timed in both.
         against: Names of PyTorch's ways: baselines, ``inductor_bmm``, ``inductor_einsum``.
         device: torch's name of the device, with its index where it is a GPU.
         graph: Whether to time replays of CUDA graphs.
-        inductor_sample: How many of the subjects are compiled by Inductor.
+        inductor_sample: Number of subjects that Inductor compiles.
         seed: Of the inputs, of a sample of the patterns, and of random subjects.
-        every_way: Whether ways are tried that multiplications by zero make slow.
-        options: What it was made of, with dtype and batch as they are in force.
+        every_way: Whether to try ways that multiplications by zero make slow.
+        options: The source of the request, with the dtype and batch in force.
     """
 
     subjects: tuple[Subject, ...]
@@ -86,7 +86,7 @@ class BenchRequest:
         """Check a request as it comes from a command line.
 
         Raises:
-            InvalidInputError: Something is not allowed; the sentence says what is.
+            InvalidInputError: An option is invalid; the sentence names the allowed values.
 
         Example:
             >>> options = BenchOptions(patterns=("(1,2,3,4)",), device="cpu", batch="7,8")
@@ -144,9 +144,9 @@ class BenchRequest:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch's."""
-        found: torch.dtype = getattr(torch, self.torch_name)
-        return found
+        """The dtype in torch."""
+        dtype: torch.dtype = getattr(torch, self.torch_name)
+        return dtype
 
     @property
     def torch_name(self) -> str:
@@ -155,7 +155,7 @@ class BenchRequest:
 
     @property
     def fp32_products(self) -> str:
-        """How float32 products are computed: ``ieee`` or ``tf32``."""
+        """The precision of float32 products: ``ieee`` or ``tf32``."""
         return "tf32" if self.dtype == "tf32" else "ieee"
 
     @property
@@ -165,15 +165,15 @@ class BenchRequest:
 
     @property
     def compiled(self) -> frozenset[Subject]:
-        """The subjects that Inductor compiles: every n-th one, so that all kinds are there."""
+        """The subjects that Inductor compiles: every n-th one, so that all kinds occur."""
         count = min(self.inductor_sample, len(self.subjects))
         places = (len(self.subjects) * i // count for i in range(count))
         return frozenset(self.subjects[place] for place in places)
 
     def identity(self) -> dict[str, object]:
-        """What must be the same for times to stand in one folder, as JSON can hold it.
+        """The values that all runs of a folder share, as JSON values.
 
-        The device's name is added by whoever knows it; its index does not matter.
+        The caller adds the device's name; its index does not matter.
         """
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "options"}
         named["subjects"] = [str(subject) for subject in self.subjects]
@@ -184,20 +184,20 @@ class BenchRequest:
 
 def _batches(text: str) -> tuple[int, ...]:
     try:
-        found = tuple(int(part) for part in text.split(","))
+        rows = tuple(int(part) for part in text.split(","))
     except ValueError:
-        found = (0,)
-    if min(found) < 1:
+        rows = (0,)
+    if min(rows) < 1:
         raise InvalidInputError(
             f"batch {text!r}: give whole numbers of rows of at least 1, such as 25088 or 1,16,64"
         )
-    return found
+    return rows
 
 
 def _subjects_of(
     word: str, seed: int, batches: tuple[int, ...], own: tuple[int, ...] | None
 ) -> list[Subject]:
-    """What a word of --patterns stands for; random ones bring rows, if ``own`` is None."""
+    """The subjects of a word of --patterns; random ones have their own rows if ``own`` is None."""
     if not word.startswith("random:"):
         return [Subject(chain, rows) for chain in _chains_of(word, seed) for rows in batches]
     count = word.removeprefix("random:")
@@ -210,7 +210,7 @@ def _subjects_of(
 
 
 def _chains_of(word: str, seed: int) -> list[Chain]:
-    """The patterns that a word of --patterns stands for, as chains of one factor."""
+    """The patterns of a word of --patterns, as chains of one factor."""
     if word == "paper":
         return [Chain((pattern,)) for pattern in paper.patterns()]
     if word.startswith("sample:"):
@@ -229,10 +229,10 @@ def _chains_of(word: str, seed: int) -> list[Chain]:
             'pattern a line, or a pattern such as "(4,64,64,16)"'
         ) from None
     numbered = ((n, line.partition("#")[0].strip()) for n, line in enumerate(lines, 1))
-    found = [_pattern(line, f"{path}, line {n}: ") for n, line in numbered if line]
-    if not found:
+    chains = [_pattern(line, f"{path}, line {n}: ") for n, line in numbered if line]
+    if not chains:
         raise InvalidInputError(f"patterns {word!r}: the file holds no pattern")
-    return found
+    return chains
 
 
 def _pattern(text: str, where: str) -> Chain:
@@ -246,7 +246,7 @@ def _pattern(text: str, where: str) -> Chain:
 
 
 def _ways(text: str) -> tuple[str, ...]:
-    found: list[str] = []
+    names: list[str] = []
     groups = {"eager": EAGER, "inductor": INDUCTOR}
     for name in text.split(","):
         known = (*groups, *BASELINES, *INDUCTOR, PRODUCT_ONLY)
@@ -255,5 +255,5 @@ def _ways(text: str) -> tuple[str, ...]:
             raise InvalidInputError(
                 f"against {name!r}: give some of {allowed}, with commas between them"
             )
-        found += groups.get(name, (name,))
-    return tuple(dict.fromkeys(found))
+        names += groups.get(name, (name,))
+    return tuple(dict.fromkeys(names))

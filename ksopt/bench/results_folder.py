@@ -1,4 +1,4 @@
-"""A folder of `ksopt bench kernels`: a line a product, with the rows of all its ways."""
+"""The folder of `ksopt bench kernels`: a line per product, with the rows of all its ways."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ksopt.measure.roofline import Roofline
 
 ROWS = journal.ROWS
 SCHEMA = "ksopt.bench/1"
-# What a time can depend on. A change anywhere else (reports, search, documents) changes none.
+# The sources that a time can depend on. No other change (reports, search, docs) affects a time.
 _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure"),
     *("ksopt.baselines", "ksopt.batched", "ksopt.epilogue", "ksopt.functional", "ksopt.ops"),
@@ -47,29 +47,29 @@ FORM = Form("ksopt bench kernels", SCHEMA, _subject, _to_json, _of_json)
 def opened(
     folder: Path, request: BenchRequest, record: DeviceRecord
 ) -> Iterator[Journal[Subject, Rows]]:
-    """See `ksopt.bench.journal.opened`."""
+    """The folder's journal; see `ksopt.bench.journal.opened`."""
     with journal.opened(folder, FORM, identity(request, record)) as book:
         yield book
 
 
 def begin_run(book: Journal[Subject, Rows], request: BenchRequest, record: DeviceRecord) -> None:
-    """Note a run in setting.json: when it was asked for what, and on what device."""
+    """Record a run in setting.json: its command and its device."""
     book.begin_run(request.command, record, rooflines=[])
 
 
 def add_roofline(book: Journal[Subject, Rows], roofline: Roofline) -> None:
-    """Note the ceilings that one GPU of this run measured."""
+    """Record the roofline that one GPU of this run measured."""
     book.run["rooflines"].append(asdict(roofline))
-    book.keep_setting()
+    book.write_setting()
 
 
 def identity(request: BenchRequest, record: DeviceRecord) -> dict[str, Any]:
-    """What has to be the same for two measurements to stand in one folder."""
+    """The values that all measurements of a folder share."""
     return journal.identity(request.identity(), record, code_digest())
 
 
 def code_digest() -> str:
-    """Digest of every source that a time can depend on; `DeviceRecord` has the commit beside it."""
+    """The digest of every source that a time can depend on; `DeviceRecord` has the commit."""
     return source_digest.digest(*_CODE)
 
 
@@ -79,5 +79,5 @@ def read_rows(folder: Path) -> dict[Subject, Rows]:
 
 
 def read_setting(folder: Path) -> dict[str, Any]:
-    """setting.json of a folder; see `ksopt.bench.journal.read_setting`."""
+    """The setting.json of a folder; see `ksopt.bench.journal.read_setting`."""
     return journal.read_setting(folder, FORM)

@@ -1,4 +1,4 @@
-"""What a benchmark keeps: one row a way, and one line a subject, of rows measured together."""
+"""The stored results of a benchmark: a row per way, and a line per subject with all its rows."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ FAILED = "failed: "
 
 @dataclass(frozen=True)
 class Row:
-    """One way to compute one product. ``latency`` is None where ``reason`` says why.
+    """The result of one way to compute one product.
 
     Attributes:
-        subject: What was multiplied by.
+        subject: The product.
         way: ``ksopt``, a baseline's name, or an ``inductor_`` one.
         layout: Of this way's input and result.
-        bytes_moved: Of the product: x, y and the nonzero weights, once each.
+        bytes_moved: By the product: x, y and the nonzero weights, once each.
         flops: Of the product.
         floor_us: The roofline's floor on the GPU that measured.
-        latency: Time of a call.
-        reason: Why there is no time; of a time, a remark such as that it was given up early.
-        chosen: Of ksopt: the name of what it chose, and why.
+        latency: Time of a call; None where ``reason`` has the reason.
+        reason: The reason there is no time; beside a time, a remark such as an early stop.
+        chosen: For ksopt, the name of the chosen kernel and the reason.
     """
 
     subject: Subject
@@ -45,23 +45,23 @@ class Row:
 
     @property
     def efficiency(self) -> float | None:
-        """Roofline floor over measured time."""
+        """The roofline floor over the measured time; None without a time."""
         return None if self.latency is None else self.floor_us / self.latency.median_us
 
     @property
     def is_fault(self) -> bool:
-        """Whether the way computed something wrong, or could not compute at all."""
+        """Whether the way computed a wrong result, or could not compute at all."""
         return self.reason.startswith((WRONG, FAILED))
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it; `from_json` reads it."""
+        """The row as JSON values; `from_json` reads them."""
         value = asdict(self)
         value["subject"] = {"chain": str(self.subject.chain), "batch": self.subject.batch}
         return value
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Row:
-        """A row that `to_json` wrote."""
+        """The row that `to_json` wrote."""
         subject = Subject(Chain.parse(value["subject"]["chain"]), value["subject"]["batch"])
         latency = None if value["latency"] is None else Measurement(**value["latency"])
         return cls(**(value | {"subject": subject, "latency": latency}))
@@ -75,9 +75,9 @@ class Line:
         ours: ksopt's row.
         rows: All rows of the subject.
         best: PyTorch's fastest eager row in any layout; None if none has a time.
-        best_here: The same in ksopt's layout.
-        best_paper: The fastest of those that the paper compares with, in any layout.
-        best_compiled: Inductor's faster one, if it was asked.
+        best_here: PyTorch's fastest eager row in ksopt's layout.
+        best_paper: The fastest of the ways that the paper compares with, in any layout.
+        best_compiled: Inductor's faster row, if it was measured.
     """
 
     ours: Row
@@ -106,11 +106,11 @@ class Line:
 
     @property
     def subject(self) -> Subject:
-        """What was multiplied by."""
+        """The product of the line."""
         return self.ours.subject
 
     def ratio(self, other: Row | None) -> float | None:
-        """How many times faster ksopt is than another row; None if one of them has no time."""
+        """The time of another row over ksopt's; None if one of them has no time."""
         if other is None or other.latency is None or self.ours.latency is None:
             return None
         return other.latency.median_us / self.ours.latency.median_us
@@ -122,7 +122,7 @@ class Line:
 
     @property
     def is_slower_here(self) -> bool | None:
-        """The same against PyTorch's best in ksopt's own layout."""
+        """Whether ksopt is slower than PyTorch's best in ksopt's own layout, beyond noise."""
         return _slower(self.ours, self.best_here)
 
 
@@ -142,7 +142,7 @@ def _slower(ours: Row, other: Row | None) -> bool | None:
 
 
 def rows_csv(rows: Sequence[Row]) -> str:
-    """bench.csv: every row."""
+    """The text of bench.csv: every row."""
     heads = (
         *("chain", "batch", "way", "layout", "median_us", "p20_us", "p80_us", "repeats"),
         *("bytes", "flops", "floor_us", "efficiency", "reason", "chosen"),
@@ -158,7 +158,7 @@ def rows_csv(rows: Sequence[Row]) -> str:
 
 
 def lines_csv(lines: Sequence[Line]) -> str:
-    """summary.csv: one line a subject."""
+    """The text of summary.csv: a line per subject."""
     heads = (
         *("chain", "batch", "layout", "rho", "floor_us", "ksopt_us", "p20_us", "p80_us"),
         *("efficiency", "chosen", "best", "best_layout", "best_us", "ratio", "slower"),
@@ -166,12 +166,12 @@ def lines_csv(lines: Sequence[Line]) -> str:
         *("paper", "paper_layout", "paper_us", "ratio_paper"),
         *("compiled", "compiled_us", "ratio_compiled", "reason"),
     )
-    found = []
+    cells_of_lines = []
     for line in lines:
         ours, took = line.ours, line.ours.latency
         times = (took.median_us, took.p20_us, took.p80_us) if took else ("",) * 3
         rho = line.subject.chain[0].rho if line.subject.is_pattern else None
-        found.append(
+        cells_of_lines.append(
             (
                 *(line.subject.chain, line.subject.batch, ours.layout, rho, ours.floor_us),
                 *(*times, ours.efficiency, ours.chosen),
@@ -181,7 +181,7 @@ def lines_csv(lines: Sequence[Line]) -> str:
                 *(_named(line.best_compiled), line.ratio(line.best_compiled), ours.reason),
             )
         )
-    return _csv(heads, [_flat(cells) for cells in found])
+    return _csv(heads, [_flat(cells) for cells in cells_of_lines])
 
 
 def _named(row: Row | None, layout: bool = False) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""A benchmark from request to files: measure what is missing, keep each subject, report."""
+"""Runs `ksopt bench kernels`: measures the missing subjects and stores each one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ksopt.measure.roofline import Roofline
 from ksopt.system import limits
 
 Progress = Callable[[int, int, Line], None]
-"""(subjects done, subjects in all, the line just measured) -> nothing."""
+"""(subjects done, subjects in all, the line just measured) -> None."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left.
+    """The outcome of a run.
 
     Attributes:
-        folder: where.
+        folder: of the results.
         stopped: "" if every subject is measured, else "timeout" or "interrupted".
         measured: subjects measured in this run.
     """
@@ -47,22 +47,21 @@ def run_bench(
     timeout_s: float | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Measure what the folder does not hold yet.
+    """Measure the subjects that the folder does not hold yet.
 
     Args:
-        request: what to measure.
-        out: the folder; a run of the same request in the same folder goes on.
-        workers: processes that measure at once, each on a GPU of its own; on a CPU they disturb
-            each other.
-        timeout_s: seconds after which no further subject is begun.
+        request: the subjects to measure.
+        out: the folder; another run of the same request in it continues.
+        workers: concurrent processes, each on its own GPU; on a CPU they disturb each other.
+        timeout_s: seconds after which no further subject starts.
         progress: called after each subject.
 
     Returns:
-        What was done. Ctrl-C ends it early, and loses the subject under way only.
+        The outcome. Ctrl-C ends the run early and loses only the subject being measured.
 
     Raises:
-        InvalidInputError: the folder holds something else, there are fewer GPUs than workers, or
-            a product does not fit the memory.
+        InvalidInputError: the folder holds other measurements, there are fewer GPUs than workers,
+            or a product does not fit the memory.
         DeviceLost, KsoptError: a device or a worker no longer works.
     """
     began = time.monotonic()
@@ -118,8 +117,9 @@ def _here(
 
 
 def _check_memory(request: BenchRequest) -> None:
-    """Refuse what would end the process: on a GPU a product that does not fit gets a row that says
-    so, and the next is measured."""
+    """Raise for a product that does not fit a CPU's memory, which would end the process.
+
+    On a GPU such a product gets a row with the reason, and the next is measured."""
     if torch.device(request.device).type != "cpu":
         return
     for one in request.subjects:
@@ -129,7 +129,7 @@ def _check_memory(request: BenchRequest) -> None:
 
 
 def _devices(request: BenchRequest, workers: int) -> list[str]:
-    """One device a worker, from the request's own on."""
+    """One device per worker, starting with the request's own."""
     first = torch.device(request.device)
     if workers < 1:
         raise InvalidInputError(f"workers must be at least 1, got {workers}")

@@ -1,4 +1,4 @@
-"""What a benchmark says: lines gathered into numbers and tables."""
+"""The summary of a benchmark: lines aggregated into numbers and tables."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ksopt.measure.measurement import quantile
 from ksopt.patterns.chain import Pattern
 from ksopt.report import tables
 
-# Upper ends of the classes of rho: those of the paper's patterns run from 0.002 to 0.042.
+# Upper ends of the classes of rho: rho of the paper's patterns runs from 0.002 to 0.042.
 _RHO_ENDS = (0.004, 0.007, 0.011, 0.016, 0.022, 0.032)
 
 
 @dataclass(frozen=True)
 class Series:
-    """The lines of one folder, and what they were measured on.
+    """The lines of one folder, and the setting of their measurement.
 
     Attributes:
-        folder: where they are.
-        setting: what setting.json holds.
-        lines: one a subject, in the order measured.
+        folder: of the results.
+        setting: the contents of setting.json.
+        lines: one per subject, in the order measured.
     """
 
     folder: Path
@@ -34,7 +34,7 @@ class Series:
 
     @classmethod
     def read(cls, folder: Path) -> Series:
-        """A folder's measurements; no hardware is needed.
+        """Read a folder's measurements; no hardware is needed.
 
         Raises:
             InvalidInputError: the folder holds no benchmark.
@@ -50,24 +50,24 @@ class Series:
 
     @property
     def rows(self) -> list[Row]:
-        """Every row."""
+        """The rows of all lines."""
         return [row for line in self.lines for row in line.rows]
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What was measured."""
-        found: Mapping[str, Any] = self.setting["identity"]
-        return found
+        """The request and machine of the measurements."""
+        identity: Mapping[str, Any] = self.setting["identity"]
+        return identity
 
     @property
     def runs(self) -> Sequence[Mapping[str, Any]]:
-        """What the runs were asked for and ran on."""
-        found: Sequence[Mapping[str, Any]] = self.setting.get("runs", [])
-        return found
+        """The commands and devices of the runs."""
+        runs: Sequence[Mapping[str, Any]] = self.setting.get("runs", [])
+        return runs
 
     @property
     def label(self) -> str:
-        """A name that tells the folders of a report apart."""
+        """A name that distinguishes the folders of a report."""
         graphs = ", graphs" if self.identity["graph"] else ""
         batches = sorted({line.subject.batch for line in self.lines})
         shown = ", ".join(f"{batch:,}" for batch in batches)
@@ -80,12 +80,12 @@ class Series:
 
 
 def efficiencies(lines: Sequence[Line]) -> list[float]:
-    """In ascending order; lines without a time are left out."""
+    """The efficiencies of the lines that have a time, in ascending order."""
     return sorted(e for line in lines if (e := line.ours.efficiency) is not None)
 
 
 def ratios(lines: Sequence[Line], other: Callable[[Line], Row | None]) -> list[float]:
-    """How many times faster ksopt is than a row of each line, in ascending order."""
+    """The time of a row of each line over ksopt's, in ascending order."""
     return sorted(r for line in lines if (r := line.ratio(other(line))) is not None)
 
 
@@ -95,7 +95,7 @@ def best(line: Line) -> Row | None:
 
 
 def overall_table(series: Sequence[Series]) -> tables.Table:
-    """One row a folder: the distribution in a few numbers."""
+    """A row per folder: the distribution in a few numbers."""
     heads = (
         *("setting", ">products", ">median efficiency", ">10th percentile"),
         *(">times PyTorch's best", ">slower", ">in this layout", ">slower"),
@@ -108,7 +108,7 @@ def overall_table(series: Sequence[Series]) -> tables.Table:
         rows.append(
             (
                 one.label,
-                f"{len(lines):,}" + ("" if one.is_complete else f" of {_asked(one):,}"),
+                f"{len(lines):,}" + ("" if one.is_complete else f" of {_requested(one):,}"),
                 _median(efficiencies(lines)),
                 _median(efficiencies(lines), 0.1),
                 _median(ratios(lines, best)),
@@ -123,7 +123,7 @@ def overall_table(series: Sequence[Series]) -> tables.Table:
 
 
 def lines_table(lines: Sequence[Line], title: str = "") -> tables.Table:
-    """One row a product: ksopt beside PyTorch's best."""
+    """A row per product: ksopt beside PyTorch's best."""
     heads = (
         *("product", ">batch", ">floor us", ">ksopt us", ">p20 to p80", ">efficiency", "chosen"),
         *("PyTorch's best", ">us", ">times", "slower"),
@@ -173,9 +173,9 @@ def dense_table(lines: Sequence[Line]) -> tables.Table:
 
 
 def dense_row(line: Line) -> Row | None:
-    """The dense layer's row in ksopt's layout; None if it was not asked for."""
-    found = (r for r in line.rows if r.way == "dense" and r.layout == line.ours.layout)
-    return next(found, None)
+    """The dense layer's row in ksopt's layout; None if it was not requested."""
+    dense_rows = (r for r in line.rows if r.way == "dense" and r.layout == line.ours.layout)
+    return next(dense_rows, None)
 
 
 @dataclass(frozen=True)
@@ -183,9 +183,9 @@ class Grouping:
     """Classes of patterns, for tables and drawings.
 
     Attributes:
-        title: what the classes are by.
+        title: the quantity that defines the classes.
         names: of the classes, in order.
-        of: the class's name of a pattern.
+        of: (pattern) -> the name of its class.
     """
 
     title: str
@@ -193,12 +193,12 @@ class Grouping:
     of: Callable[[Pattern], str]
 
     def split(self, lines: Sequence[Line]) -> dict[str, list[Line]]:
-        """The lines of single patterns by class; every class is there, in order."""
-        found: dict[str, list[Line]] = {name: [] for name in self.names}
+        """The lines of single patterns by class; includes every class, in order."""
+        by_class: dict[str, list[Line]] = {name: [] for name in self.names}
         for line in lines:
             if line.subject.is_pattern:
-                found[self.of(line.subject.chain[0])].append(line)
-        return found
+                by_class[self.of(line.subject.chain[0])].append(line)
+        return by_class
 
 
 def _rho_name(index: int) -> str:
@@ -231,7 +231,7 @@ A = Grouping("a", ("a = 1", "a from 2 to 7", "a from 8 on"), _a_class)
 
 
 def classes_table(series: Sequence[Series], groupings: Sequence[Grouping]) -> tables.Table:
-    """One row a class and folder: the same few numbers as of all."""
+    """A row per class and folder: the numbers of `overall_table` for each class."""
     heads = ("class", "setting", ">patterns", ">median efficiency", ">10th percentile")
     rows = []
     for grouping in groupings:
@@ -241,19 +241,23 @@ def classes_table(series: Sequence[Series], groupings: Sequence[Grouping]) -> ta
                 lines = split[name]
                 if lines:
                     shown = name if name.startswith(grouping.title) else f"{grouping.title} {name}"
-                    found = efficiencies(lines)
-                    numbers = (_median(found), _median(found, 0.1), _median(ratios(lines, best)))
+                    ordered = efficiencies(lines)
+                    numbers = (
+                        _median(ordered),
+                        _median(ordered, 0.1),
+                        _median(ratios(lines, best)),
+                    )
                     slower = sum(line.is_slower is True for line in lines)
                     rows.append((shown, one.label, str(len(lines)), *numbers, str(slower)))
     return tables.of((*heads, ">times PyTorch's best", ">slower"), rows)
 
 
 def faults(series: Sequence[Series]) -> list[Row]:
-    """Rows of ways that computed something wrong or could not compute."""
+    """The rows of ways that computed a wrong result or could not compute."""
     return [row for one in series for row in one.rows if row.is_fault]
 
 
-def _asked(series: Series) -> int:
+def _requested(series: Series) -> int:
     return len(series.identity["subjects"])
 
 

@@ -1,8 +1,8 @@
-"""``python -m ksopt.bench.worker``: measures on one GPU what its parent deals out.
+"""``python -m ksopt.bench.worker``: measures on one GPU the subjects that its parent sends.
 
-It reads JSON lines from stdin, a request first and then one subject a line, and answers with JSON
-lines: the roofline, then each subject's rows. The parent alone writes to disk. It ends when stdin
-does, so it does not outlive its parent.
+It reads JSON lines from stdin, first a request and then one subject per line. It answers with JSON
+lines: the roofline, then each subject's rows. Only the parent writes to disk. The worker ends when
+stdin does, so it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def measure_with(
     devices: Sequence[str],
     is_over: Callable[[], bool],
 ) -> Generator[Progress, None, None]:
-    """Measure subjects on several devices at once, a process each; each subject once.
+    """Measure each subject once, on several devices concurrently, with a process for each device.
 
     Args:
-        request: what is measured.
-        subjects: those of the request that are left, dealt out in order.
+        request: of the benchmark.
+        subjects: the request's remaining ones, in the order to measure.
         devices: torch's names; one process each.
-        is_over: whether to deal out no more; what is under way is still waited for.
+        is_over: whether to start no further subject; those already started are waited for.
 
     Yields:
         The Roofline of each device, and the rows of each subject, as they come.
@@ -89,12 +89,12 @@ def _started(
     workers: int,
     answers: queue.Queue[tuple[int, Mapping[str, Any]]],
 ) -> WorkerProcess:
-    """A worker that is at work, its answers on the way to the queue."""
+    """A started worker, whose answers go to the queue."""
     worker = WorkerProcess("ksopt.bench.worker", lambda answer: answers.put((number, answer)))
     first = {
         "options": asdict(request.options),
         "device": device,
-        # Every worker's share comes out about even, and a kernel is compiled once whoever asks.
+        # The workers' shares are about even, and each kernel is compiled once, by any of them.
         "ahead": [[str(s.chain), s.batch] for s in subjects[number::workers]],
         "workers": workers,
     }
@@ -103,7 +103,7 @@ def _started(
 
 
 def compile_for(subjects: Sequence[Subject], request: BenchRequest, compilers: Compilers) -> None:
-    """Have the kernels of subjects compiled, in order."""
+    """Queue the kernels of subjects for compilation, in order."""
     with precision.fp32_products(request.fp32_products):
         for subject in subjects:
             for layout in request.layouts:
@@ -112,7 +112,7 @@ def compile_for(subjects: Sequence[Subject], request: BenchRequest, compilers: C
 
 
 def main() -> int:
-    """Measure what stdin says, until it ends."""
+    """Measure the subjects from stdin until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this
     answer = worker_process.answers()
     first = worker_process.first_task()
@@ -129,8 +129,8 @@ def main() -> int:
         with Compilers(Target.of(bench.device), count) as compilers:
             compile_for(coming, request, compilers)
             while True:
-                asked = lines.get()
-                rows = bench.measure(by_name[f"{asked['chain']} batch {asked['batch']}"])
+                task = lines.get()
+                rows = bench.measure(by_name[f"{task['chain']} batch {task['batch']}"])
                 answer({"rows": [row.to_json() for row in rows]})
     except DeviceLost as error:
         answer({"error": str(error), "rows": [row.to_json() for row in error.rows]})

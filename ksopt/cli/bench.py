@@ -1,4 +1,4 @@
-"""``ksopt bench kernels``: its arguments, and what it prints."""
+"""The command ``ksopt bench kernels``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ exit codes: 0 done, or the time was up; 1 a way computed something wrong, or a d
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; --json and --traceback are the caller's."""
+    """Add the arguments; the caller adds --json and --traceback."""
     option_fields.add_arguments(command, BenchOptions)
     effort = command.add_argument_group("the run").add_argument
     effort("--workers", type=int, default=1, metavar="N", help="GPUs to measure on (%(default)s)")
@@ -53,7 +53,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure or report, and print the answer; the exit code.
+    """Measure or report, and print the answer; return the exit code.
 
     Raises:
         KsoptError: see `ksopt.bench.run.run_bench`.
@@ -123,7 +123,7 @@ _LINES_SHOWN = 60
 
 
 class _Progress:
-    """How far it is: one line that is written over on a terminal, a line a product elsewhere."""
+    """Progress: one line that is overwritten on a terminal, a line per product elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""``ksopt bench crossover``: its arguments, and what it prints."""
+"""The command ``ksopt bench crossover``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ exit codes: 0 done, or the time was up; 1 a result is wrong; 2 an argument is no
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; --json and --traceback are the caller's."""
+    """Add the arguments; the caller adds --json and --traceback."""
     option_fields.add_arguments(command, CrossoverOptions)
     effort = command.add_argument_group("the run").add_argument
     effort(
@@ -44,7 +44,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the answer; the exit code.
+    """Measure and print the answer; return the exit code.
 
     Raises:
         KsoptError: see `ksopt.bench.crossover.run.run_crossover`.
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     noted = journal.read_setting(args.out, FORM).get("runs", [])
     measured = journal.read_lines(args.out, FORM)
     left = sum(site not in measured for site in request.sites)
-    # The page is of all runs in the folder, wherever it is written.
+    # The page covers all runs in the folder.
     request = request.with_grids([run["grid"] for run in noted])
     report.write(request, measured, noted, args.out)
     cells = views.cells(request, measured)
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _silent(text: str) -> None:
-    """Nothing."""
+    """Discard a line of progress."""
 
 
 def _tell(text: str) -> None:

@@ -1,4 +1,4 @@
-"""``ksopt bench models``: its arguments, and what it prints."""
+"""The command ``ksopt bench models``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ there; 2 an argument is not allowed; 130 stopped with Ctrl-C
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; --json and --traceback are the caller's."""
+    """Add the arguments; the caller adds --json and --traceback."""
     option_fields.add_arguments(command, ModelsOptions)
     effort = command.add_argument_group("the run").add_argument
     effort("--timeout", type=float, metavar="SECONDS", help="begin no new case after so long")
@@ -41,7 +41,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the answer; the exit code.
+    """Measure and print the answer; return the exit code.
 
     Raises:
         KsoptError: see `ksopt.bench.models.run.run_models`.
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidInputError(f"timeout {args.timeout:g}: it must be above 0 seconds")
     request = ModelsRequest.of(ModelsOptions(**option_fields.values(ModelsOptions, args)))
 
-    def kept(book: Journal[Subject, Case]) -> None:
+    def report_stored(book: Journal[Subject, Case]) -> None:
         setting = journal.read_setting(args.out, runs.FORM)
         report.write(args.out, list(book.measured.values()), setting)
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         print(remark, file=sys.stderr)
     progress = _silent if args.quiet else _tell
     stopped = runs.run_models(
-        request, args.out, timeout_s=args.timeout, progress=progress, kept=kept
+        request, args.out, timeout_s=args.timeout, progress=progress, on_stored=report_stored
     )
     measured = journal.read_lines(args.out, runs.FORM)
     cases = list(measured.values())
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _silent(text: str) -> None:
-    """Nothing."""
+    """Discard a line of progress."""
 
 
 def _tell(text: str) -> None:

@@ -1,4 +1,4 @@
-"""``ksopt bench paper``: its arguments, and what it prints."""
+"""The command ``ksopt bench paper``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ not allowed; 130 stopped with Ctrl-C
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; --json and --traceback are the caller's."""
+    """Add the arguments; the caller adds --json and --traceback."""
     option_fields.add_arguments(command, PaperOptions)
     effort = command.add_argument_group("the run").add_argument
     effort(
@@ -51,7 +51,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the answer; the exit code.
+    """Measure and print the answer; return the exit code.
 
     Raises:
         KsoptError: see `ksopt.bench.reproduction.run.run_paper`.
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         request = PaperRequest.of(PaperOptions(**option_fields.values(PaperOptions, args)))
         for remark in request.remarks:
             print(remark, file=sys.stderr)
-        saved = SavedRequest.of(request).kept(args.out)
+        saved = SavedRequest.of(request).merge_into(args.out)
         progress = _silent if args.quiet else _tell
         try:
             outcome = runs.run_paper(
@@ -80,11 +80,11 @@ def run(args: argparse.Namespace) -> int:
             )
         except InvalidInputError:
             raise
-        except KsoptError:  # what was measured before has its report
+        except KsoptError:  # report the earlier measurements
             report.write(measured.read(args.out), saved, args.out)
             raise
-    found = measured.read(args.out)
-    every = report.write(found, saved, args.out)
+    measurements = measured.read(args.out)
+    every = report.write(measurements, saved, args.out)
     if args.json:
         sys.stdout.write(paper_comparison.to_json(every))
     else:
@@ -94,18 +94,18 @@ def run(args: argparse.Namespace) -> int:
             tables.write(paper_comparison.table(of_item))
             print()
         print(f"Page: {args.out / 'paper.html'}; every number: {args.out / 'paper.csv'}")
-    for sentence in (*outcome.remarks, *found.faults):
+    for sentence in (*outcome.remarks, *measurements.faults):
         print(sentence, file=sys.stderr)
     if outcome.left:
         names = ", ".join(outcome.left)
         print(f"not complete: {names}; the same command goes on with them", file=sys.stderr)
     if outcome.is_interrupted:
         return 130
-    return 1 if found.faults else 0
+    return 1 if measurements.faults else 0
 
 
 def _silent(text: str) -> None:
-    """Nothing."""
+    """Discard a line of progress."""
 
 
 def _tell(text: str) -> None:

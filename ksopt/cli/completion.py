@@ -1,4 +1,4 @@
-"""``ksopt completion``: a script that completes commands and options in a shell."""
+"""The command ``ksopt completion``: a script that completes commands and options in a shell."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; those of every command are the caller's."""
+    """Add the arguments; the caller adds those of every command."""
     command.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
 
 
 def run(args: argparse.Namespace, parser: Callable[[], argparse.ArgumentParser]) -> int:
-    """Print the script for a parser; the exit code."""
+    """Print the script for a parser; return the exit code."""
     try:
         import shtab
     except ImportError:
         raise UnavailableError("completion needs shtab: pip install 'ksopt[completion]'") from None
-    made = parser()
-    _complete_files(made, {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY})
-    script = shtab.complete(made, shell=args.shell)
+    whole = parser()
+    _complete_files(whole, {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY})
+    script = shtab.complete(whole, shell=args.shell)
     sys.stdout.write(json.dumps({"script": script}) + "\n" if args.json else script + "\n")
     return 0
 
 
 def _complete_files(parser: argparse.ArgumentParser, kinds: Mapping[str, object]) -> None:
-    """Complete names of files where an argument is one."""
+    """Complete file names for arguments that are files."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():

@@ -1,4 +1,4 @@
-"""The options that limit which chains there are, as ``ksopt search`` and ``space`` explain them."""
+"""The options that constrain the chains, with their help for ``ksopt search`` and ``space``."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ constraints:
                batch_last: b a multiple of 16, c of 16 (float32: 8)
 """
 NAMES = ("families", "block_sizes", "chainable", "aligned")
-"""Their fields in a request."""
+"""The fields of these options in a request."""

@@ -1,4 +1,4 @@
-"""``ksopt convert``: its arguments, and what it prints."""
+"""The command ``ksopt convert``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctr
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; --json and --traceback are the caller's."""
+    """Add the arguments; the caller adds --json and --traceback."""
     what = command.add_argument_group("what is converted").add_argument
     what("--model", required=True, metavar="MODULE:FACTORY", help="what builds the model")
     what(
@@ -94,7 +94,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert as the arguments say; the exit code."""
+    """Convert a model as the arguments specify; return the exit code."""
     if args.out is None and not args.dry_run:
         raise InvalidInputError("--out: name a new folder for the result, or give --dry-run")
     import_plugins(args.plugins, sys.stderr)

@@ -1,4 +1,4 @@
-"""``ksopt doctor``: what this machine has, what will be slow, and how to fix it."""
+"""The command ``ksopt doctor``: the state of this machine, what will be slow, how to fix it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ exit codes: 0, or 1 when something keeps ksopt from working at all
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the diagnosis; the exit code."""
+    """Print the diagnosis; return the exit code."""
     from ksopt.doctor.advice import diagnose, print_diagnosis
 
     diagnosis = diagnose()

@@ -1,4 +1,4 @@
-"""``ksopt explain``: its arguments, and what it prints."""
+"""The command ``ksopt explain``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; --json and --traceback are the caller's."""
+    """Add the arguments; the caller adds --json and --traceback."""
     command.add_argument("model", metavar="MODULE:FACTORY", help="what builds the model")
     how = command.add_argument_group("how it is called").add_argument
     how(
@@ -81,7 +81,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain, print, and write if asked."""
+    """Explain a model, print the explanation, and write it to --out; return the exit code."""
     import torch
 
     from ksopt.compile.explain import explain
@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
     inputs = [_tensor(text, args.dtype, device) for text in args.input]
     model = build_model(args.model, sys.stderr)
     model = model.to(device=device, dtype=getattr(torch, args.dtype)).train(args.train)
-    with torch.set_grad_enabled(args.train), _told(args):
-        found = explain(
+    with torch.set_grad_enabled(args.train), _errors_as_sentences(args):
+        explanation = explain(
             model,
             *inputs,
             tune=args.tune,
@@ -105,20 +105,20 @@ def run(args: argparse.Namespace) -> int:
         )
     if out is not None:
         try:
-            write_whole(out, _text(found, out))
+            write_whole(out, _text(explanation, out))
         except (OSError, ValueError) as error:
             raise InvalidInputError(f"--out {out} cannot be written: {reason(error)}") from None
     if args.json:
-        print(json.dumps(found.to_json(), indent=2))
+        print(json.dumps(explanation.to_json(), indent=2))
     else:
-        found.print()
+        explanation.print()
     return 0
 
 
 @contextlib.contextmanager
-def _told(args: argparse.Namespace) -> Iterator[None]:
-    """What the model raises on these inputs, in a sentence."""
-    fake = logging.getLogger("torch._subclasses.fake_tensor")  # it logs tracebacks of its own
+def _errors_as_sentences(args: argparse.Namespace) -> Iterator[None]:
+    """Turn an exception of the model on these inputs into one sentence."""
+    fake = logging.getLogger("torch._subclasses.fake_tensor")  # it logs its own tracebacks
     before, fake.disabled = fake.disabled, not args.traceback
     try:
         yield
@@ -126,17 +126,17 @@ def _told(args: argparse.Namespace) -> Iterator[None]:
         raise
     except Exception as error:
         own = _without_dynamo(error)
-        said = (str(own).strip().splitlines() or ["nothing more"])[-1].strip()
+        message = (str(own).strip().splitlines() or ["nothing more"])[-1].strip()
         raise InvalidInputError(
             f"{args.model}: the model, called with {', '.join(args.input)}, raised "
-            f"{type(own).__name__}: {said} (--traceback shows where)"
+            f"{type(own).__name__}: {message} (--traceback shows where)"
         ) from error
     finally:
         fake.disabled = before
 
 
 def _without_dynamo(error: BaseException) -> BaseException:
-    """What was raised while Dynamo ran the model; Dynamo wraps it into pages of advice."""
+    """The exception of the model, which Dynamo wraps into pages of advice."""
     from torch._dynamo.exc import TorchDynamoException
 
     while isinstance(error, TorchDynamoException):
@@ -148,7 +148,7 @@ def _without_dynamo(error: BaseException) -> BaseException:
 
 
 def _tensor(text: str, dtype: str, device: torch.device) -> Any:
-    """The input that SHAPE or SHAPE:DTYPE names."""
+    """The input tensor that SHAPE or SHAPE:DTYPE specifies."""
     import torch
 
     from ksopt.system import limits
@@ -169,7 +169,7 @@ def _tensor(text: str, dtype: str, device: torch.device) -> Any:
         if kind.is_floating_point:
             return torch.randn(numbers, device=device).to(kind)
         return torch.zeros(numbers, dtype=kind, device=device)
-    except RuntimeError as error:  # sizes that no tensor has, though it would be empty
+    except RuntimeError as error:  # sizes too large even for an empty tensor
         raise InvalidInputError(f"--input {text}: {reason(error).splitlines()[0]}") from None
 
 
@@ -186,7 +186,7 @@ def _checked_out(text: str | None) -> Path | None:
     return path
 
 
-def _text(found: Explanation, path: Path) -> str:
+def _text(explanation: Explanation, path: Path) -> str:
     if path.suffix == ".json":
-        return json.dumps(found.to_json(), indent=2) + "\n"
-    return f"# What ksopt lowers\n\n{found.markdown()}"
+        return json.dumps(explanation.to_json(), indent=2) + "\n"
+    return f"# What ksopt lowers\n\n{explanation.markdown()}"

@@ -1,4 +1,4 @@
-"""``ksopt explain-kernel``: its arguments, and what it prints."""
+"""The command ``ksopt explain-kernel``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_ROWS = 2**40
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; those of every command are the caller's."""
+    """Add the arguments; the caller adds those of every command."""
     command.add_argument("chain", metavar="CHAIN", help="a factor or a chain, such as (4,64,64,16)")
     command.add_argument(
         "--gpu",
@@ -71,13 +71,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Say what is chosen; the exit code.
+    """Print the chosen kernels; return the exit code.
 
     Raises:
         InvalidInputError: an argument is not allowed.
         UnavailableError: --compile, and there is no NVRTC.
     """
-    Chain.parse(args.chain)  # what can be refused without torch is
+    Chain.parse(args.chain)  # reject invalid arguments before importing torch
     for option, word, known in (("dtype", args.dtype, DTYPES), ("layout", args.layout, LAYOUTS)):
         if word not in known:
             raise InvalidInputError(
@@ -212,13 +212,13 @@ def _document(
                     {
                         "chain": str(launch.problem.chain),
                         **launch.choice.to_json(),
-                        "compiled": None if made is None else asdict(made),
+                        "compiled": None if compiled is None else asdict(compiled),
                         "rivals": [
                             {"way": rival.name, "config": rival.config, "us": rival.predicted_us}
                             for rival in rivals
                         ],
                     }
-                    for launch, made, rivals in zip(
+                    for launch, compiled, rivals in zip(
                         one.plan.launches, built[name], one.rivals, strict=True
                     )
                 ],

@@ -1,4 +1,4 @@
-"""The command line: it reads arguments, calls the library, prints. Everything else is elsewhere.
+"""The command line: parses arguments, calls the library and prints.
 
 Exit codes: 0 done, 1 failed, 2 misuse, 130 stopped with Ctrl-C.
 """
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with logged(args.verbose, sys.stderr):
             refuse_absent(getattr(args, "device", "auto"))
             code = run(args)
-            sys.stdout.flush()  # a reader that has gone is noticed here, not at exit
+            sys.stdout.flush()  # detects a closed pipe here, not at exit
             return code
     except InvalidInputError as error:
         if args.traceback and error.__cause__ is not None:  # the user's own code raised
@@ -53,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return _fail("stopped", 130)
-    except BrokenPipeError:  # `ksopt doctor | head -1`: nobody is left to tell
+    except BrokenPipeError:  # `ksopt doctor | head -1`: no reader is left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:  # a traceback is not an answer, unless it was asked for
+    except Exception as error:  # show a traceback only with --traceback
         if args.traceback:
             raise
         return _fail(f"{type(error).__name__}: {error} (--traceback shows where)", 1)

@@ -1,4 +1,4 @@
-"""The parser of a command: short refusals, with the nearest right word, and what commands share."""
+"""The argument parser: short errors with the nearest valid word, and options of every command."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ksopt.search.storage_url import without_password
 from ksopt.system.suggest import nearest
 
 SIZE = re.compile(r"[0-9]+[xX×][0-9]+")
-"""A layer's size, INxOUT."""
+"""The size of a layer, INxOUT."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a misused argument with one line, not with the whole usage before it."""
+    """Reports an invalid argument in one line, without the whole usage before it."""
 
     _words: Sequence[str] = ()
 
@@ -33,14 +33,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         command = self._command()
         message += command._hint(message)
-        # It may quote a storage's URL that it does not understand.
+        # The message may quote a storage URL with a password.
         for word in self._words:
             message = message.replace(word, without_password(word)) if word else message
         prog = command.prog
         self.exit(2, f"{prog}: {message} ({prog} --help says what is allowed)\n")
 
     def _command(self) -> Parser:
-        """The parser of the command that the words name, or this one."""
+        """The parser of the command in the words, or this parser."""
         parser: Parser = self
         for word in self._words:
             for action in parser._actions:
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         return parser
 
     def _hint(self, message: str) -> str:
-        """What the user may have meant by what a message refuses."""
+        """A suggestion for the word that a message rejects; empty if there is none."""
         choice = re.search(r"invalid choice: '([^']*)'", message)
         if choice is not None:
             choices = [word for one in self._actions for word in one.choices or ()]
@@ -74,16 +74,16 @@ def add_command(
     add_arguments: Callable[[argparse.ArgumentParser], None] | None = None,
     usage: str | None = None,
 ) -> None:
-    """Add a command: its own options first, then those that every command has.
+    """Add a command: its own options first, then the options of every command.
 
     Args:
-        commands: Where to.
+        commands: The subparsers to add it to.
         name: Of the command.
-        run: Does what the arguments say, and returns the exit code.
-        summary: A sentence of what it does.
+        run: (arguments) -> the exit code.
+        summary: A sentence that describes the command.
         epilog: Examples and exit codes.
         add_arguments: Adds its own options.
-        usage: What the help begins with; None lists every option.
+        usage: The first line of the help; None lists every option.
     """
     command = commands.add_parser(
         name,

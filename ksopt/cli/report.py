@@ -1,4 +1,4 @@
-"""``ksopt report``: its arguments, and what it prints."""
+"""The command ``ksopt report``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctr
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; those of every command are the caller's."""
+    """Add the arguments; the caller adds those of every command."""
     command.add_argument(
         "searches",
         nargs="+",
@@ -45,7 +45,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report, and print its answer; the exit code."""
+    """Write the report and print its answer; return the exit code."""
     from ksopt.search.options import STUDY
     from ksopt.system.user_code import import_plugins
 

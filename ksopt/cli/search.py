@@ -1,4 +1,4 @@
-"""``ksopt search``: its arguments, and what it prints."""
+"""The command ``ksopt search``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ exit codes: 0 done, 1 failed (also where every trial did), 2 an argument is not 
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; --json and --traceback are the caller's."""
+    """Add the arguments; the caller adds --json and --traceback."""
     what = command.add_argument_group("what is searched: one of these").add_argument
     what(
         "sizes",
@@ -107,7 +107,7 @@ def _add_replay(add: Callable[..., Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, or report again, as the arguments say; the exit code."""
+    """Search, or report again, as the arguments specify; return the exit code."""
     if args.sizes:
         args.dims, args.sizes = [*args.sizes, *(args.dims or [])], []
     with options_named():
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def in_options(sentence: str) -> str:
-    """A sentence that names the options as they are typed.
+    """A sentence with the options named as on the command line.
 
     Example:
         >>> in_options("min_rank 9: a 8x12 layer has rank at most 8")
@@ -126,7 +126,7 @@ def in_options(sentence: str) -> str:
 
 @contextlib.contextmanager
 def options_named() -> Iterator[None]:
-    """A refusal inside it names the options as they are typed."""
+    """Make errors inside the block name the options as on the command line."""
     try:
         yield
     except InvalidInputError as error:
@@ -144,10 +144,10 @@ def _run(args: argparse.Namespace) -> int:
 
     subject = Subject.of(args)
     options = option_fields.values(SearchRequest, args)
-    request = SearchRequest(subject.dims, asked_by=subject.asked_by, **options)
+    request = SearchRequest(subject.dims, asked_by=subject.model_options, **options)
     from ksopt.search import for_terminal, run_search
 
-    # Progress goes to stderr, so that stdout holds the answer alone; a program wants none of it.
+    # Progress goes to stderr, so that stdout holds only the answer; --json shows none.
     progress = for_terminal(sys.stderr, quiet=args.json or args.quiet)
     if request.model is not None:
         progress.note(request.model.sentence)
@@ -166,7 +166,7 @@ def _show(result: SearchResult, as_json: bool) -> None:
 
 
 def _exit_code(result: SearchResult) -> int:
-    """Of a search that has reported: 1 where every trial failed, so that there is no answer."""
+    """The exit code of a finished search: 1 if every trial failed, so that there is no answer."""
     if result.stopped == "interrupted":
         return 130
     trials = [trial for layer in result.layers for trial in layer.trials]

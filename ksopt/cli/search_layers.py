@@ -1,4 +1,4 @@
-"""``ksopt search``: which layers its arguments name."""
+"""The layers that the arguments of ``ksopt search`` name."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is searched.
+    """The layers to search.
 
     Args:
         dims: Sizes, or a model's layers.
-        asked_by: The options that name the model, as words of a command line.
-        to_measure: The model to be timed whole.
+        model_options: The options that name the model, as words of a command line.
+        to_measure: The model to time as a whole.
     """
 
     dims: Sequence[str] | Layers
-    asked_by: dict[str, str] = field(default_factory=dict)
+    model_options: dict[str, str] = field(default_factory=dict)
     to_measure: ToMeasure | None = None
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Subject:
-        """What the arguments name; a model is built.
+        """The layers that the arguments name; builds the model.
 
         Raises:
-            InvalidInputError: They name nothing, or two things at once, or options do not fit.
+            InvalidInputError: They name no layers, or two sources at once, or options do not fit.
         """
         _check(args)
         if args.model is not None:
@@ -51,16 +51,16 @@ class Subject:
 
             model = build_model(args.model, sys.stderr)
             layers = layers_of_model(model, args.model, args.include, args.exclude)
-            asked_by = {"model": args.model, **_names(args)}
+            model_options = {"model": args.model, **_names(args)}
             if args.measure_model is None:
-                return cls(layers, asked_by)
+                return cls(layers, model_options)
             inputs = _inputs(args.measure_model, model)
-            if args.epilogue == ["none"]:  # a request has it as nothing, as if it were not given
-                asked_by["epilogue"] = "none"
+            if args.epilogue == ["none"]:  # a request stores it as empty, like a missing option
+                model_options["epilogue"] = "none"
             call = _call(model, inputs) if are_read(vars(args)) else None
             if call is not None:
                 layers = layers_of_model(model, args.model, args.include, args.exclude, call)
-            return cls(layers, asked_by, ToMeasure(model, inputs))
+            return cls(layers, model_options, ToMeasure(model, inputs))
         if args.hf_config is not None:
             layers = layers_of_config(args.hf_config, args.include, args.exclude)
             return cls(layers, {"hf-config": shlex.quote(args.hf_config), **_names(args)})
@@ -68,7 +68,7 @@ class Subject:
 
 
 def _call(model: nn.Module, inputs: object) -> ModelCall | None:
-    """A call of the model where it was built; None where it has no values."""
+    """A call of the model on its own device; None if the model has no values."""
     import torch
 
     from ksopt.search.model_call import ModelCall
@@ -120,14 +120,14 @@ def _names(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _inputs(text: str, model: nn.Module) -> object:
-    """What the model is timed on."""
+    """The inputs that the model is timed on."""
     if text:
         from ksopt.system.user_code import call_factory
 
         return call_factory("--measure-model", text, sys.stderr)
     try:
         inputs = getattr(model, "dummy_inputs", None)
-    except Exception as error:  # a property of the user's
+    except Exception as error:  # dummy_inputs may be a property of the user's class
         raise InvalidInputError(
             f"--measure-model: the model's dummy_inputs raised {type(error).__name__}: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""``ksopt show``: its arguments, and what it prints."""
+"""The command ``ksopt show``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctr
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; those of every command are the caller's."""
+    """Add the arguments; the caller adds those of every command."""
     command.add_argument("chain", metavar="CHAIN", help="such as (2,3,2,3)*(6,2,2,1)")
     command.add_argument("--svg", metavar="FILE", help="write the drawing to this file, too")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw the chain; the exit code."""
+    """Draw the chain; return the exit code."""
     from ksopt import drawing
     from ksopt.report import drawing_style, tables
     from ksopt.system.atomic_files import write_whole

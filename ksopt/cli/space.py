@@ -1,4 +1,4 @@
-"""``ksopt space``: its arguments, and what it prints."""
+"""The command ``ksopt space``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctr
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; --json and --traceback are the caller's."""
+    """Add the arguments; the caller adds --json and --traceback."""
     add = command.add_argument_group("the layer and its chains").add_argument
     add("size", nargs="?", metavar="INxOUT", help="size of the layer, such as 768x3072")
     add("--dims", metavar="INxOUT", help="the same as an option")
@@ -78,7 +78,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Count and list as the arguments say; the exit code."""
+    """Count and list chains as the arguments specify; return the exit code."""
     from ksopt.search.space.listing import listing
     from ksopt.search.space.smallest import no_chain
 

@@ -1,4 +1,4 @@
-"""``ksopt tune``: its arguments, and what it prints."""
+"""The command ``ksopt tune``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctr
 
 
 _SCHEMA = 2
-"""Of --json. Under 1 a choice's ``key`` was ``situation``, and a ``repacked`` weight ``fresh``."""
+"""The schema of --json. In 1, ``key`` was ``situation``, and ``repacked`` was ``fresh``."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments; --json and --traceback are the caller's."""
+    """Add the arguments; the caller adds --json and --traceback."""
     what = command.add_argument_group("what is tuned").add_argument
     what("--pattern", nargs="+", default=[], metavar="PATTERN", help="factors such as (4,64,64,16)")
     what("--chain", nargs="+", default=[], metavar="CHAIN", help="chains such as (..)*(..)")
@@ -88,13 +88,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the arguments say; return the exit code.
+    """Tune, or show recorded choices, as the arguments specify; return the exit code.
 
     Raises:
         InvalidInputError: an argument is not allowed.
-        UnavailableError: something that is needed is missing on this machine.
+        UnavailableError: the machine lacks a required library or device.
     """
-    patterns = _patterns(args)  # what can be refused without torch is
+    patterns = _patterns(args)  # reject invalid arguments before importing torch
     dtype, batch_last = _kind(args)
     if not patterns and not args.show:
         raise InvalidInputError("tune: give --pattern, --chain or --dims, or --show")
@@ -129,10 +129,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _patterns(args: argparse.Namespace) -> list[Pattern]:
     """The factors that the arguments name, each once, in their order."""
-    found = [Pattern.parse(text) for text in args.pattern]
-    found += [pattern for chain in _chains(args) for pattern in chain]
+    patterns = [Pattern.parse(text) for text in args.pattern]
+    patterns += [pattern for chain in _chains(args) for pattern in chain]
     if args.dims is not None:
-        # With any rank: low rank and Monarch alike are worth having at hand.
+        # With any rank: both low rank and Monarch are worth recording.
         request = LayerRequest(args.dims, budgets=tuple(args.budget), min_rank=1)
         named = [pattern for _, chain in families(request) for pattern in chain]
         if not named:
@@ -141,10 +141,10 @@ def _patterns(args: argparse.Namespace) -> list[Pattern]:
                 f"tune: no chain of the named families has so few weights for dims {request.size}: "
                 f"the largest budget is {most.text} ({most.parameters:,} weights)"
             )
-        found += named
+        patterns += named
     elif args.budget:
         raise InvalidInputError("tune: --budget needs --dims, the layer that it is a share of")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(patterns))
 
 
 def _chains(args: argparse.Namespace) -> list[Chain]:
@@ -169,7 +169,7 @@ def _kind(args: argparse.Namespace) -> tuple[str, bool]:
 def _recorded(
     args: argparse.Namespace, patterns: Sequence[Pattern], device: torch.device
 ) -> list[ChoiceReport]:
-    """Everything on disk for the device, or what there is of the patterns and batches named."""
+    """The choices on disk for the device, restricted to the named patterns and batches."""
     from ksopt.kernels.explain import from_record
     from ksopt.kernels.problem import bits_of
     from ksopt.tune import all_recorded
@@ -184,7 +184,7 @@ def _recorded(
 
 
 def _tuned(request: TuneRequest, stream: TextIO, quiet: bool) -> list[ChoiceReport]:
-    """Tune, and say how far it is."""
+    """Tune, and show progress."""
     from ksopt.tune import tune
 
     if settings.tuning() != "measure":
@@ -203,7 +203,7 @@ def _tuned(request: TuneRequest, stream: TextIO, quiet: bool) -> list[ChoiceRepo
 
 @contextlib.contextmanager
 def _progress(stream: TextIO, total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A bar on a terminal, a line a product elsewhere, nothing if quiet."""
+    """A progress bar on a terminal, a line per product elsewhere, nothing if quiet."""
     if quiet:
         yield lambda text: None
     elif not stream.isatty():
@@ -251,7 +251,7 @@ def _print(device: torch.device, reports: Sequence[ChoiceReport], stream: TextIO
 
 
 def table(reports: Sequence[ChoiceReport]) -> tables.Table:
-    """Choices beside all that was measured; times in microseconds."""
+    """The choices beside all measured candidates; times in microseconds."""
     rows = []
     for report in reports:
         rivals = [f"{way} {us:,.1f}" for way, us in report.rivals.items() if way != report.way]
@@ -278,7 +278,7 @@ def table(reports: Sequence[ChoiceReport]) -> tables.Table:
 
 
 def _layer_words(report: ChoiceReport) -> str:
-    """The chain, which is one pattern for a product, and what is computed beside it."""
+    """The chain, of one pattern for a product, with its epilogue, siblings and second layer."""
     problem = report.key.problem
     siblings = [f"{problem.siblings} times"] if problem.siblings > 1 else []
     words = [str(problem.chain), *problem.epilogue.names, *siblings]

@@ -1,4 +1,4 @@
-"""How much a command logs: what the logger ``ksopt`` says goes to stderr."""
+"""The verbosity of a command: writes the records of the logger ``ksopt`` to stderr."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LOGGER = "ksopt"
 
 @contextlib.contextmanager
 def logged(verbose: int, stream: TextIO) -> Iterator[None]:
-    """Write what ksopt logs to a stream; as before outside of it.
+    """Write ksopt's log records to a stream inside the block; restore the logger after it.
 
     Args:
-        verbose: 0 changes nothing, so that warnings alone are shown; 1 is for what is done, 2 for
-            every detail.
-        stream: Where to.
+        verbose: 0 changes nothing, so that only warnings are shown; 1 shows the steps, 2 every
+            detail.
+        stream: The stream to write to.
     """
     if not verbose:
         yield

@@ -1,1 +1,1 @@
-"""What is on this machine, and what to do about it."""
+"""The checks of `ksopt doctor`: facts about this machine, and advice."""

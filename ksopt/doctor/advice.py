@@ -1,7 +1,7 @@
-"""What a user should know about this machine, and what to do about it.
+"""Advice for the user about this machine.
 
-`ksopt.doctor.machine` collects the facts; `advise` turns them into sentences and looks at nothing
-else, so that what it says can be tested for machines that are not at hand.
+`ksopt.doctor.machine` collects the facts; `advise` turns them into sentences and reads nothing
+else, so that tests can check its advice for any machine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _OLDEST_CAPABILITY = (8, 0)  # Ampere: the first with bf16 tensor cores and asyn
 
 @dataclass(frozen=True)
 class Advice:
-    """One sentence or two for the user.
+    """One or two sentences of advice for the user.
 
     Args:
         level: ``broken`` (ksopt cannot do its work), ``slow`` (it works, slower than it could),
             ``note`` (worth knowing).
         text: The sentences.
-        remedy: What to do, in a few words; empty where there is nothing to do.
+        remedy: The action to take, in a few words; empty if there is none.
     """
 
     level: Literal["broken", "slow", "note"]
@@ -37,19 +37,19 @@ class Advice:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Facts and what follows from them."""
+    """The facts about a machine and the advice that follows from them."""
 
     facts: Facts
     advice: tuple[Advice, ...]
 
     @property
     def is_broken(self) -> bool:
-        """Whether something keeps ksopt from working at all."""
+        """Whether a fact prevents ksopt from working at all."""
         return any(a.level == "broken" for a in self.advice)
 
     @property
     def verdict(self) -> str:
-        """Ready, or the one thing to do.
+        """The state of the machine, with the first action to take if there is one.
 
         Example:
             >>> diagnosis = Diagnosis(examine(), (Advice("slow", "...", "pip install ninja"),))
@@ -68,7 +68,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look at this machine and say what was found.
+    """Examine this machine and return the diagnosis.
 
     Example:
         >>> diagnose().is_broken
@@ -79,7 +79,7 @@ def diagnose() -> Diagnosis:
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Write what was found, then the advice, and in the last line the verdict, to stdout."""
+    """Write the facts, the advice and, on the last line, the verdict to stdout."""
     tables.write(tables.of(("what", "found"), _rows(diagnosis.facts)))
     print()
     for advice in diagnosis.advice:
@@ -96,7 +96,10 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
         *((p.name, p.version or f"missing (used for {p.used_for})") for p in facts.packages),
         ("CUDA of torch", cuda.torch_runtime or "none: torch is a build without CUDA"),
         ("NVRTC", cuda.nvrtc or f"none: {cuda.nvrtc_problem}"),
-        ("C++ compiler", f"{compiler.command}: {compiler.version or 'not found, or does not run'}"),
+        (
+            "C++ compiler",
+            f"{compiler.command}: {compiler.version or 'not advice, or does not run'}",
+        ),
         ("host library", host.problem or host.path or "builds; the cache cannot keep it"),
         (
             "cache",
@@ -115,7 +118,7 @@ def _device(device: Device, facts: Facts) -> str:
 
 
 def advise(facts: Facts) -> tuple[Advice, ...]:
-    """Say what is broken, slow or worth knowing, the gravest first."""
+    """The advice for a machine, the most severe first."""
     advice = [
         *_advise_packages(facts),
         *_advise_gpu(facts),
@@ -127,26 +130,26 @@ def advise(facts: Facts) -> tuple[Advice, ...]:
 
 
 def _advise_packages(facts: Facts) -> list[Advice]:
-    found = []
+    advice = []
     for name in _REQUIRED:
         if facts.version(name) is None:
             remedy = f"pip install {name}"
-            found.append(Advice("broken", f"{name} is not installed: {remedy}.", remedy))
+            advice.append(Advice("broken", f"{name} is not installed: {remedy}.", remedy))
     if facts.torch_problem:
         text = f"torch cannot be imported: {facts.torch_problem}"
-        found.append(Advice("broken", text, "install torch again"))
+        advice.append(Advice("broken", text, "install torch again"))
     torch_version = facts.version("torch")
     if torch_version and _release(torch_version) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
         text = f"torch {torch_version} is too old: ksopt needs {oldest} or newer."
-        found.append(Advice("broken", text, f"pip install 'torch>={oldest}'"))
-    return found
+        advice.append(Advice("broken", text, f"pip install 'torch>={oldest}'"))
+    return advice
 
 
 def _advise_gpu(facts: Facts) -> list[Advice]:
     if not facts.gpus:
         return [_advise_no_gpu(facts)]
-    found = []
+    advice = []
     for gpu in facts.gpus:
         if gpu.capability is not None and gpu.capability < _OLDEST_CAPABILITY:
             major, minor = gpu.capability
@@ -154,17 +157,17 @@ def _advise_gpu(facts: Facts) -> list[Advice]:
                 f"{gpu.id} ({gpu.name}) has compute capability {major}.{minor}; ksopt's kernels "
                 "need 8.0 or newer, so PyTorch's own operators run there instead."
             )
-            found.append(Advice("slow", text, "use a GPU of compute capability 8.0 or newer"))
+            advice.append(Advice("slow", text, "use a GPU of compute capability 8.0 or newer"))
     if facts.cuda.nvrtc is None:
         text = (
             "GPU kernels cannot be compiled, so PyTorch's own operators run instead. "
             f"{facts.cuda.nvrtc_problem}"
         )
-        found.append(Advice("slow", text, "pip install nvidia-cuda-nvrtc"))
+        advice.append(Advice("slow", text, "pip install nvidia-cuda-nvrtc"))
     if facts.version("triton") is None:
         text = "triton is not installed, so torch.compile cannot make GPU code: pip install triton."
-        found.append(Advice("slow", text, "pip install triton"))
-    return found
+        advice.append(Advice("slow", text, "pip install triton"))
+    return advice
 
 
 def _advise_no_gpu(facts: Facts) -> Advice:
@@ -186,7 +189,7 @@ def _advise_no_gpu(facts: Facts) -> Advice:
 
 
 def _advise_host(facts: Facts) -> list[Advice]:
-    found = []
+    advice = []
     compiler = facts.compiler
     if compiler.version is None:
         missing = "was not found" if compiler.path is None else "does not run"
@@ -195,57 +198,57 @@ def _advise_host(facts: Facts) -> list[Advice]:
             "code, and calls into GPU kernels go through Python: install g++ (on Debian and "
             "Ubuntu: apt install g++) or set CXX to a compiler."
         )
-        found.append(Advice("slow", text, "install g++"))
+        advice.append(Advice("slow", text, "install g++"))
     elif not facts.has_python_headers:
         text = (
             "Python's headers (Python.h) are missing, so what torch.compile generates cannot be "
             "compiled: install them (on Debian and Ubuntu: apt install python3-dev)."
         )
-        found.append(Advice("slow", text, "install Python's headers, python3-dev"))
+        advice.append(Advice("slow", text, "install Python's headers, python3-dev"))
     elif not facts.gpus:
         pass  # the host library launches GPU kernels
     elif facts.version("ninja") is None:
         text = "ninja is not installed, so the host library cannot be built: pip install ninja."
-        found.append(Advice("slow", text, "pip install ninja"))
+        advice.append(Advice("slow", text, "pip install ninja"))
     elif facts.host_library.problem and not facts.torch_problem:
         text = (
             "The host library does not build, so calls into GPU kernels go through Python: "
             f"{facts.host_library.problem.rstrip('.')}."
         )
-        found.append(Advice("slow", text, "make the host library build, as said above"))
+        advice.append(Advice("slow", text, "make the host library build, as said above"))
     if facts.cache.problem:
         text = (
             f"The cache {facts.cache.path} cannot be used ({facts.cache.problem}), so every "
             "process compiles again: set KSOPT_CACHE_DIR to a private, writable folder."
         )
-        found.append(Advice("slow", text, "set KSOPT_CACHE_DIR to a private, writable folder"))
+        advice.append(Advice("slow", text, "set KSOPT_CACHE_DIR to a private, writable folder"))
     if facts.torch_threads is not None and facts.torch_threads * 2 < facts.cpus:
         text = (
             f"torch uses {facts.torch_threads} of {facts.cpus} CPUs: unset OMP_NUM_THREADS, or "
             "call torch.set_num_threads, to use more."
         )
-        found.append(Advice("slow", text, "unset OMP_NUM_THREADS"))
-    return found
+        advice.append(Advice("slow", text, "unset OMP_NUM_THREADS"))
+    return advice
 
 
 def _advise_settings(facts: Facts) -> list[Advice]:
-    found = []
+    advice = []
     mode = facts.settings.get("KSOPT_TUNE", "measure")
     if mode in ("off", "model"):
         text = (
             f"KSOPT_TUNE is {mode}, so nothing is measured to choose a kernel: unset it, or set it "
             "to measure."
         )
-        found.append(Advice("slow", text, "unset KSOPT_TUNE"))
+        advice.append(Advice("slow", text, "unset KSOPT_TUNE"))
     elif mode != "measure":
         text = f"KSOPT_TUNE is {mode!r}, so every product fails: set it to measure, model or off."
-        found.append(Advice("broken", text, "unset KSOPT_TUNE"))
+        advice.append(Advice("broken", text, "unset KSOPT_TUNE"))
     known = ", ".join(name for name in settings.KNOWN if name.startswith("KSOPT_"))
     for name in facts.settings:
         if name not in settings.KNOWN:
             text = f"{name} is set, but ksopt reads no such variable; it reads {known}."
-            found.append(Advice("note", text))
-    return found
+            advice.append(Advice("note", text))
+    return advice
 
 
 def _release(version: str) -> tuple[int, int]:

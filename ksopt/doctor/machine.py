@@ -1,7 +1,7 @@
-"""What is on this machine: packages, devices, compilers, cache.
+"""The facts about this machine: packages, devices, compilers, cache.
 
-It only looks, with one exception: whether the host library builds is found out by building it
-(about a second, once; the cache keeps it).
+Examining changes nothing, with one exception: it builds the host library to check that it builds
+(about a second, once; the cache stores it).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Cuda:
-    """What stands between torch and an NVIDIA GPU."""
+    """The software between torch and an NVIDIA GPU."""
 
     torch_runtime: str | None
     driver_installed: bool
@@ -66,7 +66,7 @@ class Cuda:
 
 @dataclass(frozen=True)
 class Compiler:
-    """The C++ compiler: the command as set, where it is, and the first line of its version."""
+    """The C++ compiler: its command, its path, and the first line of its version."""
 
     command: str
     path: str | None
@@ -75,9 +75,9 @@ class Compiler:
 
 @dataclass(frozen=True)
 class HostLibrary:
-    """The C++ library that launches kernels: its file, or why it could not be built.
+    """The C++ library that launches kernels: its file, or the reason it could not be built.
 
-    Both are None where it was built, but the cache could not keep it.
+    Both are None if it was built but the cache could not store it.
     """
 
     path: str | None
@@ -86,7 +86,7 @@ class HostLibrary:
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache folder. ``problem`` says why it cannot be used; None if it can."""
+    """The cache folder; ``problem`` is the reason it cannot be used, None if it can."""
 
     path: str
     exists: bool
@@ -95,7 +95,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the doctor looked at."""
+    """The facts about a machine."""
 
     ksopt: str
     python: str
@@ -118,12 +118,12 @@ class Facts:
         return tuple(d for d in self.devices if d.capability is not None)
 
     def version(self, package: str) -> str | None:
-        """Version of ``package``, None where it is not installed."""
+        """The version of ``package``; None if it is not installed."""
         return next((p.version for p in self.packages if p.name == package), None)
 
 
 def examine() -> Facts:
-    """Collect the facts. No missing part makes it fail."""
+    """Collect the facts; a missing part never raises."""
     devices, threads, runtime, problem = _torch_facts()
     nvrtc, nvrtc_problem = _nvrtc()
     return Facts(
@@ -145,7 +145,7 @@ def examine() -> Facts:
 
 
 def _torch_facts() -> tuple[tuple[Device, ...], int | None, str | None, str | None]:
-    """Devices, CPU threads, CUDA runtime of the build, and why torch cannot be imported."""
+    """Devices, CPU threads, CUDA runtime of the build, and the error of importing torch."""
     cpu = Device("cpu", cpu_name())
     try:
         import torch
@@ -153,14 +153,18 @@ def _torch_facts() -> tuple[tuple[Device, ...], int | None, str | None, str | No
         return (cpu,), None, None, f"{type(error).__name__}: {error}"
     gpus = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        found = torch.cuda.get_device_properties(index)
-        memory_gib = round(found.total_memory / 2**30, 1)
-        gpus.append(Device(f"cuda:{index}", found.name, (found.major, found.minor), memory_gib))
+        properties = torch.cuda.get_device_properties(index)
+        memory_gib = round(properties.total_memory / 2**30, 1)
+        gpus.append(
+            Device(
+                f"cuda:{index}", properties.name, (properties.major, properties.minor), memory_gib
+            )
+        )
     return (*gpus, cpu), torch.get_num_threads(), torch.version.cuda, None
 
 
 def _nvrtc() -> tuple[str | None, str | None]:
-    """Version of NVRTC, or why there is none."""
+    """The version of NVRTC, or the reason there is none."""
     from ksopt.jit import nvrtc
 
     try:
@@ -171,7 +175,7 @@ def _nvrtc() -> tuple[str | None, str | None]:
 
 def _installed(package: str) -> str | None:
     if package == "torch" and "torch" in sys.modules:
-        return str(sys.modules["torch"].__version__)  # its metadata may leave out the build
+        return str(sys.modules["torch"].__version__)  # its metadata may omit the build
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -198,11 +202,11 @@ def _compiler(command: str) -> Compiler:
 def _host_library() -> HostLibrary:
     try:
         from ksopt.jit import host
-    except Exception as error:  # torch is broken: that is reported as such
+    except Exception as error:  # torch is broken, which is a separate fact
         return HostLibrary(None, f"it needs torch, which cannot be imported ({error})")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an unusable cache is a fact of its own
+            warnings.simplefilter("ignore")  # an unusable cache is a separate fact
             built = host.build()
     except (KsoptError, OSError) as error:
         return HostLibrary(None, str(error))
@@ -210,8 +214,8 @@ def _host_library() -> HostLibrary:
 
 
 def _cache(folder: Path) -> Cache:
-    """Look at the cache folder, or at the nearest one above it that exists."""
-    # os.path.exists, unlike Path.exists, answers False where a folder above may not be entered.
+    """The state of the cache folder, or of the nearest existing folder above it."""
+    # os.path.exists, unlike Path.exists, returns False if a folder above may not be entered.
     exists = os.path.exists(folder)  # noqa: PTH110
     above = (p for p in (folder, *folder.parents) if os.path.exists(p))  # noqa: PTH110
     place = next(above, Path("/"))

@@ -1,4 +1,4 @@
-"""LoRA of PEFT beside chains."""
+"""LoRA adapters of PEFT on chains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STARTS = (True, False, "gaussian", "orthogonal")
 
 
 class LoraChain(LoraLinear):
-    """A chain with low-rank adapters: x Wᵀ + s x Aᵀ Bᵀ, W being the chain's matrix.
+    """A chain with low-rank adapters: x Wᵀ + s x Aᵀ Bᵀ, where W is the chain's matrix.
 
     The sum is no chain, so adapters cannot be merged into it.
     """
@@ -38,24 +38,24 @@ class LoraChain(LoraLinear):
         super().__init__(base_layer, adapter_name, config=config, **others)
 
     def _get_in_out_features(self, module: nn.Module) -> tuple[int, int]:
-        """PEFT's own way warns of layers that it does not know."""
+        """The features of the layer; PEFT's own method warns of layers that it does not know."""
         assert isinstance(module, (KSLinear, KSStacked, StructuredLinear))
         return module.in_features, module.out_features
 
     @property
     def lora_variants(self) -> dict[tuple[str, ...], None]:
-        """Plain LoRA: the others read a dense weight."""
+        """Plain LoRA only: the other variants read a dense weight."""
         return {(): None}
 
     def update_layer(self, adapter_name: str, *args: Any, **others: Any) -> None:
-        """Add an adapter, where the chain's weights are and of their dtype."""
+        """Add an adapter on the device and of the dtype of the chain's weights."""
         super().update_layer(adapter_name, *args, **others)
         weight = next(self.get_base_layer().parameters())
         for adapters in (self.lora_A, self.lora_B):
             adapters[adapter_name].to(weight.device, weight.dtype)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """Refused.
+        """Raise: an adapter cannot be merged into a chain.
 
         Raises:
             InvalidInputError: Always.
@@ -67,10 +67,10 @@ class LoraChain(LoraLinear):
 
 
 def with_chains(config: LoraConfig) -> LoraConfig:
-    """Let a LoRA config's target modules be chains, too.
+    """Allow chains as target modules of a LoRA config.
 
-    Name them in ``target_modules``: PEFT's ``"all-linear"`` knows dense layers alone. PEFT does not
-    write this into a saved adapter, so a config that is read again needs it again.
+    Name them in ``target_modules``: PEFT's ``"all-linear"`` covers only dense layers. PEFT does not
+    write this into a saved adapter, so a config that is read again needs this call again.
 
     Args:
         config: The config; changed in place.

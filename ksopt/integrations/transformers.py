@@ -1,6 +1,6 @@
-"""Chains in models of transformers, by its own interface for quantization.
+"""Chains in models of transformers, by its quantization interface.
 
-Importing this module registers the method "ksopt": do so before a folder with chains is loaded.
+Importing this module registers the method "ksopt": import it before loading a folder with chains.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ METHOD = "ksopt"
 
 @register_quantization_config(METHOD)
 class KSConfig(QuantizationConfigMixin):
-    """Which layers of a model become chains, as a ``quantization_config`` of transformers.
+    """A plan of conversion as a ``quantization_config`` of transformers.
 
-    A dense checkpoint is loaded, and converted as by `ksopt.convert`. ``save_pretrained`` then
-    writes the chains and this config, and ``from_pretrained`` of that folder loads them, with no
-    config to pass. Nothing is quantized: chains are of the dtype that the model is loaded in.
+    A dense checkpoint is loaded and converted as by `ksopt.convert`. ``save_pretrained`` then
+    writes the chains and this config, and ``from_pretrained`` of that folder loads them without
+    another config. Nothing is quantized: chains have the dtype that the model is loaded in.
 
     Args:
         plan: A `ksopt.Plan`, a mapping from layers to chains, or the path of a plan.json, such as a
@@ -48,7 +48,7 @@ class KSConfig(QuantizationConfigMixin):
         refine: Steps of gradient refinement of chains of three factors or more.
 
     Raises:
-        InvalidInputError: It is not a plan.
+        InvalidInputError: The plan is malformed.
 
     Example:
         >>> import tempfile
@@ -89,7 +89,7 @@ class KSConfig(QuantizationConfigMixin):
     def of(cls, conversion: Conversion) -> KSConfig:
         """The config of a model that `ksopt.convert` or `ksopt.optimize` has converted.
 
-        Given to the model, it lets ``from_pretrained`` read what ``save_pretrained`` writes.
+        Set on the model, it lets ``from_pretrained`` read the folder of ``save_pretrained``.
 
         Raises:
             InvalidInputError: No layer was converted.
@@ -111,20 +111,20 @@ class KSConfig(QuantizationConfigMixin):
         return cls(Plan(tuple(rules), made_by="ksopt.convert"))
 
     def to_plan(self) -> Plan:
-        """The plan."""
+        """The config's plan."""
         return Plan.from_json(json.dumps(self.plan))
 
 
 @register_quantizer(METHOD)
 class KSQuantizer(HfQuantizer):
-    """Puts chains into a model that transformers loads."""
+    """Replaces layers by chains in a model that transformers loads."""
 
     quantization_config: KSConfig
 
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
-        """Where the checkpoint holds chains, make place for them; the model has no values yet."""
+        """Insert empty chains for a checkpoint with chains; the model has no values yet."""
         if self.pre_quantized:
             plan = _plan_in(model, self.quantization_config.to_plan())
             if plan is not None:
@@ -137,10 +137,10 @@ class KSQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
-        """Convert a dense checkpoint, and have the model's config say what it became.
+        """Convert a dense checkpoint, and record the conversion in the model's config.
 
-        The model is not marked as quantized: its weights are floating-point numbers, and what
-        transformers refuses for quantized models (training, when compiled) works.
+        The model is not marked as quantized: its weights are floating-point numbers, and operations
+        that transformers refuses for quantized models (training, when compiled) work.
         """
         config: KSConfig | None = self.quantization_config
         assert config is not None
@@ -158,20 +158,20 @@ class KSQuantizer(HfQuantizer):
         return model
 
     def is_serializable(self) -> bool:
-        """Chains are tensors as any others."""
+        """True: chains are ordinary tensors."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """Chains have gradients."""
+        """True: chains have gradients."""
         return True
 
 
 def _leave_initialized(model: PreTrainedModel, name: str) -> None:
-    """Keep transformers from drawing the weights of a layer anew, which became a chain.
+    """Prevent transformers from initializing the weights of a layer that became a chain.
 
-    It initializes what a checkpoint lacks, and some models do so from the module around a layer, by
-    the layer's ``weight``, whether it is lacking or not. Modules inside are looked at all the same.
+    It initializes weights that a checkpoint lacks. Some models do so from the module around a
+    layer, by the layer's ``weight``, lacking or not. Inner modules are still initialized.
     """
     path, _, _ = name.rpartition(".")
     module: Any = model.get_submodule(path)
@@ -183,7 +183,7 @@ def _leave_initialized(model: PreTrainedModel, name: str) -> None:
 
 
 def _plan_in(model: PreTrainedModel, plan: Plan) -> Plan | None:
-    """A checkpoint's plan in a model's own names; None if it has none of the layers.
+    """A checkpoint's plan in the model's own names; None if the model has none of its layers.
 
     A model with a head calls a layer ``transformer.h.0.mlp``, the model without it ``h.0.mlp``.
     """

@@ -1,1 +1,1 @@
-"""Structured operators: what may stand in the place of a dense matrix. Chains are the first."""
+"""Structured operators, which may replace a dense matrix. Chains are the first of them."""

@@ -1,4 +1,4 @@
-"""What a search needs of any replacement for a dense matrix."""
+"""The interface of structured operators, which a search needs of any replacement of a matrix."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:  # operators are listed and counted without torch
 
 @dataclass(frozen=True)
 class Fit:
-    """Weights of an operator that are fitted to a matrix W.
+    """The weights of an operator fitted to a matrix W.
 
     Args:
-        weights: Of `StructuredOperator.parameter_shapes`.
-        relative_error: ||W - W'|| / ||W|| in the Frobenius norm, W' being their product.
+        weights: Of the shapes `StructuredOperator.parameter_shapes`.
+        relative_error: ||W - W'|| / ||W|| in the Frobenius norm, where W' is the operator's matrix.
     """
 
     weights: Sequence[Tensor]
@@ -29,11 +29,11 @@ class Fit:
 
 @runtime_checkable
 class StructuredOperator(Protocol):
-    """A matrix W [out_features, in_features] of some structure, without its weights: y = x Wᵀ.
+    """A structured matrix W [out_features, in_features] without its weights: y = x Wᵀ.
 
-    An operator is a value: those of one text are equal and have one hash, as of a frozen dataclass.
-    What is not abstract is right for a product of one launch that uses each weight once a row; an
-    operator of several launches counts each of them.
+    An operator is a value, like a frozen dataclass: operators of one text are equal and have one
+    hash. The methods that are not abstract are correct for a product of one launch that uses each
+    weight once per row; an operator of several launches counts each of them.
     """
 
     in_features: int
@@ -41,36 +41,36 @@ class StructuredOperator(Protocol):
 
     @abstractmethod
     def __str__(self) -> str:
-        """``NAME(...)``, with the name of its structure: what the structure's ``parse`` reads."""
+        """The text ``NAME(...)``, with the structure's name; the structure's ``parse`` reads it."""
 
     @property
     @abstractmethod
     def nnz(self) -> int:
-        """Weights that a product reads: what a budget counts.
+        """The number of weights that a product reads, which a budget counts.
 
-        Where they are not all numbers of the layer's dtype, as many of those as take their bytes.
+        Weights of other types count as the elements of the layer's dtype with the same bytes.
         """
 
     @abstractmethod
     def parameter_shapes(self) -> Sequence[tuple[int, ...]]:
-        """The shapes of its weights."""
+        """The shapes of the weights."""
 
     @abstractmethod
     def bind(self, weights: Sequence[Tensor], layout: str) -> Callable[[Tensor], Tensor]:
         """The product as a function of x, with gradients of x and of the weights.
 
         Args:
-            weights: Of `parameter_shapes`, of one dtype and device.
-            layout: "batch_first" for x [*batch, in_features], "batch_last" for
-                [in_features, *batch]; the result's, too.
+            weights: Of the shapes `parameter_shapes`, of one dtype and device.
+            layout: Of x and the result: "batch_first" for x [*batch, in_features], "batch_last" for
+                [in_features, *batch].
 
         Raises:
-            KsoptError: It does not run in this dtype or layout, or on this device.
+            KsoptError: The operator does not run in this dtype or layout, or on this device.
         """
 
     @abstractmethod
     def reference(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """The product for x [rows, in_features] in plain PyTorch: in float64 it is the truth."""
+        """The product for x [rows, in_features] in plain PyTorch: in float64, the reference."""
 
     @property
     def rank_bound(self) -> int:
@@ -79,17 +79,17 @@ class StructuredOperator(Protocol):
 
     @property
     def rows_together(self) -> int:
-        """Rows of x that are multiplied as one tile: 1 where no row depends on another.
+        """The rows of x in one tile: 1 if no row's result depends on another row.
 
-        Of more, the last tile is filled up with zeros, and only whole tiles are compared with the
-        reference.
+        If it is larger, the last tile is padded with zeros, and only whole tiles are compared with
+        the reference.
         """
         return 1
 
     def refusal(self, device: str, dtype: str) -> str | None:
-        """Why a device does not run it in a dtype, in a sentence without an end; None if it does.
+        """The reason a device does not run it in a dtype, without a full stop; None if it does.
 
-        What is refused is left out of a search.
+        A search omits refused operators.
 
         Args:
             device: torch's name, such as "cpu" or "cuda:0".
@@ -98,31 +98,31 @@ class StructuredOperator(Protocol):
         return None
 
     def terms(self) -> Sequence[int]:
-        """How many products with each of the weights are added up to one number."""
+        """The number of products that are summed to one element, for each of the weights."""
         return [shape[-1] for shape in self.parameter_shapes()]
 
     def draw(self, weights: Sequence[Tensor], gain: float) -> None:
-        """Draw new weights in place, to be trained.
+        """Draw new weights in place, for training.
 
         Args:
-            weights: Of `parameter_shapes`.
-            gain: What the product multiplies the root of the mean square of its input by.
+            weights: Of the shapes `parameter_shapes`.
+            gain: The ratio of the root mean square of the product to that of its input.
         """
         from ksopt.nn import init
 
         init.product_uniform_(weights, self.terms(), gain)
 
     def bytes_moved(self, batch: int, dtype: str) -> int:
-        """Bytes that the product cannot avoid to move: input, output and weights, each once."""
+        """The minimum of bytes that the product moves: input, output and weights, once each."""
         features = self.in_features + self.out_features
         return (batch * features + self.nnz) * bytes_per_element(dtype)
 
     def flops(self, batch: int) -> int:
-        """A multiplication and an addition for each weight and row."""
+        """The floating-point operations: a multiplication and an addition per weight and row."""
         return 2 * batch * self.nnz
 
     def nearest(self, matrix: Tensor) -> Fit:
-        """Weights whose product is near a matrix [out_features, in_features].
+        """Weights fitted to a matrix [out_features, in_features].
 
         Raises:
             InvalidInputError: The structure cannot be fitted.

@@ -1,4 +1,4 @@
-"""Products of two-dimensional inputs, applied to inputs of any batch."""
+"""Products of two-dimensional inputs, extended to any batch dimensions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Product = Callable[[Tensor], Tensor]
 
 
 def of_any_batch(product: Product, layout: str) -> Product:
-    """A product that takes every batch, made of one that takes one dimension of it.
+    """A product that accepts any batch dimensions, from one that accepts a single one.
 
     Args:
-        product: Of [rows, in_features], or [in_features, rows] in batch_last.
+        product: Accepts [rows, in_features], or [in_features, rows] in batch_last.
         layout: "batch_first" or "batch_last".
 
     Returns:
-        Of [*batch, in_features], or [in_features, *batch].
+        A product that accepts [*batch, in_features], or [in_features, *batch].
     """
     last = is_batch_last(layout)
 
@@ -38,6 +38,6 @@ def of_any_batch(product: Product, layout: str) -> Product:
 
 
 def relative_error(missed: Tensor, matrix: Tensor) -> float:
-    """||missed|| / ||matrix|| in the Frobenius norm; 0 of a matrix of zeros."""
+    """The ratio ||missed|| / ||matrix|| in the Frobenius norm; 0 for a matrix of zeros."""
     whole = float(matrix.norm())
     return float(missed.norm()) / whole if whole > 0 else 0.0

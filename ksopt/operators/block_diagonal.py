@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockDiagonal(StructuredOperator):
-    """W = diag(B_1, ..., B_blocks), the blocks of one size: no block sees another's inputs.
+    """The matrix W = diag(B_1, ..., B_blocks), with blocks of one size and separate inputs.
 
-    It is the one factor (blocks, out/blocks, in/blocks, 1), which a search of chains leaves out,
+    It is the single factor (blocks, out/blocks, in/blocks, 1), which a search of chains omits
     because not every output depends on every input.
 
     Raises:
@@ -47,7 +47,7 @@ class BlockDiagonal(StructuredOperator):
 
     @property
     def nnz(self) -> int:
-        """Of all blocks."""
+        """The weights of all blocks."""
         return self.in_features * self.out_features // self.blocks
 
     def parameter_shapes(self) -> Sequence[tuple[int, ...]]:
@@ -55,20 +55,20 @@ class BlockDiagonal(StructuredOperator):
         return [(self.blocks, self.out_features // self.blocks, self.in_features // self.blocks)]
 
     def bind(self, weights: Sequence[Tensor], layout: str) -> Callable[[Tensor], Tensor]:
-        """As a factor with d = 1: the fastest of ksopt's kernels and of PyTorch's ways."""
+        """The product as a factor with d = 1, by the fastest of ksopt's and PyTorch's kernels."""
         from ksopt.functional import ks_linear
 
         (blocks,) = weights
         return lambda x: ks_linear(x, [blocks.unsqueeze(-1)], layout=layout)
 
     def reference(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """By the matrix with its zeros."""
+        """The product by the full matrix with its zeros."""
         import torch
 
         return x @ torch.block_diag(*weights[0]).T
 
     def nearest(self, matrix: Tensor) -> Fit:
-        """The blocks as they stand in the matrix: what is beside them is lost."""
+        """The diagonal blocks of the matrix; the entries beside them are dropped."""
         import torch
 
         from ksopt.operators.batches import relative_error
@@ -87,7 +87,7 @@ def parse(text: str) -> BlockDiagonal:
 
 
 def candidates(in_features: int, out_features: int) -> Iterator[BlockDiagonal]:
-    """Every number of blocks from 2 on that divides both sizes.
+    """The operators for every number of blocks from 2 on that divides both sizes.
 
     Example:
         >>> [one.blocks for one in candidates(12, 18)]

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LEAST_CAPABILITY = (8, 9)
-_MULTIPLE = 16  # of both sizes: torch._scaled_mm's
+_MULTIPLE = 16  # torch._scaled_mm requires both sizes to be multiples
 
 
 @dataclass(frozen=True)
 class Fp8Dense(StructuredOperator):
-    """W and x rounded to 8-bit floating point (e4m3), each row with a scale of its own.
+    """W and x rounded to 8-bit floating point (e4m3), each row with its own scale.
 
-    The weight is the matrix in bfloat16; the product rounds it, and rounds each row of x as it
-    comes. Gradients pass the rounding as if it were none (straight through). No weight is left
-    out, so a budget counts bytes: each weight takes one, where bfloat16 takes two, and counts as
-    half a weight. Scales are not counted, as biases are not.
+    The weight is the matrix in bfloat16; each call rounds it and the rows of x. Gradients ignore
+    the rounding (straight-through). No weight is omitted, so a budget counts bytes: each weight
+    takes one, where bfloat16 takes two, and counts as half a weight. Scales are not counted, as
+    biases are not.
 
     Source: Micikevicius et al. 2022 (arXiv 2209.05433); scales by row as in torchao.
 
@@ -42,15 +42,15 @@ class Fp8Dense(StructuredOperator):
 
     @property
     def nnz(self) -> int:
-        """Numbers of bfloat16 that take as many bytes as the weights."""
+        """The number of bfloat16 elements with as many bytes as the weights."""
         return -(-self.in_features * self.out_features // 2)
 
     def parameter_shapes(self) -> Sequence[tuple[int, ...]]:
-        """The matrix's."""
+        """The shape of the matrix."""
         return [(self.out_features, self.in_features)]
 
     def refusal(self, device: str, dtype: str) -> str | None:
-        """FP8 tensor cores are on GPUs since Ada; results are in bfloat16."""
+        """The reason a device or dtype is refused: FP8 needs Ada or newer, and bfloat16 results."""
         from ksopt.operators.capability import least
 
         refusal = least(_LEAST_CAPABILITY, device)
@@ -63,7 +63,7 @@ class Fp8Dense(StructuredOperator):
         return None
 
     def bind(self, weights: Sequence[Tensor], layout: str) -> Callable[[Tensor], Tensor]:
-        """``torch._scaled_mm``.
+        """The product by ``torch._scaled_mm``.
 
         Raises:
             InvalidInputError: The weights' device or dtype does not run it.
@@ -78,24 +78,24 @@ class Fp8Dense(StructuredOperator):
         return bind(weight, layout)
 
     def reference(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """The product of what x and W are rounded to, with gradients as if they were not."""
+        """The product of the rounded x and W, with straight-through gradients."""
         from ksopt.operators.fp8_product import rounded
 
         return rounded(x) @ rounded(weights[0]).T
 
     def bytes_moved(self, batch: int, dtype: str) -> int:
-        """Rounding x reads 16 bit and writes 8; the product reads those, and writes 16."""
+        """The bytes of rounding x (reads 16 bit, writes 8) and of the product (writes 16 bit)."""
         rounding = 3 * batch * self.in_features
         product = batch * self.in_features + self.in_features * self.out_features
         scales = 4 * (2 * batch + self.out_features)
         return rounding + product + scales + 2 * batch * self.out_features
 
     def flops(self, batch: int) -> int:
-        """The dense product's. Tensor cores do twice as many of them in 8 bit as in 16."""
+        """The dense product's; in 8 bit, tensor cores compute them twice as fast as in 16."""
         return 2 * batch * self.in_features * self.out_features
 
     def nearest(self, matrix: Tensor) -> Fit:
-        """The matrix itself: the error is that of its rounding."""
+        """The matrix itself; its error is the rounding error."""
         from ksopt.operators.batches import relative_error
         from ksopt.operators.fp8_product import rounded
 
@@ -110,7 +110,7 @@ def parse(text: str) -> Fp8Dense:
 
 
 def candidates(in_features: int, out_features: int) -> Iterator[Fp8Dense]:
-    """One."""
+    """The only operator of a size."""
     yield Fp8Dense(in_features, out_features)
 
 

@@ -1,4 +1,4 @@
-"""The product of a matrix and an input in FP8, with gradients that pass the rounding."""
+"""The product of a matrix and an input in FP8, with straight-through gradients."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ksopt.reference import is_batch_last
 
 FP8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FP8).max
-_ROWS = 16  # in batch_last the rows of x are columns of the result, which are counted in these
+_ROWS = 16  # in batch_last the rows of x are columns of the result, padded to a multiple of it
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in FP8, and the scale of each.
+    """Rows in FP8, and the scale of each row.
 
     Args:
-        rows: [n, k], of any floating point. What 32 bits hold is rounded alike in every dtype.
+        rows: [n, k], of any floating-point dtype; values that float32 holds round alike in all.
 
     Returns:
         [n, k] in e4m3, contiguous; [n, 1] in float32, above 0.
@@ -33,23 +33,23 @@ def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded(rows: Tensor) -> Tensor:
-    """What rows [n, k] are rounded to, in their own dtype, with the gradient of the rows."""
+    """Rows [n, k] rounded to FP8, in their own dtype, with the gradient of the rows."""
     values, scale = quantized(rows)
     near = values.to(rows.dtype) * scale.to(rows.dtype)
-    return near.detach() + (rows - rows.detach())  # adds nothing but the gradient
+    return near.detach() + (rows - rows.detach())  # the second term adds only the gradient
 
 
 def bind(weight: Tensor, layout: str) -> Product:
     """The product by a weight [out_features, in_features] in bfloat16.
 
-    The weight is rounded once for each of its versions, in training at every call.
+    The weight is rounded once per version, in training at every call.
     """
     last = is_batch_last(layout)
     return of_any_batch(lambda x: _product(x, weight, last), layout)
 
 
 def _product(x: Tensor, weight: Tensor, last: bool) -> Tensor:
-    # Nothing of the cache can be traced; elsewhere torch._dynamo need not be imported.
+    # The cache cannot be traced; without tracing, torch._dynamo need not be imported.
     return (_untraced if torch.compiler.is_compiling() else _computed)(x, weight, last)
 
 
@@ -67,7 +67,7 @@ _untraced = _disable_dynamo(_computed)
 def multiply(
     x: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor], last: bool, dtype: torch.dtype
 ) -> Tensor:
-    """y = x Wᵀ [rows, out], or its transpose in batch_last, of rows in FP8 and their scales.
+    """The product y = x Wᵀ [rows, out], or its transpose in batch_last, of FP8 rows and scales.
 
     Args:
         x: [rows, in] and [rows, 1].
@@ -90,14 +90,14 @@ def multiply(
 def _scaled_mm(
     left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Left [m, k] in rows, right [k, n] in columns; a scale for each row and each column."""
+    """The scaled product of left [m, k], a scale per row, and right [k, n], a scale per column."""
     scales = {"scale_a": left_scale, "scale_b": right_scale.contiguous()}
-    # Sums as the tensor cores keep them: what inference in FP8 is run with.
+    # Accumulation in the tensor cores' own precision, as usual in FP8 inference.
     return torch._scaled_mm(left, right, **scales, out_dtype=dtype, use_fast_accum=True)
 
 
 class _Product(torch.autograd.Function):
-    """x [rows, in], or [in, rows] in batch_last, in FP8; gradients in the operands' own dtype."""
+    """The FP8 product of x [rows, in] ([in, rows] in batch_last), gradients in the operands'."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, last: bool) -> Tensor:

@@ -12,14 +12,14 @@ from ksopt.patterns.chain import Chain
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Passes of alternating least squares, where a chain takes them: a search asks for many chains, and
-# a conversion, which makes more for one, comes a little nearer.
+# Passes of alternating least squares for chains that need them. A search fits many chains; a
+# conversion runs more passes for its one chain and gets a slightly smaller error.
 _PASSES = 4
 
 
 @dataclass(frozen=True)
 class KroneckerOperator(StructuredOperator):
-    """What a chain computes, and what that costs factor by factor. Its text is the chain's.
+    """A chain as an operator, with its cost factor by factor; its text is the chain's.
 
     Example:
         >>> monarch = KroneckerOperator(Chain.monarch(64, 64, p=8))
@@ -40,40 +40,40 @@ class KroneckerOperator(StructuredOperator):
 
     @property
     def nnz(self) -> int:
-        """The chain's."""
+        """The chain's value."""
         return self.chain.nnz
 
     @property
     def rank_bound(self) -> int:
-        """The chain's."""
+        """The chain's value."""
         return self.chain.rank_bound
 
     def parameter_shapes(self) -> Sequence[tuple[int, ...]]:
-        """(a, b, c, d) of each factor, left to right."""
+        """The shape (a, b, c, d) of each factor, left to right."""
         return [pattern.weight_shape for pattern in self.chain]
 
     def terms(self) -> Sequence[int]:
-        """c of each factor."""
+        """The size c of each factor."""
         return [pattern.c for pattern in self.chain]
 
     def bind(self, weights: Sequence[Tensor], layout: str) -> Callable[[Tensor], Tensor]:
-        """The kernels that are fastest for it: see `ksopt.functional.ks_linear`."""
+        """The product by the fastest kernels: see `ksopt.functional.ks_linear`."""
         from ksopt.functional import ks_linear
 
         return lambda x: ks_linear(x, weights, layout=layout)
 
     def reference(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """Each factor as an einsum."""
+        """The product with an einsum per factor."""
         from ksopt.reference import chain_reference
 
         return chain_reference(x, weights)
 
     def bytes_moved(self, batch: int, dtype: str) -> int:
-        """Each factor's."""
+        """The bytes that the factors move, summed."""
         return self.chain.bytes(batch, dtype)
 
     def nearest(self, matrix: Tensor) -> Fit:
-        """By `ksopt.projection`."""
+        """The fit by `ksopt.projection`."""
         from ksopt.projection import project
 
         projected = project(matrix, self.chain, iterations=_PASSES)

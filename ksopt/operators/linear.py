@@ -1,4 +1,4 @@
-"""`StructuredLinear`, a layer whose matrix is a structured operator's."""
+"""The layer `StructuredLinear`, whose matrix is a structured operator's."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ksopt.reference import is_batch_last
 
 
 class StructuredLinear(nn.Module):
-    """y = x Wᵀ + bias, of any structure that is registered; of chains `KSLinear` knows more.
+    """A layer y = x Wᵀ + bias of any registered structure; for chains, `KSLinear` has more options.
 
     Args:
         operator: The operator, or its text.
         bias: Whether to add a learnable bias.
         layout: "batch_first" for x [*batch, in_features], "batch_last" for [in_features, *batch].
-        device: Where the parameters are.
+        device: Of the parameters.
         dtype: Of the parameters.
 
     Attributes:
-        weights: Those of the operator, in its order.
+        weights: The operator's, in its order.
         bias: [out_features], or None.
         operator: The operator; ``in_features``, ``out_features`` and ``layout`` too.
 
     Weights are drawn so that outputs have the variance of `torch.nn.Linear`'s: see `KSLinear`. An
-    operator may draw its own: Strassen-Tile begins with Strassen's algorithm.
+    operator may draw its weights itself: Strassen-Tile begins with Strassen's algorithm.
 
     Raises:
         InvalidInputError: There is no such operator, or no such layout.
@@ -62,7 +62,7 @@ class StructuredLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Draw new values for all parameters."""
         self.operator.draw(list(self.weights), init.LINEAR_GAIN)
         if self.bias is not None:
             init.bias_uniform_(self.bias, self.in_features)
@@ -78,12 +78,12 @@ class StructuredLinear(nn.Module):
     def to_dense(self) -> Tensor:
         """The matrix: [out_features, in_features], as nn.Linear's weight.
 
-        Of an operator that multiplies rows together, what it makes of the identity's rows.
+        For an operator that multiplies rows together, its product with the identity.
         """
         first = self.weights[0]
         eye = torch.eye(self.in_features, device=first.device, dtype=first.dtype)
         return self.operator.reference(eye, list(self.weights)).T
 
     def extra_repr(self) -> str:
-        """What stands between the parentheses of the module's repr."""
+        """The text between the parentheses of the module's repr."""
         return f"{self.operator}, bias={self.bias is not None}, layout={self.layout}"

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MOST_RANKS = 64
-"""That a search chooses from."""
+"""The largest number of ranks that a search chooses from."""
 
 
 @dataclass(frozen=True)
 class LowRank(StructuredOperator):
-    """W = U V with U [out_features, rank] and V [rank, in_features], as two dense products.
+    """The matrix W = U V with U [out_features, rank] and V [rank, in_features]: two dense products.
 
     A chain (1,out,rank,1)*(1,rank,in,1) is the same matrix; here PyTorch's own products compute it,
     and a search offers ranks below the full one.
 
     Raises:
-        InvalidInputError: The rank is none of 1 to min(in_features, out_features).
+        InvalidInputError: The rank is not in 1 to min(in_features, out_features).
 
     Example:
         >>> low = LowRank(768, 3072, 64)
@@ -48,16 +48,16 @@ class LowRank(StructuredOperator):
 
     @property
     def nnz(self) -> int:
-        """Of U and V."""
+        """The weights of U and V."""
         return self.rank * (self.in_features + self.out_features)
 
     @property
     def rank_bound(self) -> int:
-        """The rank."""
+        """The rank of the operator."""
         return self.rank
 
     def parameter_shapes(self) -> Sequence[tuple[int, ...]]:
-        """Of U and V."""
+        """The shapes of U and V."""
         return [(self.out_features, self.rank), (self.rank, self.in_features)]
 
     def bind(self, weights: Sequence[Tensor], layout: str) -> Callable[[Tensor], Tensor]:
@@ -73,12 +73,12 @@ class LowRank(StructuredOperator):
         return lambda x: linear(linear(x, v), u)
 
     def reference(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """By the matrix itself."""
+        """The product by the matrix itself."""
         u, v = weights
         return x @ (u @ v).T
 
     def bytes_moved(self, batch: int, dtype: str) -> int:
-        """Both products': what is between them, [batch, rank], is written and read."""
+        """The bytes of both products; the intermediate [batch, rank] is written and read."""
         features = self.in_features + 2 * self.rank + self.out_features
         return (batch * features + self.nnz) * bytes_per_element(dtype)
 
@@ -90,8 +90,8 @@ class LowRank(StructuredOperator):
         import torch
 
         left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-        kept = values[: self.rank]
-        root = kept.sqrt()  # shared out, so that both factors learn alike
+        largest = values[: self.rank]
+        root = largest.sqrt()  # in both factors, so that both train at the same rate
         weights = (left[:, : self.rank] * root, root.unsqueeze(1) * right[: self.rank])
         whole = float(values.norm())
         error = float(values[self.rank :].norm()) / whole if whole > 0 else 0.0
@@ -105,7 +105,7 @@ def parse(text: str) -> LowRank:
 
 
 def candidates(in_features: int, out_features: int) -> Iterator[LowRank]:
-    """Up to 64 ranks with fewer weights than the dense matrix: multiples of a power of two.
+    """At most 64 ranks with fewer weights than the dense matrix: multiples of a power of two.
 
     Example:
         >>> [one.rank for one in candidates(64, 64)][:3], len(list(candidates(768, 3072)))

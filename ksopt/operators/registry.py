@@ -14,10 +14,10 @@ from ksopt.patterns.chain import Chain
 from ksopt.system.suggest import nearest
 
 KRONECKER = "ks"
-"""Chains of Kronecker-sparse factors, whose candidates are the search's own space."""
+"""The name of chains of Kronecker-sparse factors, whose candidates are the search's own space."""
 
 Replacement = Chain | StructuredOperator
-"""What may stand in the place of a dense matrix; a chain is what `KroneckerOperator` computes."""
+"""A replacement of a dense matrix; `KroneckerOperator` computes a chain."""
 
 
 _NAME = "[a-z][a-z0-9-]*"
@@ -34,10 +34,10 @@ _STRUCTURES: dict[str, Structure] = {
 
 
 def register_structure(structure: Structure) -> Structure:
-    """Add a structure: a search that names it chooses from its operators, too.
+    """Register a structure: a search that names it also chooses from its operators.
 
     Raises:
-        InvalidInputError: There is one of that name, or it is none.
+        InvalidInputError: The name is taken or malformed.
     """
     if not re.fullmatch(_NAME, structure.name):
         raise InvalidInputError(
@@ -50,7 +50,7 @@ def register_structure(structure: Structure) -> Structure:
 
 
 def unregister_structure(name: str) -> None:
-    """Take a structure out again.
+    """Remove a registered structure.
 
     Raises:
         InvalidInputError: There is none of that name.
@@ -60,12 +60,12 @@ def unregister_structure(name: str) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """The structures that there are, chains first."""
+    """The names of all structures, chains first."""
     return (KRONECKER, *_STRUCTURES)
 
 
 def structure_of(name: str) -> Structure:
-    """The structure of a name, other than chains.
+    """The structure of a name; chains are none.
 
     Raises:
         InvalidInputError: There is none of that name.
@@ -79,7 +79,7 @@ def structure_of(name: str) -> Structure:
 
 
 def name_of(replacement: Replacement) -> str:
-    """The name of the structure of a chain or of another operator.
+    """The structure's name of a chain or of another operator.
 
     Example:
         >>> name_of(Chain.dense(4, 2))
@@ -92,7 +92,7 @@ def parse(text: str) -> Replacement:
     """A chain, or the operator of another structure, from its text.
 
     Raises:
-        InvalidInputError: There is no such structure, or it does not know the text.
+        InvalidInputError: There is no such structure, or it cannot parse the text.
 
     Example:
         >>> parse("(1,4,4,2)*(2,4,4,1)").nnz
@@ -104,10 +104,10 @@ def parse(text: str) -> Replacement:
 
 @functools.lru_cache(maxsize=2**14)
 def _chain(text: str) -> Chain:
-    """A chain never changes, and a search reads those of all its trials before each new one."""
+    """The chain of a text, cached: before each trial a search parses the chains of all trials."""
     return Chain.parse(text)
 
 
 def operator_of(replacement: Replacement) -> StructuredOperator:
-    """What a chain, or another operator, computes."""
+    """A chain as an operator; other operators are returned as they are."""
     return KroneckerOperator(replacement) if isinstance(replacement, Chain) else replacement

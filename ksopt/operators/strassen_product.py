@@ -40,7 +40,7 @@ def bind(tile: int, weights: Sequence[Tensor], layout: str) -> Product:
 
 
 def reference(tile: int, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """The same of x [rows, in], sum by sum."""
+    """The product of x [rows, in] in plain einsums, as the definition has it."""
     decoder, v, encoder = weights
     rows = x.shape[0]
     x = pad(x, (0, 0, 0, -rows % tile))

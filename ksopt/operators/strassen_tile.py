@@ -1,4 +1,4 @@
-"""Strassen-Tile as a structured operator: tiles are encoded, multiplied by entries and decoded."""
+"""Strassen-Tile as a structured operator: tiles are encoded, multiplied entrywise and decoded."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TILES = (2, 4)
-"""Sides of tiles. Of 8 the encoders alone cost as much as a layer of 500 features."""
+"""The sides of tiles. With 8, the encoders alone cost as much as a layer of 500 features."""
 
 
 @dataclass(frozen=True)
 class StrassenTile(StructuredOperator):
     """Y = X Wᵀ by tiles of t rows and t features, each product of two tiles by r multiplications.
 
-    With X and Y cut into t x t tiles, and V [r, out/t, in/t] in the place of the matrix,
+    With X and Y cut into t x t tiles, and V [r, out/t, in/t] in place of the matrix,
 
         Y_no = D (sum_i V_oi * (E X_ni)),
 
     where E [r, t²] encodes a tile and D [t², r] decodes one. With Strassen's E and D, r = 7 for
     t = 2 and 49 for t = 4, it is the dense product, and V, the encoded matrix, has r/t² times its
-    weights: more than the dense layer. Fewer multiplications make an approximation, in which the t
-    rows of a tile take part in each other's results. Rows are filled up with zeros to whole tiles.
+    weights: more than the dense layer. Fewer multiplications give an approximation, in which the t
+    rows of a tile affect each other's results. Rows are padded with zeros to whole tiles.
 
     Source: Ailon, Bercovich, Uffenheimer and Weinstein 2025 (arXiv 2503.12211).
 
     Raises:
-        InvalidInputError: The tile's side is not 2 or 4, does not divide both sizes, or there are
+        InvalidInputError: The tile's side is not 2 or 4 or does not divide both sizes, or there are
             more multiplications than Strassen's algorithm needs.
 
     Example:
@@ -67,41 +67,41 @@ class StrassenTile(StructuredOperator):
 
     @property
     def nnz(self) -> int:
-        """Of V, D and E."""
+        """The weights of V, D and E."""
         t2 = self.tile**2
         return self.products * (self.in_features * self.out_features // t2 + 2 * t2)
 
     @property
     def rows_together(self) -> int:
-        """The tile's."""
+        """The rows of a tile."""
         return self.tile
 
     def parameter_shapes(self) -> Sequence[tuple[int, ...]]:
-        """Of D, V and E."""
+        """The shapes of D, V and E."""
         r, t = self.products, self.tile
         return [(t * t, r), (r, self.out_features // t, self.in_features // t), (r, t * t)]
 
     def bind(self, weights: Sequence[Tensor], layout: str) -> Callable[[Tensor], Tensor]:
-        """Three products: of E, of V as r batched ones, and of D."""
+        """The product in three steps: by E, by V as r batched products, and by D."""
         from ksopt.operators.strassen_product import bind
 
         return bind(self.tile, weights, layout)
 
     def reference(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """Sum by sum, without the layouts of the fast one."""
+        """The product in plain einsums, without the layouts of the fast one."""
         from ksopt.operators.strassen_product import reference
 
         return reference(self.tile, x, weights)
 
     def draw(self, weights: Sequence[Tensor], gain: float) -> None:
-        """The fit of a matrix that is drawn as `torch.nn.Linear`'s: Strassen's terms."""
+        """Draw a matrix as `torch.nn.Linear` does, and fit the weights to it: Strassen's terms."""
         import torch
 
         from ksopt.nn import init
 
         first = weights[0]
         if first.is_meta:
-            return  # there are no values
+            return  # the meta device has no values
         matrix = torch.empty(self.out_features, self.in_features, device=first.device)
         init.product_uniform_([matrix], [self.in_features], gain)
         with torch.no_grad():
@@ -109,24 +109,24 @@ class StrassenTile(StructuredOperator):
                 own.copy_(fitted)
 
     def bytes_moved(self, batch: int, dtype: str) -> int:
-        """Three products': encoded x and y are written and read."""
+        """The bytes of the three products; encoded x and y are written and read."""
         tiles = -(-batch // self.tile)
         features = self.in_features + self.out_features
         encoded = self.products * tiles * (features // self.tile)
         return (batch * features + 2 * encoded + self.nnz) * bytes_per_element(dtype)
 
     def flops(self, batch: int) -> int:
-        """To encode, to multiply and add up, and to decode; of whole tiles."""
+        """The flops of encoding, multiplying with accumulation, and decoding, for whole tiles."""
         rows, t = -(-batch // self.tile), self.tile
         inputs, outputs = self.in_features // t, self.out_features // t
         return 2 * rows * self.products * (t * t * (inputs + outputs) + inputs * outputs)
 
     def nearest(self, matrix: Tensor) -> Fit:
-        """V, D and E together by alternating least squares; exact with all of Strassen's products.
+        """A joint fit of V, D and E by least squares; exact with all of Strassen's products.
 
         The relative error is that of the map of t rows, ||M - I ⊗ W|| / ||I ⊗ W|| in the Frobenius
-        norm: of a product whose rows are independent it is that of W, and in each case the root
-        mean square error of the outputs for white inputs.
+        norm: if rows are independent it is the error of W, and always the root mean square error of
+        the outputs for white inputs.
         """
         import torch
 
@@ -152,7 +152,7 @@ def parse(text: str) -> StrassenTile:
 
 
 def candidates(in_features: int, out_features: int) -> Iterator[StrassenTile]:
-    """Each tile and number of multiplications with fewer weights than the dense matrix.
+    """The tiles and numbers of multiplications that have fewer weights than the dense matrix.
 
     Example:
         >>> [(one.tile, one.products) for one in candidates(64, 64)][:5]

@@ -1,4 +1,4 @@
-"""A kind of structured operator: its name, its texts, and what a search chooses from."""
+"""A kind of structured operator: its name, the parser of its texts, and its candidates."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Structure:
     """A kind of structured operator.
 
     Args:
-        name: What a request calls it, such as ``low-rank``; the texts of its operators are
+        name: Its name in a request, such as ``low-rank``; the texts of its operators are
             ``NAME(...)``.
-        parse: Reads such a text, or raises `InvalidInputError`.
-        candidates: Of (in_features, out_features): what a search of such a layer chooses from.
+        parse: (text) -> its operator; raises `InvalidInputError`.
+        candidates: (in_features, out_features) -> the operators that a search chooses from.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Structure:
 
 
 def fields_of(text: str, form: str) -> tuple[Dims, tuple[int, ...]]:
-    """The size of the layer and the numbers that an operator's text has, in its structure's form.
+    """The size of the layer and the numbers in an operator's text of a form.
 
     Raises:
         InvalidInputError: The text has another form.

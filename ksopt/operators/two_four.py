@@ -1,4 +1,4 @@
-"""2:4 semi-structured sparsity as a structured operator: of each four weights of a row two stay."""
+"""2:4 semi-structured sparsity as a structured operator: two of each four weights of a row."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LEAST_CAPABILITY = (8, 0)
-# Of torch's two backends, CUTLASS and cuSPARSELt, the stricter one's: out and in features.
+# Multiples of out and in features that the stricter of torch's backends requires (CUTLASS,
+# cuSPARSELt).
 _MULTIPLES = (32, 64)
 
 
 @dataclass(frozen=True)
 class TwoFour(StructuredOperator):
-    """W with two nonzeros at most in each four neighbours of a row, as torch's own sparse tensor.
+    """A matrix W with at most two nonzeros in each four neighbours of a row, in torch's format.
 
-    The weight is the dense matrix: the product uses the two of each four that are largest, and
-    their gradients are theirs alone, so that training may find other positions. What the product
-    reads is half of the values, and two bits of position for each: 9/16 of the dense matrix in 16
-    bit, and so many weights a budget counts. In training the gradients take dense products.
+    The weight is the dense matrix: the product uses the two largest of each four, and only those
+    have gradients, so that training may move to other positions. The product reads half of the
+    values, and two bits of position for each: 9/16 of the dense matrix in 16 bit, which a budget
+    counts as weights. In training the gradients take dense products.
 
     Source: Mishra et al. 2021 (arXiv 2104.08378).
 
@@ -50,15 +51,15 @@ class TwoFour(StructuredOperator):
 
     @property
     def nnz(self) -> int:
-        """Stored values, and their positions as 16-bit numbers."""
+        """The stored values, and their positions as 16-bit numbers."""
         return -(-9 * self.in_features * self.out_features // 16)
 
     def parameter_shapes(self) -> Sequence[tuple[int, ...]]:
-        """The dense matrix's."""
+        """The shape of the dense matrix."""
         return [(self.out_features, self.in_features)]
 
     def refusal(self, device: str, dtype: str) -> str | None:
-        """Sparse tensor cores are on GPUs since Ampere, and torch's type wants whole tiles."""
+        """The reason a device, dtype or size is refused: it needs Ampere or newer and 16 bit."""
         from ksopt.operators.capability import least
 
         refusal = least(_LEAST_CAPABILITY, device)
@@ -75,7 +76,7 @@ class TwoFour(StructuredOperator):
         return None
 
     def bind(self, weights: Sequence[Tensor], layout: str) -> Callable[[Tensor], Tensor]:
-        """torch's product of a semi-structured tensor.
+        """The product by torch's semi-structured tensor.
 
         Raises:
             InvalidInputError: The weights' device or dtype does not run it.
@@ -90,26 +91,26 @@ class TwoFour(StructuredOperator):
         return bind(weight, layout)
 
     def reference(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """By the dense matrix, zeros in the places that do not stay."""
+        """The product by the dense matrix with zeros at the pruned positions."""
         (weight,) = weights
-        return x @ (weight * kept(weight)).T
+        return x @ (weight * largest_two_mask(weight)).T
 
     def flops(self, batch: int) -> int:
-        """Of the values that stay: half of the dense product's."""
+        """The flops of the stored values: half of the dense product's."""
         return batch * self.in_features * self.out_features
 
     def nearest(self, matrix: Tensor) -> Fit:
-        """The two of each four that are largest: no matrix of this structure is nearer."""
+        """The two largest of each four: no matrix of this structure is nearer."""
         from ksopt.operators.batches import relative_error
 
-        near = matrix * kept(matrix)
+        near = matrix * largest_two_mask(matrix)
         return Fit([near], relative_error((matrix - near).double(), matrix.double()))
 
 
-def kept(weight: Tensor) -> Tensor:
-    """Where the two largest of each four lie, of equals the first: booleans of a weight's shape.
+def largest_two_mask(weight: Tensor) -> Tensor:
+    """The mask of the two largest of each four, the first of equals: booleans of a weight's shape.
 
-    Stable, so that a weight and its copy in float64 keep the same places.
+    Stable, so that a weight and its copy in float64 have the same mask.
     """
     fours = weight.detach().abs().unflatten(-1, (-1, 4))
     order = fours.argsort(dim=-1, descending=True, stable=True)
@@ -124,7 +125,7 @@ def parse(text: str) -> TwoFour:
 
 
 def candidates(in_features: int, out_features: int) -> Iterator[TwoFour]:
-    """One, where there are fours."""
+    """The only operator of a size; none if in_features is no multiple of 4."""
     if in_features % 4 == 0:
         yield TwoFour(in_features, out_features)
 

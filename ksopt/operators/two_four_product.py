@@ -13,47 +13,47 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ksopt.kernels import weight_cache
 from ksopt.operators.batches import Product, of_any_batch
-from ksopt.operators.two_four import kept
+from ksopt.operators.two_four import largest_two_mask
 from ksopt.reference import is_batch_last
 
-# torch's packed tensors, by what the cache of prepared weights keeps in their place: they have no
-# memory of their own that it could count, and live for as long as that is kept.
+# torch's packed tensors by the placeholder that the weight cache stores for them: the cache cannot
+# count their memory, and they live as long as the placeholder is cached.
 _packed_of: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def bind(weight: Tensor, layout: str) -> Product:
     """The product by the two largest of each four of a weight [out_features, in_features].
 
-    The weight is packed once for each of its versions, in training at every call.
+    The weight is packed once per version, in training at every call.
     """
     last = is_batch_last(layout)
     return of_any_batch(lambda x: _product(x, weight, last), layout)
 
 
 def _product(x: Tensor, weight: Tensor, last: bool) -> Tensor:
-    # Nothing of the cache can be traced; elsewhere torch._dynamo need not be imported.
+    # The cache cannot be traced; without tracing, torch._dynamo need not be imported.
     return (_untraced if torch.compiler.is_compiling() else _computed)(x, weight, last)
 
 
 def _computed(x: Tensor, weight: Tensor, last: bool) -> Tensor:
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return _Product.apply(x, weight, last)
-    place = weight_cache.prepared(weight, "2:4", _pack_to_keep)
+    place = weight_cache.prepared(weight, "2:4", _placeholder_of_packed)
     return _multiply(x, _packed_of[place], last)
 
 
 _untraced = _disable_dynamo(_computed)
 
 
-def _pack_to_keep(weight: Tensor) -> Tensor:
+def _placeholder_of_packed(weight: Tensor) -> Tensor:
     place = weight.new_empty(1)
-    _packed_of[place] = _packed(weight * kept(weight))
+    _packed_of[place] = _packed(weight * largest_two_mask(weight))
     return place
 
 
 def _packed(pruned: Tensor) -> Tensor:
     with warnings.catch_warnings():
-        # torch says once that the type is a prototype.
+        # torch warns once that the type is a prototype.
         warnings.simplefilter("ignore", UserWarning)
         return torch.sparse.to_sparse_semi_structured(pruned.detach().contiguous())
 
@@ -64,12 +64,12 @@ def _multiply(x: Tensor, packed: Tensor, last: bool) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """x [rows, in], or [in, rows] in batch_last, by the packed weight; dense gradients."""
+    """The product of x [rows, in] ([in, rows] in batch_last) and the weight; dense gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, last: bool) -> Tensor:
         weight_cache.forget(weight)  # an optimizer may change it without a new version
-        places = kept(weight)
+        places = largest_two_mask(weight)
         pruned = weight * places
         ctx.save_for_backward(x, pruned, places)
         ctx.last = last

@@ -1,4 +1,4 @@
-"""What `ksopt.optimize` returns."""
+"""The result of `ksopt.optimize`."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ _IDLE = (
     "Call it again when the machine is idle: something else was using it, for the model's times "
     "spread widely."
 )
-# Layers that a printed result lists as left dense.
+# Dense layers that a printed result lists.
 _SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Optimized:
-    """A model with chains where they win, and what that gains and costs.
+    """A model with chains where they are faster, and the gain and the cost.
 
     Args:
-        model: The model with chains, compiled; or the very model that was passed, where nothing
-            is gained.
-        plan: Which layers become which chains by the search; `ksopt.convert` takes it.
-        report: The page of the search, to be opened in a browser.
-        mode: "inference" or "training": what was timed.
-        reason: Why the model is unchanged; empty where it is not.
-        speed: The whole model timed, dense beside chains; None where no layer became a chain.
+        model: The model with chains, compiled; or the passed model itself, if nothing is gained.
+        plan: The chain of each replaced layer, by the search; `ksopt.convert` accepts it.
+        report: The page of the search, for a browser.
+        mode: The timed mode: "inference" or "training".
+        reason: The reason the model is unchanged; empty if it is changed.
+        speed: The times of the whole model, dense and with chains; None if no layer became a chain.
         conversion: The model with chains before it was compiled, for `ksopt.save_converted`; None
-            where the model is unchanged. It cannot be reverted: the model that was passed is dense.
-        dense: Why other linear layers stayed dense, by name.
-        search: What was measured of the layers.
-        seconds: How long all of it took.
+            if the model is unchanged. It cannot be reverted: the passed model is dense.
+        dense: The reason each other linear layer stayed dense, by name.
+        search: The measurements of the layers.
+        seconds: Total time.
     """
 
     model: nn.Module
@@ -62,19 +61,19 @@ class Optimized:
 
     @property
     def layers(self) -> tuple[ConvertedLayer, ...]:
-        """The layers that became chains, with weights and error of each."""
+        """The layers that became chains, with the weights and the error of each."""
         return () if self.conversion is None else self.conversion.layers
 
     @property
     def sentence(self) -> str:
-        """What came of it, in a sentence or two."""
+        """The result in one or two sentences."""
         if self.conversion is None or self.speed is None:
             return f"The model is unchanged: {self.reason}"
         return f"{self._speed_sentence} {self.conversion.sentence}"
 
     @property
     def next_steps(self) -> tuple[str, ...]:
-        """What to do next, a sentence each."""
+        """The recommended next steps, a sentence each."""
         if self.conversion is None:
             busy = self.speed is not None and is_noisy(self.speed.dense, self.speed.chains)
             return (
@@ -105,7 +104,7 @@ class Optimized:
         )
 
     def _repr_html_(self) -> str:
-        """What it gains, what it costs and what is next, in a notebook."""
+        """The gain, the cost and the next steps as HTML for a notebook."""
         facts = []
         if self.speed is not None:
             both = f"{phrases.microseconds(self.speed.chains.median_us)} against "

@@ -58,29 +58,29 @@ def optimize(
     quiet: bool = False,
     **options: Any,
 ) -> Optimized:
-    """Make a model faster: find chains for its linear layers, convert a copy, compile and time it.
+    """Speed up a model: search chains for its linear layers, convert a copy, compile and time it.
 
-    The layers are searched on the model's device, with its dtype and as many rows as they see with
-    the inputs. Layers whose chains are not faster stay dense. The model with chains, compiled by
-    ksopt, is timed beside the dense one, compiled by Inductor; where it is not faster, the model
-    is returned as it is, with the reason.
+    The layers are searched on the model's device, with its dtype and with as many rows as the
+    inputs give them. Layers whose chains are not faster stay dense. The model with chains, compiled
+    by ksopt, is timed beside the dense one, compiled by Inductor; if it is not faster, the passed
+    model is returned with the reason.
 
-    The model that is passed stays as it is. The weights of chains are those nearest to the dense
-    ones, which is seldom near: check and fine-tune the result, as `Optimized.next_steps` says.
+    The passed model does not change. The weights of chains are those nearest to the dense ones,
+    which are seldom near: check and fine-tune the result, as `Optimized.next_steps` describes.
 
     Args:
-        model: A model with linear layers, on the device where it is to be fast.
-        example_inputs: What it takes: a tensor, a tuple of arguments or a mapping of keyword
-            arguments. Their size matters: chains win on many rows.
+        model: A model with linear layers, on the target device.
+        example_inputs: Its inputs: a tensor, a tuple of arguments or a mapping of keyword
+            arguments. Their size matters: chains are faster on many rows.
         budget: The most weights of a layer's chain: ``"25%"``, ``0.25`` or ``"600k"``.
         mode: "inference" times calls without gradients, "training" forward and backward.
         include: Names or patterns for names: only these layers may become chains.
         exclude: Names or patterns for names: these stay dense.
         max_error: Layers whose weights would have a larger relative error stay dense.
         refine: Steps of gradient refinement of chains of three factors or more.
-        loss: In training, a number to derive, made of what the model returns. By default the
-            ``loss`` that it returns, or else the mean square of all.
-        quiet: Shows no progress; it goes to stderr otherwise.
+        loss: In training, (the model's output) -> a scalar loss. By default the ``loss`` of the
+            output, or else the mean square of all its tensors.
+        quiet: Whether to show no progress; otherwise it goes to stderr.
         **options: Of the search, such as ``trials=30``, ``timeout_s=600`` or ``out="report"``
             (`ksopt.search.options.SearchOptions`).
 
@@ -89,7 +89,7 @@ def optimize(
 
     Raises:
         InvalidInputError: An argument is not allowed: a model without linear layers or values,
-            inputs that it does not take, an unknown mode, a budget that no layer can have.
+            inputs that it does not accept, an unknown mode, a budget that no layer can have.
         KsoptError: The model cannot be compiled.
 
     docs/optimize.md has examples that run.
@@ -192,7 +192,7 @@ def _reasons(
     planned_dense: Mapping[str, str],
     uncalled: Sequence[str],
 ) -> dict[str, str]:
-    """Why layers stay dense, by name: what the search left out, then what does not win."""
+    """The reason each layer stays dense, by name: not searched, or no faster chain."""
     assert result.request.model is not None
     reasons = dict(result.request.model.dense)
     reasons |= dict.fromkeys(uncalled, "the inputs do not reach it as a layer")
@@ -208,7 +208,7 @@ def _reasons(
 def _converted(
     model: nn.Module, plan: Plan, max_error: float | None, refine: int, progress: Progress
 ) -> Conversion:
-    """A copy with chains; without a way back, so that its dense weights can be freed."""
+    """A copy with chains; it cannot be reverted, so that its dense weights can be freed."""
     try:
         twin = copy.deepcopy(model)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Which layers of a model `ksopt.optimize` does not search, and why."""
+"""The layers of a model that `ksopt.optimize` does not search, and the reasons."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ksopt.errors import InvalidInputError
 from ksopt.patterns.size import Dims
 
 LEAST_WORK = 0.01
-"""Sizes of layers that do less of the work, beside that which does most, are not searched."""
+"""Sizes whose layers do a smaller share of the work of the heaviest size are not searched."""
 
 
 def uncalled_layers(model: nn.Module, rows: Mapping[str, int]) -> tuple[str, ...]:
-    """Layers that the inputs do not reach, or whose weight is read by something else."""
+    """The layers that the inputs do not reach, or whose weight another module reads."""
     names = [place.name for place in find(model)[0]]
     if not any(name in rows for name in names):
         raise InvalidInputError(
@@ -26,9 +26,9 @@ def uncalled_layers(model: nn.Module, rows: Mapping[str, int]) -> tuple[str, ...
 
 
 def slight_layers(model: nn.Module, rows: Mapping[str, int]) -> dict[str, str]:
-    """Layers of sizes that do too little of the work to be searched for minutes, with the reason.
+    """The layers of sizes whose work is too small to search for minutes, with the reason.
 
-    A head of ten classes behind layers of thousands of features is the usual one.
+    A typical one is a head of ten classes after layers of thousands of features.
     """
     places = [place for place in find(model)[0] if place.name in rows]
     work = Counter[Dims]()

@@ -1,4 +1,4 @@
-"""A whole model, dense and with chains: each compiled, both timed in turns."""
+"""The time of a whole model, dense and with chains, each compiled, in turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ksopt.search import device_locks
 from ksopt.search.model_call import ModelCall, evaluating
 
 DENSE, CHAINS = "inductor", "ksopt"
-"""What compiles each model. Tests put a quicker compiler here."""
+"""The compiler of each model. Tests replace them by a faster one."""
 _SECONDS = 4.0
 _RECOMPILE_LIMIT = 64  # both models share the code that Dynamo compiles
 
@@ -28,7 +28,7 @@ Loss = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class Speed:
-    """What a call of the whole model takes, or a training step.
+    """The times of a call of the whole model, or of a training step.
 
     Args:
         dense: The dense model, compiled by Inductor.
@@ -40,12 +40,12 @@ class Speed:
 
     @property
     def times(self) -> float:
-        """How many times as fast the model with chains is."""
+        """The speed-up of the model with chains."""
         return self.dense.median_us / self.chains.median_us
 
     @property
     def comparison(self) -> Comparison:
-        """Whether it is faster or slower, or has not been told apart."""
+        """Whether the model with chains is faster, slower, or within noise."""
         return compare(self.chains, self.dense)
 
 
@@ -71,10 +71,10 @@ def measure_steps(
 ) -> tuple[Speed, nn.Module]:
     """Time a training step of both: forward, loss and backward, in training mode.
 
-    The dense model is a copy of the one that is passed, for a step leaves gradients behind.
+    The dense model is a copy of the passed one, because a step leaves gradients behind.
 
     Returns:
-        The times, and the converted model compiled; its state is as it was.
+        The times, and the converted model compiled, with its state unchanged.
 
     Raises:
         InvalidInputError: The loss has no gradient.
@@ -89,7 +89,7 @@ def measure_steps(
 
 
 def own_loss(output: Any) -> Tensor:
-    """The loss that a model returns with its output, or else the mean square of what it returns.
+    """The loss in a model's output, or else the mean square of the output.
 
     Example:
         >>> own_loss((torch.tensor([1.0, 3.0]), torch.tensor([2])))
@@ -145,7 +145,7 @@ def _times(
 
 
 def _first(call: Callable[[], object]) -> None:
-    """The call that compiles."""
+    """Run the first call, which compiles."""
     try:
         call()
     except InvalidInputError:
@@ -159,7 +159,7 @@ def _first(call: Callable[[], object]) -> None:
 
 @contextmanager
 def _training(model: nn.Module) -> Iterator[None]:
-    """The model in training mode; its modes and buffers as they were afterwards."""
+    """The model in training mode inside the block; modes and buffers are restored after it."""
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:

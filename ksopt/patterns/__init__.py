@@ -1,1 +1,1 @@
-"""Patterns, chains and their algebra; no torch."""
+"""Patterns, chains and their algebra, without torch."""

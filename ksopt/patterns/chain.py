@@ -1,6 +1,6 @@
-"""Kronecker-sparse patterns and chains of them: what they are, and their exact algebra. No torch.
+"""Chains of Kronecker-sparse patterns and their exact algebra, without torch.
 
-`Pattern` (one factor) stands in `ksopt.patterns.pattern`, `Chain` (a product of factors) here.
+`Pattern` (one factor) is defined in `ksopt.patterns.pattern`, `Chain` (a product of factors) here.
 
 Source: Gonon, Zheng, Carrivain, Le, "Fast inference with Kronecker-sparse matrices", 2024 (the
 paper).
@@ -25,11 +25,11 @@ class Chain:
 
     Args:
         patterns: One or more patterns, each with as many columns as the next has rows:
-            a_l c_l d_l = a_{l+1} b_{l+1} d_{l+1}. Any iterable; kept as a tuple.
+            a_l c_l d_l = a_{l+1} b_{l+1} d_{l+1}. Any iterable; stored as a tuple.
 
     Raises:
         InvalidInputError: No patterns, something that is not a `Pattern`, or two neighbours whose
-            sizes differ. `Chain.is_valid` asks without raising.
+            sizes differ. `Chain.is_valid` checks without raising.
 
     Source: paper, Table 1, last row.
 
@@ -46,14 +46,14 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
     patterns: tuple[Pattern, ...]
 
     def __post_init__(self) -> None:
-        given = self.patterns
-        if isinstance(given, str):
-            raise InvalidInputError(f"Chain({given!r}): use Chain.parse to read a chain from text")
-        if isinstance(given, Pattern) or not isinstance(given, Iterable):
+        values = self.patterns
+        if isinstance(values, str):
+            raise InvalidInputError(f"Chain({values!r}): use Chain.parse to read a chain from text")
+        if isinstance(values, Pattern) or not isinstance(values, Iterable):
             raise InvalidInputError(
-                f"Chain({given!r}): give a sequence of patterns, such as (Pattern(1, 2, 3, 4),)"
+                f"Chain({values!r}): give a sequence of patterns, such as (Pattern(1, 2, 3, 4),)"
             )
-        patterns = tuple(given)
+        patterns = tuple(values)
         if not patterns:
             raise InvalidInputError("A chain needs at least one pattern, got none")
         for pattern in patterns:
@@ -85,7 +85,7 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
 
     @classmethod
     def parse(cls, text: str) -> Chain:
-        """The chain that ``text`` names; the inverse of ``str(chain)``.
+        """The chain of a text; the inverse of ``str(chain)``.
 
         Args:
             text: Patterns joined by ``*``: ``(1,768,192,2)*(6,64,64,1)``. Spaces are allowed.
@@ -177,7 +177,7 @@ not a pattern: write (a,b,c,d) with four integers, such as (1,768,192,2)
     def bytes(self, batch: int, dtype: object) -> int:
         """Bytes moved by y = x W^T, run factor by factor: see `Pattern.bytes`.
 
-        What stands between two factors is written once and read once.
+        The intermediate result between two factors is written once and read once.
 
         Example:
             >>> Chain.low_rank(384, 1536, rank=32).bytes(batch=10, dtype="fp16")
@@ -260,7 +260,7 @@ not a pattern: write (a,b,c,d) with four integers, such as (1,768,192,2)
         such size. It is reached: let each size pass a flow f spread evenly over its features; a
         b x c sub-matrix of a factor takes in c*f/(a*c*d) and gives out b*f/(a*b*d), the same, so f
         can be the smallest size with at most 1 through any feature. A flow with integer capacities
-        can be made of whole units: f disjoint paths, and weights of 1 along them give rank f.
+        splits into whole units: f disjoint paths, and weights of 1 along them give rank f.
         Almost every choice of weights has at least the rank of any one choice.
 
         Example:
@@ -272,8 +272,8 @@ not a pattern: write (a,b,c,d) with four integers, such as (1,768,192,2)
     def merge(self, index: int) -> Chain:
         """The chain with factors ``index`` and ``index + 1`` (from 0) replaced by their product.
 
-        The merged chain can express every product that this one can, usually more, and has another
-        number of weights: `nnz` tells which is smaller.
+        The merged chain can express every product that this one can, usually more. Its number of
+        weights differs: compare `nnz`.
 
         Raises:
             InvalidInputError: There is no such pair, or its product is not Kronecker-sparse.
@@ -376,12 +376,12 @@ not a pattern: write (a,b,c,d) with four integers, such as (1,768,192,2)
         return cls(tuple(_as_pattern(pattern) for pattern in patterns))
 
 
-def _as_pattern(given: Pattern | Sequence[int]) -> Pattern:
-    if isinstance(given, Pattern):
-        return given
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 4:
-        raise InvalidInputError(f"{given!r} is not a pattern: give four integers (a, b, c, d)")
-    return Pattern(*given)
+def _as_pattern(values: Pattern | Sequence[int]) -> Pattern:
+    if isinstance(values, Pattern):
+        return values
+    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != 4:
+        raise InvalidInputError(f"{values!r} is not a pattern: give four integers (a, b, c, d)")
+    return Pattern(*values)
 
 
 __all__ = ["Chain", "Pattern"]

@@ -1,4 +1,4 @@
-"""A chain of a layer, from its patterns or from the name of a family."""
+"""The chain of a layer, from its patterns or from the name of a family."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCKS = 4
 
 
 def is_named(text: str) -> bool:
-    """Whether a text names a family in place of patterns.
+    """Whether a text names a family instead of patterns.
 
     Example:
         >>> is_named("monarch"), is_named("low_rank:64"), is_named("(1,4,4,1)")
@@ -25,19 +25,19 @@ def is_named(text: str) -> bool:
 
 
 def chain_of(text: str, in_features: int, out_features: int) -> Chain:
-    """The chain of a layer that a text names.
+    """The chain of a text for a layer.
 
     Args:
         text: Patterns, as `Chain.parse` takes them, or the name of a family of the paper, with a
-            number where it has one: "monarch:8" (blocks), "low_rank:64" (rank),
+            number if it needs one: "monarch:8" (blocks), "low_rank:64" (rank),
             "block_butterfly:96" (block), "dense", "square_dyadic", "kaleidoscope". "monarch" alone
             has 4 blocks, or as many of the nearest number that divides both sizes.
         in_features: Of the layer.
         out_features: Of the layer.
 
     Raises:
-        InvalidInputError: There is no such family, it has no chain of that size, or the text is
-            neither.
+        InvalidInputError: There is no such family, it has no chain of that size, or the text
+            contains neither patterns nor a name.
 
     Example:
         >>> print(chain_of("monarch", 384, 1536))
@@ -57,20 +57,20 @@ def chain_of(text: str, in_features: int, out_features: int) -> Chain:
     if name == "monarch" and number is None:
         number = _usual_blocks(in_features, out_features)
     if (number is None) == (name in _NUMBERED):
-        wanted = f"give its {_NUMBERED[name]}: {name}:64" if name in _NUMBERED else "leave it out"
-        raise InvalidInputError(f"{text!r}: {wanted}")
-    made: Chain
+        hint = f"give its {_NUMBERED[name]}: {name}:64" if name in _NUMBERED else "leave it out"
+        raise InvalidInputError(f"{text!r}: {hint}")
+    chain: Chain
     if name in ("dense", "monarch", "low_rank"):
         numbers = [in_features, out_features, *([] if number is None else [number])]
-        made = getattr(Chain, name)(*numbers)
+        chain = getattr(Chain, name)(*numbers)
     elif in_features != out_features:
         raise InvalidInputError(
             f"{text!r}: {name} is for square layers, and this one has in_features={in_features} "
             f"and out_features={out_features}"
         )
     else:
-        made = getattr(Chain, name)(in_features, *([] if number is None else [number]))
-    return made
+        chain = getattr(Chain, name)(in_features, *([] if number is None else [number]))
+    return chain
 
 
 def _usual_blocks(in_features: int, out_features: int) -> int:

@@ -1,6 +1,6 @@
 """The factors of the paper's named families, from left to right.
 
-The public doors are the class methods of `ksopt.patterns.chain.Chain` with the same names.
+The public functions are the class methods of `ksopt.patterns.chain.Chain` with the same names.
 
 Source: paper, Table 1.
 """
@@ -67,7 +67,7 @@ def block_butterfly(n: int, block: int) -> tuple[Pattern, ...]:
 
 
 def monarch(in_features: int, out_features: int, p: int) -> tuple[Pattern, ...]:
-    """Two factors, the right one block-diagonal with p blocks, the left one so after a shuffle."""
+    """Two factors with p blocks: the right one block-diagonal, the left one after a shuffle."""
     call = f"Chain.monarch({in_features!r}, {out_features!r}, p={p!r})"
     columns = checked_int(in_features, "in_features", call)
     rows = checked_int(out_features, "out_features", call)
@@ -86,7 +86,7 @@ def monarch(in_features: int, out_features: int, p: int) -> tuple[Pattern, ...]:
 
 
 def _butterfly(levels: int, block: int) -> tuple[Pattern, ...]:
-    """Factor l of L: 2^(l-1) diagonal blocks, in each a stride of 2^(L-l)."""
+    """Factor l of L: 2^(l-1) diagonal blocks, each with a stride of 2^(L-l)."""
     return tuple(
         Pattern(2**level, 2 * block, 2 * block, 2 ** (levels - 1 - level))
         for level in range(levels)
@@ -94,7 +94,7 @@ def _butterfly(levels: int, block: int) -> tuple[Pattern, ...]:
 
 
 def _log2(n: object, call: str) -> int:
-    """L for n = 2**L with L of at least 1."""
+    """L for n = 2**L, where L is at least 1."""
     size = checked_int(n, "n", call, minimum=2)
     if size & (size - 1):
         below = 1 << (size.bit_length() - 1)
@@ -110,7 +110,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _listed(numbers: list[int]) -> str:
-    """``1, 2 or 4``; a long list keeps its ends."""
+    """The text ``1, 2 or 4`` of numbers; a long list is cut in the middle."""
     words = [str(number) for number in sorted(numbers)]
     if len(words) == 1:
         return words[0]

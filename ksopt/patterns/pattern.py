@@ -1,6 +1,6 @@
-"""The pattern of one Kronecker-sparse factor: what it is, and what it costs. No torch.
+"""The pattern of one Kronecker-sparse factor and its cost, without torch.
 
-`ksopt.patterns.chain` builds on this module and is the door to it.
+`ksopt.patterns.chain` builds on this module and exports it.
 
 Source: Gonon, Zheng, Carrivain, Le, "Fast inference with Kronecker-sparse matrices", 2024 (the
 paper).
@@ -28,26 +28,26 @@ _BYTES_PER_ELEMENT = {
     "fp64": 8,
     "double": 8,
 }
-# 18 digits: more than any size, less than what int() refuses to convert.
+# 18 digits: more than any size, less than the limit of int().
 _PATTERN_TEXT = re.compile(r"\(" + ",".join([r"\s*([+-]?[0-9]{1,18})\s*"] * 4) + r"\)")
 
 
 @dataclass(frozen=True, order=True)
 class Pattern:
-    """Where a Kronecker-sparse matrix K may be nonzero: I_a (x) 1_{b x c} (x) I_d.
+    """The support of a Kronecker-sparse matrix K: I_a (x) 1_{b x c} (x) I_d.
 
     K has M = a*b*d rows (output features) and N = a*c*d columns (input features): a diagonal
-    blocks, each of b x c diagonal matrices of size d x d. Its weights are kept as a tensor of shape
+    blocks, each of b x c diagonal matrices of size d x d. Its weights are a tensor of shape
     (a, b, c, d) with K[i*b*d + k*d + j, i*c*d + l*d + j] = weight[i, k, l, j].
 
     Args:
         a: Number of diagonal blocks.
         b: Outputs of each of the a*d dense b x c sub-matrices.
-        c: Inputs of each of them.
+        c: Inputs of each dense sub-matrix.
         d: Stride between the rows, and between the columns, of such a sub-matrix.
 
     Raises:
-        InvalidInputError: One of them is not an integer of at least 1.
+        InvalidInputError: A size is not an integer of at least 1.
 
     Source: paper, Definition 2.1.
 
@@ -66,18 +66,18 @@ class Pattern:
     d: int
 
     def __post_init__(self) -> None:
-        given = (self.a, self.b, self.c, self.d)
-        # A search makes a million of plain integers: there is nothing to convert or to refuse.
-        a, b, c, d = given
-        if type(a) is type(b) is type(c) is type(d) is int and min(given) >= 1:
+        sizes = (self.a, self.b, self.c, self.d)
+        # Fast path: a search creates a million patterns of plain, valid integers.
+        a, b, c, d = sizes
+        if type(a) is type(b) is type(c) is type(d) is int and min(sizes) >= 1:
             return
-        call = f"Pattern({', '.join(map(repr, given))})"
-        for name, value in zip("abcd", given, strict=True):
+        call = f"Pattern({', '.join(map(repr, sizes))})"
+        for name, value in zip("abcd", sizes, strict=True):
             object.__setattr__(self, name, checked_int(value, name, call))
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """The pattern that ``text`` names; the inverse of ``str(pattern)``.
+        """The pattern of a text; the inverse of ``str(pattern)``.
 
         Args:
             text: ``(a,b,c,d)``; spaces are allowed around the numbers and the parentheses.
@@ -132,7 +132,7 @@ class Pattern:
 
     @property
     def rho(self) -> float:
-        """(b + c)/(b*c): the larger, the more of the time goes to moving data.
+        """The ratio (b + c)/(b*c): the larger, the larger the share of time that moves data.
 
         Source: paper, eq. (2).
         """
@@ -140,7 +140,7 @@ class Pattern:
 
     @property
     def d_rho(self) -> float:
-        """d*(b + c)/(b*c), the paper's proxy for the energy spent on moving data.
+        """The paper's proxy for the energy spent on moving data: d*(b + c)/(b*c).
 
         Source: paper, section 5 and Figure 7.
         """
@@ -173,7 +173,7 @@ class Pattern:
         return 2 * checked_int(batch, "batch", f"flops({batch!r})", minimum=0) * self.nnz
 
     def bytes(self, batch: int, dtype: object) -> int:
-        """Bytes that y = x K^T cannot avoid to move: x, y and the weights, each of them once.
+        """The minimum of bytes that y = x K^T moves: x, y and the weights, once each.
 
         Args:
             batch: Number of rows of x, 0 or more.
@@ -202,7 +202,7 @@ class Pattern:
 
 
 def bytes_per_element(dtype: object) -> int:
-    """Bytes of a number of a dtype: a name (``"float16"``, ``"bf16"``), or torch's or NumPy's.
+    """The bytes of an element of a dtype: a name (``"float16"``, ``"bf16"``), torch's or NumPy's.
 
     Raises:
         InvalidInputError: The dtype is not known.

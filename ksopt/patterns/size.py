@@ -1,4 +1,4 @@
-"""Size of a linear layer, and how many weights a chain in its place may have."""
+"""The size of a linear layer, and the budget of weights of a chain that replaces it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ksopt.patterns.validate import checked_int
 _DIMS = re.compile(r"\s*([0-9]+)\s*[xX×]\s*([0-9]+)\s*")
 _MOST_DIGITS = 9
 _NUMBER = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([%kKmMgG]?)\s*")
-_LARGEST = 1e300  # what has more digits is as much too large, and no float
+_LARGEST = 1e300  # a number with more digits is too large anyway, and overflows a float
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
 @dataclass(frozen=True)
 class Dims:
-    """Size of the layer, named as in ``torch.nn.Linear(in_features, out_features)``."""
+    """The size of a layer, named as in ``torch.nn.Linear(in_features, out_features)``."""
 
     in_features: int
     out_features: int
@@ -29,7 +29,7 @@ class Dims:
 
     @classmethod
     def parse(cls, text: str) -> Dims:
-        """The dims that ``INxOUT`` names.
+        """The dims of a text ``INxOUT``.
 
         Raises:
             InvalidInputError: The text has another form, or a size is 0.
@@ -56,7 +56,7 @@ such as 768x3072
 
     @property
     def dense_parameters(self) -> int:
-        """Weights of the dense layer, bias not counted."""
+        """The weights of the dense layer, bias not counted."""
         return self.in_features * self.out_features
 
     def __str__(self) -> str:
@@ -65,20 +65,20 @@ such as 768x3072
 
 @dataclass(frozen=True)
 class Budget:
-    """The most weights that a chain may have, and the text that said so. Bias is not counted."""
+    """The most weights that a chain may have, and the budget's text. Bias is not counted."""
 
     text: str
     parameters: int
 
     @classmethod
     def parse(cls, text: str, dims: Dims) -> Budget:
-        """Read ``25%`` or ``0.25`` (a share of the dense weights), or ``600k``, ``2.4M`` (a count).
+        """The budget of a text: ``25%`` or ``0.25`` (a share), or ``600k``, ``2.4M`` (a count).
 
         A number without a unit is a share up to 1 if it has a decimal point, and a count otherwise.
 
         Raises:
-            InvalidInputError: The text has another form, or asks for no weights, or for more than
-                the dense layer has.
+            InvalidInputError: The text has another form, or the budget is below one weight or above
+                the dense layer's.
 
         Example:
             >>> dims = Dims(768, 3072)
@@ -104,7 +104,7 @@ weights: give at most 100%
                     f"budget {text!r}: a number with a decimal point is a share of the dense "
                     f"weights, at most 1.0; for a percentage write {match[1]}%, for a count 600k"
                 )
-            # Rounded, so that 0.29 % of a million is 2,900 whatever binary fractions make of it.
+            # Rounded, so that 0.29 % of a million is 2,900 despite binary fractions.
             count = math.floor(round(share * dense, 6))
         else:
             count = math.floor(round(number * _UNITS.get(unit, 1), 6))

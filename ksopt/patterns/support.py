@@ -1,8 +1,8 @@
 """The exact support of a product of Kronecker-sparse factors, in integer arithmetic.
 
-The support of a product is where almost every choice of the factors' weights gives a nonzero:
-entry (row, column) is in it if a path leads from that output to that input through the supports
-of the factors.
+The support of a product is the set of entries that are nonzero for almost every choice of the
+factors' weights: entry (row, column) is in it if a path leads from that output to that input
+through the supports of the factors.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ksopt.patterns.pattern import Pattern
 
 
 def product_support(chain: Sequence[Pattern]) -> Pattern | None:
-    """Support of the product of a valid chain, or None if it is not Kronecker-sparse.
+    """The support of the product of a valid chain, or None if it is not Kronecker-sparse.
 
-    Neighbours whose product is known in closed form are merged first; that settles every chain of
-    the usual families. What is left, if anything, is followed row by row with one bit a column.
+    Neighbours whose product has a closed form are merged first, which is enough for every chain of
+    the usual families. Remaining factors are followed row by row, with one bit per column.
 
-    A diagonal support has several names, (2,1,1,3) and (6,1,1,1) among them; it is always called
-    (n,1,1,1). Every other support has one name only.
+    A diagonal support has several patterns, such as (2,1,1,3) and (6,1,1,1); the result is always
+    (n,1,1,1). Every other support has one pattern only.
 
     Example:
         >>> print(product_support([Pattern(1, 768, 192, 2), Pattern(6, 64, 64, 1)]))
@@ -29,10 +29,10 @@ def product_support(chain: Sequence[Pattern]) -> Pattern | None:
         None
     """
     merged = _merge_neighbours(chain)
-    found = merged[0] if len(merged) == 1 else _by_rows(merged)
-    if found is not None and found.b == found.c == 1:
-        return Pattern(found.out_features, 1, 1, 1)
-    return found
+    support = merged[0] if len(merged) == 1 else _by_rows(merged)
+    if support is not None and support.b == support.c == 1:
+        return Pattern(support.out_features, 1, 1, 1)
+    return support
 
 
 def is_dense(chain: Sequence[Pattern]) -> bool:
@@ -43,9 +43,9 @@ def is_dense(chain: Sequence[Pattern]) -> bool:
         True
     """
     rows, columns = chain[0].out_features, chain[-1].in_features
-    # Two quick refusals. A shared factor of all a, or of all d, splits the product into independent
-    # parts. Paths fan out by at most c at each factor on their way to the inputs, and by at most b
-    # on their way to the outputs.
+    # Two fast checks for False. A shared factor of all a, or of all d, splits the product into
+    # independent parts. Paths fan out by at most c at each factor on their way to the inputs, and
+    # by at most b on their way to the outputs.
     shared_a, shared_d = _shared(chain)
     if shared_a * shared_d > 1:
         return False
@@ -55,7 +55,7 @@ def is_dense(chain: Sequence[Pattern]) -> bool:
 
 
 def pair_support(left: Pattern, right: Pattern) -> Pattern | None:
-    """Support of the product of two factors where a closed form is known, else None.
+    """The support of the product of two factors if a closed form is known, else None.
 
     With g = gcd(a1, a2) and h = gcd(d1, d2) the product is I_g (x) core (x) I_h, so take a1 and a2,
     d1 and d2 as coprime. Of the n indices between the factors, a row of the left one reads those in
@@ -76,7 +76,7 @@ def pair_support(left: Pattern, right: Pattern) -> Pattern | None:
 
 
 def _merge_neighbours(chain: Sequence[Pattern]) -> list[Pattern]:
-    """The same product, every neighbouring pair that has a closed form replaced by it."""
+    """The chain with every neighbouring pair that has a closed form replaced by its product."""
     merged: list[Pattern] = []
     for factor in chain:
         product = factor
@@ -88,17 +88,17 @@ def _merge_neighbours(chain: Sequence[Pattern]) -> list[Pattern]:
 
 
 def _by_rows(chain: Sequence[Pattern]) -> Pattern | None:
-    """`product_support` by following every row: features in the ten thousands take milliseconds.
+    """The support by following every row: features in the ten thousands take milliseconds.
 
     A shared factor g of all a and h of all d is split off first: the product is
     I_g (x) core (x) I_h, and is Kronecker-sparse exactly if the core is.
     """
     g, h = _shared(chain)
     core = [Pattern(factor.a // g, factor.b, factor.c, factor.d // h) for factor in chain]
-    found = _recognise(_row_masks(core), core[0], columns=core[-1].in_features)
-    if found is None:
+    core_support = _recognise(_row_masks(core), core[0], columns=core[-1].in_features)
+    if core_support is None:
         return None
-    return Pattern(g * found.a, found.b, found.c, found.d * h)
+    return Pattern(g * core_support.a, core_support.b, core_support.c, core_support.d * h)
 
 
 def _shared(chain: Sequence[Pattern]) -> tuple[int, int]:
@@ -107,7 +107,7 @@ def _shared(chain: Sequence[Pattern]) -> tuple[int, int]:
 
 
 def _row_masks(chain: Sequence[Pattern]) -> list[int]:
-    """Columns that each row of the product reaches, one bit a column, per class of rows.
+    """The columns that each row of the product reaches, one bit per column, by class of rows.
 
     Rows (i, k, j) and (i, k', j) of a factor read the same columns: its a*d classes i*d + j stand
     for all a*b*d rows.
@@ -127,7 +127,7 @@ def _row_masks(chain: Sequence[Pattern]) -> list[int]:
 
 
 def _recognise(masks: Sequence[int], left: Pattern, columns: int) -> Pattern | None:
-    """The pattern that has these rows, if one has; ``masks`` holds one per row class of ``left``.
+    """The pattern that has these rows, or None; ``masks`` holds one per row class of ``left``.
 
     Row 0 of I_a (x) 1_{b x c} (x) I_d is nonzero at columns 0, d, ..., (c - 1) d, and column 0 at
     rows 0, d, ..., (b - 1) d. They leave one candidate (with d = 1 if both hold one entry), which
@@ -144,15 +144,15 @@ def _recognise(masks: Sequence[int], left: Pattern, columns: int) -> Pattern | N
     a, left_over = divmod(columns, c * d)
     if left_over or rows % (a * d):
         return None
-    found = Pattern(a, rows // (a * d), c, d)
-    comb, firsts = _comb(c, d), _first_columns(found)
-    if all(row_masks[row] == comb << firsts[_row_class(found, row)] for row in range(rows)):
-        return found
+    candidate = Pattern(a, rows // (a * d), c, d)
+    comb, firsts = _comb(c, d), _first_columns(candidate)
+    if all(row_masks[row] == comb << firsts[_row_class(candidate, row)] for row in range(rows)):
+        return candidate
     return None
 
 
 def _row_class(factor: Pattern, row: int) -> int:
-    """i*d + j for row i*b*d + k*d + j."""
+    """The class i*d + j of row i*b*d + k*d + j."""
     return row // (factor.b * factor.d) * factor.d + row % factor.d
 
 

@@ -1,4 +1,4 @@
-"""Checks of integer arguments, with a sentence for whoever passed the wrong thing."""
+"""Checks of integer arguments."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ksopt.errors import InvalidInputError
 
 
 def checked_int(value: object, name: str, call: str, minimum: int = 1) -> int:
-    """``value`` as a Python int, once it is known to be an integer of at least ``minimum``.
+    """``value`` as a Python int, checked to be an integer of at least ``minimum``.
 
     Args:
-        value: Anything with ``__index__`` (int, NumPy integers) except a bool: True where a size
-            belongs is a slip, not a 1.
+        value: Any value with ``__index__`` (int, NumPy integers) except a bool: True as a size is
+            a mistake, not a 1.
         name: The argument's name, for the message.
-        call: The call as its author wrote it, for the message: ``"Pattern(1, 0, 4, 2)"``.
+        call: The call as written, for the message: ``"Pattern(1, 0, 4, 2)"``.
         minimum: The smallest value allowed.
 
     Raises:

@@ -1,1 +1,1 @@
-"""How a report looks: documents, tables, drawings."""
+"""The rendering of reports: documents, tables, drawings."""

@@ -1,4 +1,4 @@
-"""A report as sections: one self-contained page (no script, nothing loaded) and markdown."""
+"""A report as sections, rendered as markdown and as one self-contained page without scripts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing in two sizes: one scaled to a telephone would have letters too small to read.
+    """A drawing in two sizes, as the wide one's text would be unreadable on a telephone.
 
     Args:
         wide: An ``<svg>`` element for a screen and for print; empty if there is nothing to draw.
-        narrow: The same for a telephone.
-        name: What a file of its own is called, without an ending; empty for none.
+        narrow: An ``<svg>`` element for a telephone.
+        name: The name of its own file, without a suffix; empty for no file.
     """
 
     wide: str
@@ -34,12 +34,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Fact:
-    """A number that stands out.
+    """A number that the page highlights.
 
     Args:
         value: The number, with its unit.
-        name: What it is of, in few words.
-        detail: What it comes from.
+        name: The quantity, in few words.
+        detail: The source of the number.
     """
 
     value: str
@@ -52,20 +52,20 @@ class Section:
     """A part of a report: its paragraphs, then its figure, its table and its code.
 
     Args:
-        title: Its heading. On the page one with facts has none.
-        lead: Plain text that stands out.
+        title: Its heading. On the page, a section with facts has none.
+        lead: Plain text that the page highlights.
         paragraphs: Plain text.
         table: A table, if any.
         code: A block to copy, if any.
         language: Of the code.
-        figure: A drawing, on the page. Markdown has none, and leaves out a section that has
+        figure: A drawing, on the page. Markdown has no figures, and omits a section that has
             nothing else to show.
-        facts: Numbers that stand out, behind the lead; the paragraphs are then under the figure.
-        warnings: Plain text behind them: what makes them less certain than they look.
-        command: A line to copy, under the lead: what the lead asks to run.
-        is_folded: Whether the page shows the title alone until a reader opens it.
-        part: What the section is about, where several follow each other of each of several things.
-            The page folds all of one part away together.
+        facts: Highlighted numbers, after the lead; the paragraphs are then under the figure.
+        warnings: Plain text after the facts: reasons that make them less certain.
+        command: A line to copy, under the lead: the command that the lead refers to.
+        is_folded: Whether the page shows only the title until a reader opens the section.
+        part: The subject of consecutive sections, where a report covers several subjects. The page
+            folds the sections of one part together.
     """
 
     title: str
@@ -87,7 +87,7 @@ def html(title: str, where: str, sections: Sequence[Section]) -> str:
 
     Args:
         title: Its heading.
-        where: The line under the heading: what it was measured on.
+        where: The line under the heading: the device of the measurements.
         sections: In order.
     """
     page = _environment().get_template("page.html.j2")
@@ -101,13 +101,13 @@ def fragment(sections: Sequence[Section]) -> str:
 
 
 def figures(sections: Sequence[Section]) -> dict[str, str]:
-    """The drawings that become files of their own, by name."""
+    """The drawings that are written to separate files, by name."""
     drawn = [section.figure for section in sections if section.figure is not None]
     return {one.name: one.wide for one in drawn if one.name and one.wide}
 
 
 def _parts(sections: Sequence[Section]) -> list[tuple[str, list[Section]]]:
-    """Sections that follow each other and are of one part, together."""
+    """Consecutive sections of one part, grouped."""
     return [(part, list(group)) for part, group in itertools.groupby(sections, lambda s: s.part)]
 
 
@@ -117,8 +117,8 @@ def _style() -> Markup:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """Of templates, in which every text is escaped."""
-    made = jinja2.Environment(
+    """The environment of the templates, which escapes every text."""
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
         trim_blocks=True,
@@ -126,12 +126,12 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    made.filters["breakable"] = breakable
-    return made
+    environment.filters["breakable"] = breakable
+    return environment
 
 
 def breakable(text: str) -> Markup:
-    """A text as HTML, in which a line may end between two factors of a chain.
+    """A text as HTML that may break between two factors of a chain.
 
     Example:
         >>> str(breakable("(1,2,3,4)*(4,1,1,3) < 9"))
@@ -141,7 +141,7 @@ def breakable(text: str) -> Markup:
 
 
 def markdown(title: str, sections: Sequence[Section], where: str = "") -> str:
-    """The same as markdown."""
+    """The sections as markdown."""
     blocks = [f"# {title}", *([where] if where else [])]
     for section in sections:
         has_more = section.table or section.lead or section.facts
@@ -149,7 +149,7 @@ def markdown(title: str, sections: Sequence[Section], where: str = "") -> str:
             continue
         name = section.title[0].lower() + section.title[1:]
         blocks.append(f"## {section.part}: {name}" if section.part else f"## {section.title}")
-        # A chain's stars would be read as emphasis.
+        # Markdown would read a chain's stars as emphasis.
         blocks += [_plain(text) for text in section.lead]
         if section.command:
             blocks.append(f"```sh\n{section.command}\n```")

@@ -1,4 +1,4 @@
-"""The look of drawings: one table of colours and marks, for a page and for files of their own."""
+"""The style of drawings: one table of colours and marks, for pages and for separate files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLOURS = {
     "third": ("#1f7a3d", "#7bd49a"),
     "fourth": ("#7a3fb0", "#c9a2ff"),
 }
-"""By name, on a light page and on a dark one."""
+"""The colours by name: on a light page, on a dark page."""
 
 _SERIES = ("accent", "dense", "third", "fourth", "ink", "soft")
 
@@ -44,7 +44,7 @@ MARKS = {
     "first": {"fill": "dense"},
     "outline": {"fill": "none", "stroke": "soft"},
 }
-"""What the classes of a drawing's elements look like: a value that is a colour's name is it."""
+"""The style of each class of a drawing's elements; a colour's name as a value is that colour."""
 
 _HOVER = {
     "hit": {"fill": "transparent"},
@@ -56,15 +56,15 @@ _NAMESPACE = "http://www.w3.org/2000/svg"
 
 
 def css() -> str:
-    """The rules of a page's drawings, in an element of the class ``ksopt``."""
+    """The CSS rules of a page's drawings, in an element of the class ``ksopt``."""
     colours = "".join(
         f" --{name}: light-dark({light}, {dark});" for name, (light, dark) in COLOURS.items()
     )
     rules = [f".ksopt {{{colours} }}"]
     rules += [f".ksopt .s{i} {{ --{_MARK}: var(--{name}); }}" for i, name in enumerate(_SERIES)]
     for kind, look in {**MARKS, **_HOVER}.items():
-        told = "; ".join(f"{key}: {_as_css(value)}" for key, value in look.items())
-        rules.append(f".ksopt svg .{kind} {{ {told}; }}")
+        declarations = "; ".join(f"{key}: {_as_css(value)}" for key, value in look.items())
+        rules.append(f".ksopt svg .{kind} {{ {declarations}; }}")
     return "\n".join(rules) + "\n"
 
 
@@ -73,10 +73,10 @@ def _as_css(value: str) -> str:
 
 
 def standalone(drawing: str) -> str:
-    """A drawing as a file of its own, on white, for programs that know no style sheets.
+    """A drawing as a separate file, on white, for programs without style sheets.
 
     Args:
-        drawing: An ``<svg>`` element of a page. What it shows on hover is left out.
+        drawing: An ``<svg>`` element of a page. Its hover texts are omitted.
     """
     ElementTree.register_namespace("", _NAMESPACE)
     root = ElementTree.fromstring(drawing.replace("<svg ", f'<svg xmlns="{_NAMESPACE}" ', 1))
@@ -98,7 +98,7 @@ def standalone(drawing: str) -> str:
 
 
 def _attributes(one: ElementTree.Element) -> dict[str, str]:
-    """What an element looks like, as attributes."""
+    """The style of an element, as attributes."""
     kinds = one.get("class", "").split()
     series = [int(kind[1:]) for kind in kinds if kind[:1] == "s" and kind[1:].isdigit()]
     look: dict[str, str] = {}
@@ -116,11 +116,11 @@ def _attributes(one: ElementTree.Element) -> dict[str, str]:
 
 
 def png(drawing: str, width: int = 1600) -> bytes:
-    """A drawing as a picture for slides.
+    """A drawing as a PNG picture for slides.
 
     Args:
-        drawing: A file of its own, by `standalone`.
-        width: Pixels.
+        drawing: The result of `standalone`.
+        width: In pixels.
 
     Raises:
         UnavailableError: resvg-py is not installed, or the machine has no font that it can use.
@@ -144,6 +144,6 @@ def _drawn(drawing: str, width: int) -> bytes:
 
 @functools.cache
 def _has_font() -> bool:
-    """Whether a letter leaves a trace: without a font none does."""
+    """Whether the machine has a usable font: without one, drawing a letter changes no pixel."""
     head = f'<svg xmlns="{_NAMESPACE}" viewBox="0 0 20 20" font-family="{_FONTS}">'
     return _drawn(f'{head}<text y="15">M</text></svg>', 40) != _drawn(f"{head}</svg>", 40)

@@ -1,4 +1,4 @@
-"""Pieces of inline SVG drawings; what they look like is in report/drawing_style.py."""
+"""Elements of inline SVG drawings; their style is in report/drawing_style.py."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from html import escape
 from math import ceil, log10
 
 FONT = 12
-"""Size of the letters, in the drawing's pixels."""
+"""The font size, in the drawing's pixels."""
 
 _NOT_XML = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
 _LEAST_APART = 0.05  # of a logarithmic axis's length, between two ticks
 
 
 def escaped(words: str) -> str:
-    """A text as XML holds it; what no XML can hold becomes a question mark.
+    """A text escaped for XML; characters that XML cannot hold become question marks.
 
     Example:
         >>> escaped("a < b" + chr(1))
@@ -26,7 +26,7 @@ def escaped(words: str) -> str:
 
 
 def svg(parts: Sequence[str], width: int, height: int, label: str) -> str:
-    """The element that holds the parts; ``label`` is what a screen reader says."""
+    """The element that holds the parts; ``label`` is for screen readers."""
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escaped(label)}" '
         f'font-size="{FONT}">\n' + "\n".join(parts) + "\n</svg>"
@@ -34,23 +34,23 @@ def svg(parts: Sequence[str], width: int, height: int, label: str) -> str:
 
 
 def text(x: float, y: float, words: str, anchor: str, kind: str = "") -> str:
-    """A text; ``anchor`` is start, middle or end, ``kind`` a class of the style sheet."""
+    """A text element; ``anchor`` is start, middle or end, ``kind`` a class of the style sheet."""
     named = f' class="{kind}"' if kind else ""
     return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escaped(words)}</text>'
 
 
 def width_of(words: str) -> float:
-    """About the width of a text, in the drawing's pixels."""
+    """The approximate width of a text, in the drawing's pixels."""
     return 0.62 * FONT * len(words)
 
 
 @dataclass(frozen=True)
 class Tip:
-    """What a drawing shows of a place when a pointer is there.
+    """A tooltip at a place of a drawing.
 
     Args:
         x, y: The place.
-        lines: Texts under each other; a chain in the first may be cut between its factors.
+        lines: The lines of text; a chain in the first may be cut between its factors.
     """
 
     x: float
@@ -59,7 +59,7 @@ class Tip:
 
 
 def hover(tips: Sequence[Tip], width: int, height: int) -> list[str]:
-    """The tips of a drawing; they go last, so that no mark is drawn over them."""
+    """The elements of a drawing's tips; they come last, so that no mark covers them."""
     if not tips:
         return []
     parts = ['<g class="hover">']
@@ -96,7 +96,7 @@ def _cut(words: str, width: float) -> list[str]:
 def log_ticks(low: float, high: float) -> list[float]:
     """1, 2, 5 times powers of ten from low to high; finer where that gives fewer than three.
 
-    Of two that are so near that their labels would touch, the larger one stays.
+    Of two ticks whose labels would touch, the larger one remains.
 
     Example:
         >>> log_ticks(0.9, 12)
@@ -110,11 +110,11 @@ def log_ticks(low: float, high: float) -> list[float]:
         if len(ticks) >= 3:
             break
     apart = (high / low) ** _LEAST_APART
-    kept: list[float] = []
+    spaced: list[float] = []
     for tick in reversed(ticks):
-        if not kept or tick * apart <= kept[-1]:
-            kept.append(tick)
-    return kept[::-1]
+        if not spaced or tick * apart <= spaced[-1]:
+            spaced.append(tick)
+    return spaced[::-1]
 
 
 def linear_ticks(least: float, most: float, count: int) -> list[float]:

@@ -1,6 +1,6 @@
-"""The one writer of tables: rich on a terminal, plain lines in pipes, markdown and HTML in reports.
+"""Writes all tables: rich on a terminal, plain lines in pipes, markdown and HTML in reports.
 
-A table is data first (`Table`), so that the same rows reach a person and a document alike.
+A `Table` is data, so that terminals and documents show the same rows.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Table:
     """Columns and rows of text.
 
     Args:
-        columns: Heads. One that starts with ``>`` is a column of numbers, set flush right.
+        columns: Heads. A head that starts with ``>`` marks a right-aligned column of numbers.
         rows: As many cells each as there are columns.
-        title: Printed above, if given.
+        title: Printed above the table; empty for none.
 
     Raises:
         InvalidInputError: A row has another number of cells.
@@ -39,15 +39,15 @@ class Table:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The heads as they are shown."""
+        """The heads without alignment marks."""
         return tuple(column.removeprefix(">") for column in self.columns)
 
     def is_right(self, index: int) -> bool:
-        """Whether a column is set flush right."""
+        """Whether a column is right-aligned."""
         return self.columns[index].startswith(">")
 
     def plain(self) -> str:
-        """Aligned lines, two spaces between columns.
+        """The table as aligned lines, with two spaces between columns.
 
         Example:
             >>> print(Table(("chain", ">us"), (("(1,2,3,4)", "7"), ("(1,1,1,1)", "12"))).plain())
@@ -67,7 +67,7 @@ class Table:
         return "\n".join([self.title, *text] if self.title else text)
 
     def markdown(self) -> str:
-        """A markdown table; the title is left to the document.
+        """The table as markdown, without its title.
 
         Example:
             >>> print(Table(("chain", ">us"), (("(1,2,3,4)", "7"),)).markdown())

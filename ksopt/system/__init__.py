@@ -1,1 +1,1 @@
-"""Files, locks, processes and limits of the machine; nothing here knows what ksopt computes."""
+"""Files, locks, processes and limits of the machine, independent of ksopt's computations."""

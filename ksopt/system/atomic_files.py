@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Files and folders that are written atomically."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ksopt.system.untrusted import is_folder, reason
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write beside the file, then rename: a reader sees the old file or the new one.
+    """Write a temporary file, then rename it: a reader sees the old file or the new one.
 
-    What a killed process left beside the file is removed.
+    Temporary files that killed processes left beside the file are removed.
     """
     with temporary_files.new_file(path.parent, f".{path.name}-") as (descriptor, beside):
         written = content if isinstance(content, bytes) else content.encode("utf-8")
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(written)
-        # Temporary files are private; what is written for a reader is as open as its folder.
+        # Temporary files are private; a file for readers is as open as its folder.
         beside.chmod(0o644)
         beside.replace(path)
 
 
 def check_new_folder(path: Path) -> None:
-    """Refuse a folder that cannot be made: there is a file, or a folder with something in it.
+    """Raise if a folder cannot be created because of an existing file or non-empty folder.
 
     Raises:
-        InvalidInputError: It is there already and not an empty folder.
+        InvalidInputError: The path exists and is not an empty folder.
     """
     if is_folder(path):
         if any(path.iterdir()):
@@ -51,12 +51,12 @@ def check_new_folder(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which gets its name once it is full; on an error nothing is left of it.
+    """A temporary folder to fill, renamed to ``path`` at the end and removed on an error.
 
-    What a killed process left beside it is removed.
+    Temporary folders that killed processes left beside it are removed.
 
     Raises:
-        InvalidInputError: ``path`` is there already and not an empty folder, or cannot be made.
+        InvalidInputError: ``path`` exists and is not an empty folder, or cannot be created.
     """
     check_new_folder(path)
     path = path.absolute()
@@ -69,7 +69,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         except (OSError, ValueError) as error:
             raise InvalidInputError(f"the folder {path} cannot be made: {reason(error)}") from None
         yield beside
-        # As with files: temporary folders, and some who write files, keep them from others.
+        # As for files: temporary folders are private, and so are some writers' files.
         for file in beside.iterdir():
             file.chmod(0o644)
         beside.chmod(0o755)
@@ -77,10 +77,10 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, where they are not there yet.
+    """Create a folder and its missing parents.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be created.
         ValueError: No folder can have such a name.
     """
     try:
@@ -90,7 +90,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders, innermost first, up to the first that holds something."""
+    """Remove folders, innermost first, up to the first that is not empty."""
     with suppress(OSError):
         for place in folders:
             place.rmdir()

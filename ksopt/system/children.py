@@ -1,9 +1,9 @@
-"""Command lines of processes that end with their parent, however it ends, from their first moment.
+"""Command lines of processes that end with their parent, from their start and however it ends.
 
-A process that waits for the end of its input sees its parent's end only once it reads, and imports
-take seconds, on a busy machine tens of them. On Linux the system can be asked for a signal instead.
-It comes when the thread that started the process ends, so that thread has to wait for it. On other
-systems these are plain command lines.
+A process that detects its parent's end by the end of its input does so only once it reads, and its
+imports take seconds, on a busy machine tens of seconds. Linux can send a signal instead. The signal
+comes when the thread that started the process ends, so that thread must wait for the process. On
+other systems these are plain command lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-# The parent may have ended before the system was asked.
+# The parent may have ended before prctl was called.
 _ASK = """
 import ctypes, os, sys
 parent, number = map(int, sys.argv[1:3])
@@ -30,10 +30,10 @@ _BECOME = "os.execvp(sys.argv[1], sys.argv[1:])\n"
 
 
 def module(name: str) -> list[str]:
-    """As ``python -m``: runs a module, and is killed when its parent ends.
+    """The command line that runs a module, as ``python -m``, and is killed when its parent ends.
 
     Args:
-        name: The module's.
+        name: Of the module.
     """
     if sys.platform != "linux":
         return [sys.executable, "-m", name]
@@ -41,21 +41,20 @@ def module(name: str) -> list[str]:
 
 
 def program(words: Sequence[str]) -> list[str]:
-    """As the words alone: runs a program, which is terminated (SIGTERM) when its parent ends."""
+    """The command line that runs a program and terminates it (SIGTERM) when its parent ends."""
     if sys.platform != "linux":
         return list(words)
-    plain = ("-I", "-S")  # nothing of the user's Python is wanted
+    plain = ("-I", "-S")  # without the user's Python settings
     return [sys.executable, *plain, "-c", _ASK + _BECOME, *_parent(signal.SIGTERM), *words]
 
 
 def end_all_in(folder: Path) -> None:
-    """Kill the processes that run in a folder, which nobody else's do.
+    """Kill the processes that run in a folder, which must be private to the caller.
 
-    A program that is killed leaves those that it has started, a compiler's for the time that they
-    take.
+    A killed program leaves the processes that it started, such as a compiler's, until they finish.
     """
-    while found := list(_running_in(folder)):
-        for number in found:
+    while numbers := list(_running_in(folder)):
+        for number in numbers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
         time.sleep(0.01)
@@ -63,7 +62,7 @@ def end_all_in(folder: Path) -> None:
 
 def _running_in(folder: Path) -> Iterator[int]:
     place = folder.resolve()
-    for entry in Path("/proc").glob("[0-9]*"):  # none but on Linux
+    for entry in Path("/proc").glob("[0-9]*"):  # empty except on Linux
         with contextlib.suppress(OSError):
             if (entry / "cwd").readlink() == place and int(entry.name) != os.getpid():
                 yield int(entry.name)

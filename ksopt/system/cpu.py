@@ -1,4 +1,4 @@
-"""The CPU of this machine: its name, and how much of it this process may use."""
+"""The CPU of this machine: its name, and the number of CPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def cpus_allowed() -> int:
-    """CPUs that this process may use: a container may be given fewer than the machine has."""
+    """The number of CPUs that this process may use, which a container may limit."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """The CPU's name, as the system tells it."""
+    """The CPU's name, as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

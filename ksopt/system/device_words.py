@@ -1,4 +1,4 @@
-"""What is known of a device's name before torch is imported, which takes seconds."""
+"""A check of device names without importing torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _DRIVER = "libcuda.so.1"
 
 
 def refuse_absent(name: str) -> None:
-    """Refuse a device that torch would not find; one that is not refused may be absent still.
+    """Raise for a device that torch would not find; other devices may still be absent.
 
     Args:
         name: "auto", or torch's own name.
 
     Raises:
-        InvalidInputError: It is no device's name, or a GPU's where there is no driver for one.
+        InvalidInputError: The name is no device's, or a GPU's on a machine without a driver.
 
     Example:
         >>> refuse_absent("cpu")

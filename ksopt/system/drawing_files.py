@@ -1,4 +1,4 @@
-"""The drawings of a report as files of their own."""
+"""The drawings of a report as separate files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write(drawings: Mapping[str, str], folder: Path) -> None:
 
     Args:
         drawings: ``<svg>`` elements by the names of their files.
-        folder: where to; made if there is a drawing.
+        folder: the output folder, created if there is a drawing.
 
     Raises:
         OSError: the folder cannot be written.

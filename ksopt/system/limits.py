@@ -1,7 +1,7 @@
-"""What a machine can hold, asked before any work begins: memory, processes.
+"""Checks of memory and processes before any work begins.
 
-What is estimated is the least that the work must have at once, so that nothing is refused that
-could run. What it takes on top is met where it is needed.
+The estimates are lower bounds of the memory needed at once, so that no work that could run is
+refused. Memory beyond them may still run out later.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ksopt.errors import InvalidInputError
 
 _GIB = 2**30
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-# More processes than cores wait for each other: 64 on two took six minutes for what takes one ten
-# seconds. A few more are allowed, for their waiting hides what comes between measurements.
+# More processes than cores wait for each other: 64 on two took six minutes for a task that takes
+# one process ten seconds. A few more are allowed: they work while others wait to measure.
 _FEWEST_ALLOWED, _ALLOWED_PER_CPU = 8, 4
 _WORKER_BYTES = 170_000_000
-"""Of the host's memory that a worker shares with no other, measured after its imports on Linux."""
+"""The private memory of a worker on the host, measured after its imports on Linux."""
 
 
 def available_bytes(device: torch.device | str) -> int | None:
-    """Memory that a device has for this process now; None where that is not known.
+    """The memory of a device that this process can use now; None if unknown.
 
-    On a CPU: what the system could give without killing anything, swap included, within the limits
-    of the process (``ulimit -v``) and of its control group. On a GPU: what is free, and what torch
-    keeps for itself and does not use.
+    On a CPU: the memory available without killing a process, swap included, within the limits of
+    the process (``ulimit -v``) and of its control group. On a GPU: the free memory, and the memory
+    that torch has reserved and does not use.
     """
     device = torch.device(device)
     if device.type == "cuda" and torch.cuda.is_available():
@@ -57,7 +57,7 @@ def _system_bytes() -> int | None:
 
 
 def _group_bytes(root: Path) -> int | None:
-    """What is left of the control group's limit (version 2), as a container sees its own."""
+    """The remaining memory of the control group's limit (version 2), as a container sees it."""
     try:
         most = (root / "memory.max").read_text(encoding="ascii").strip()
         if most == "max":
@@ -65,14 +65,14 @@ def _group_bytes(root: Path) -> int | None:
         used = int((root / "memory.current").read_text(encoding="ascii"))
         pairs = (line.split() for line in (root / "memory.stat").read_text("ascii").splitlines())
         counts = {pair[0]: int(pair[1]) for pair in pairs}
-        # The cache of files counts as used, and goes when it is in the way.
+        # The file cache counts as used, but is freed on demand.
         return int(most) - used + counts.get("inactive_file", 0) + counts.get("active_file", 0)
     except (OSError, ValueError, IndexError):
         return None
 
 
 def _process_bytes() -> int | None:
-    """What is left of the limit of this process's address space."""
+    """The remaining bytes of the limit of this process's address space."""
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most == resource.RLIM_INFINITY:
         return None
@@ -84,16 +84,16 @@ def _process_bytes() -> int | None:
 
 
 def check_bytes(needed: int, device: torch.device | str, what: str, remedy: str) -> None:
-    """Refuse what does not fit.
+    """Raise if a device has too little memory.
 
     Args:
-        needed: The least bytes at once.
-        device: Where.
-        what: Takes them, for the message.
-        remedy: What to do, for the message.
+        needed: The least bytes needed at once.
+        device: That needs them.
+        what: The work that needs them, for the message.
+        remedy: The action to take, for the message.
 
     Raises:
-        InvalidInputError: There is not so much memory.
+        InvalidInputError: The device has less memory.
     """
     available = available_bytes(device)
     if available is not None and needed > available:
@@ -106,21 +106,21 @@ def check_bytes(needed: int, device: torch.device | str, what: str, remedy: str)
 def check_batch(
     batch: int, needed: Callable[[int], int], device: torch.device | str, what: str
 ) -> None:
-    """Refuse a batch that does not fit, and say which would.
+    """Raise for a batch that does not fit, and name the largest batch that does.
 
     Args:
         batch: Rows of the input.
-        needed: The least bytes at once of a batch; more rows never need less.
-        device: Where.
-        what: Is multiplied by, for the message.
+        needed: (rows) -> the least bytes needed at once; more rows never need less.
+        device: Of the product.
+        what: The matrix of the product, for the message.
 
     Raises:
-        InvalidInputError: There is not so much memory.
+        InvalidInputError: The device has less memory.
     """
     available = available_bytes(device)
     if available is None or needed(batch) <= available:
         return
-    low, high = 0, batch  # `low` rows fit, if any do, and `high` do not
+    low, high = 0, batch  # `high` rows do not fit; `low` rows do, unless it is 0
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if needed(middle) <= available else (low, middle)
@@ -141,25 +141,25 @@ def check_product(
     device: torch.device | str,
     what: str,
 ) -> None:
-    """Refuse a product whose input, weights and result do not fit at once.
+    """Raise for a product whose input, weights and result do not fit at once.
 
     Args:
         features: In and out.
-        weights: How many.
+        weights: Number of weights.
         batch: Rows of the input.
         dtype: Of all three.
-        device: Where.
-        what: Is multiplied by, for the message.
+        device: Of the product.
+        what: The matrix of the product, for the message.
 
     Raises:
-        InvalidInputError: There is not so much memory.
+        InvalidInputError: The device has less memory.
     """
     size = ELEMENT_BYTES[dtype]
     check_batch(batch, lambda rows: size * (rows * sum(features) + weights), device, what)
 
 
 def check_workers(workers: int) -> None:
-    """Refuse more processes than make sense on this machine, or than its memory holds.
+    """Raise for more processes than this machine's CPUs or memory can serve.
 
     Raises:
         InvalidInputError: There are too many.
@@ -182,7 +182,7 @@ def check_workers(workers: int) -> None:
 
 
 def _amount(count: int) -> str:
-    """Bytes as a person reads them.
+    """A number of bytes in readable units.
 
     Example:
         >>> _amount(1_500), _amount(3 * 2**29), _amount(2**70)

@@ -1,13 +1,13 @@
-"""The one file lock: held by a process, ended with it however it ends.
+"""File locks that a process holds and that end with it, however it ends.
 
-It is a lock of the operating system (flock) on a file that is opened without following a symbolic
-link and without truncation: what a planted link points to, and what stands in the file, stay as
-they are. Nothing has to be cleaned up after a process that was killed.
+A lock is the operating system's (flock) on a file that is opened without following a symbolic link
+and without truncation: the target of a planted link and the contents of the file do not change. A
+killed process leaves nothing to clean up.
 
-Why not filelock, which torch brings: it looks again and again instead of waiting, waits for ever in
-a folder that takes no file (/proc; seen with 4.2.11), creates folders, and truncated the file up to
-3.29.7, while torch asks for no version of it. Two of the locks here need more: one is on a file of
-data, and one asks whether a lock is held without creating its file.
+filelock, which torch installs, is not used: it polls instead of waiting, waits forever in a folder
+that takes no file (/proc; seen with 4.2.11), creates folders, and truncated the file up to 3.29.7,
+while torch requires no version of it. Two locks here need more: one is on a file of data, and one
+checks whether a lock is held without creating its file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ except ImportError:  # on Windows, where ksopt can still be imported
     fcntl = None  # type: ignore[assignment]
 
 EXIST = fcntl is not None
-"""Whether this system has such locks."""
+"""Whether this system has file locks."""
 
 _POLL_S = 0.02
 
@@ -36,15 +36,15 @@ class Busy(OSError):
 
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""Error numbers of a file system that has no locks; its files can be written all the same."""
+"""Error numbers of a file system without locks; its files can still be written."""
 
 
 class Lock:
-    """A lock that is held from `acquire` to `release`; a ``with`` statement does both.
+    """A lock held from `acquire` to `release`; a ``with`` statement calls both.
 
     Args:
-        path: Its file, created private to the user if it is not there.
-        wait_s: How long to wait for another holder; None for as long as it takes.
+        path: Its file, created private to the user if it does not exist.
+        wait_s: Seconds to wait for another holder; None for no limit.
         mode: Permissions of a file that is created.
 
     Example:
@@ -62,11 +62,11 @@ class Lock:
         self.wait_s = wait_s
         self.mode = mode
         self.created = False
-        """Whether the file was not there before."""
+        """Whether this lock created the file."""
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Wait for it.
+        """Wait for the lock and take it.
 
         Raises:
             Busy: Another process still holds it when the time is up.
@@ -77,7 +77,7 @@ class Lock:
             descriptor = self._opened()
             try:
                 _take(descriptor, end, self.path)
-                # Its last holder may have removed the file: the lock is then on nothing.
+                # The last holder may have removed the file: the lock is then useless.
                 if os.fstat(descriptor).st_nlink > 0:
                     self._descriptor = descriptor
                     return
@@ -87,7 +87,7 @@ class Lock:
             os.close(descriptor)
 
     def release(self, remove: bool = False) -> None:
-        """Give it back; with ``remove`` its file goes: nobody else can hold it now."""
+        """Release the lock; ``remove`` deletes its file while no other process can hold it."""
         assert self._descriptor is not None
         if remove:
             with contextlib.suppress(OSError):
@@ -125,7 +125,7 @@ class Lock:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock of a file, which is not created.
+    """Whether a process holds the lock of a file; the file is not created.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -143,7 +143,7 @@ def is_held(path: Path) -> bool:
 
 
 def lock_open_file(descriptor: int, path: Path) -> None:
-    """Lock a file or folder that is open, until it is closed.
+    """Lock an open file or folder until it is closed.
 
     Raises:
         Busy: Another process holds it.
@@ -153,9 +153,9 @@ def lock_open_file(descriptor: int, path: Path) -> None:
 
 @contextlib.contextmanager
 def held_if_possible(path: Path, wait_s: float | None = None) -> Iterator[OSError | None]:
-    """Hold a lock where that can be; otherwise go on without it, with the reason.
+    """Hold a lock if possible; otherwise continue without it and yield the error.
 
-    For work that may be done twice, but is better done once.
+    For work that may run twice but should run once.
     """
     lock = Lock(path, wait_s)
     problem: OSError | None = None

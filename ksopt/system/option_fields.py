@@ -1,8 +1,8 @@
-"""Fields of a dataclass that are options of a command: one place for what both know of them.
+"""Fields of a dataclass that are options of a command, defined in one place.
 
-From a field that `option` makes follow the argument of the command and its help, what a dataclass
-takes of the arguments, the words of the command that makes the dataclass again, and how a sentence
-that names the field is put in the command's words.
+A field created by `option` determines the argument of the command and its help, the value that the
+dataclass takes from the arguments, the words of the command that recreates the dataclass, and the
+option's name in sentences that name the field.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any
 
 _KEY = "option"
 COMMON = "common options"
-"""The heading of those that the help has first."""
+"""The heading of the options that the help lists first."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is given on a command line.
+    """The command-line option of a field.
 
     Args:
-        help: What ``--help`` says of it; %(default)s is its default.
-        group: The part of the help that it stands in.
+        help: Its text in ``--help``; %(default)s is its default.
+        group: Its group in the help.
         flag: Its name; empty for the field's, with hyphens.
-        metavar: What its value is called.
-        parse: Reads a value; None for a text. A field that is False takes no value.
-        nargs: Of several values, as argparse has it; each time the option is given adds to them.
-        is_replaced: Whether the option, given again, replaces its values.
-        joined: What stands between several values in a command: a space, or a comma if they are
-            one word.
-        is_always_shown: Whether a command says it even where it is the default.
-        is_named: Whether sentences of the library name the field, by a name that is not the flag's.
-        is_common: Whether the help has it among those that come first, whatever its group.
+        metavar: The name of its value.
+        parse: (text) -> a value; None for a text. A field that is False takes no value.
+        nargs: argparse's, for several values; a repeated option adds to them.
+        is_replaced: Whether a repeated option replaces its values.
+        joined: The separator of several values in a command: a space, or a comma if they are one
+            word.
+        is_always_shown: Whether a command includes it even if it is the default.
+        is_named: Whether sentences of the library name the field by another name than the flag.
+        is_common: Whether the help lists it among the first options, for any group.
     """
 
     help: str
@@ -52,12 +52,12 @@ class Option:
 
     @property
     def heading(self) -> str:
-        """What it stands under in the help."""
+        """Its heading in the help."""
         return COMMON if self.is_common else self.group
 
 
 def option(default: Any, help: str, group: str, *, repr: bool = True, **how: Any) -> Any:
-    """A field of a dataclass that is an option, too; ``how`` is the rest of `Option`."""
+    """A dataclass field that is also an option; ``how`` has the other arguments of `Option`."""
     return field(default=default, repr=repr, metadata={_KEY: Option(help, group, **how)})
 
 
@@ -67,7 +67,7 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
 
 
 def flag_of(name: str, one: Option) -> str:
-    """The option's name without hyphens before it."""
+    """The option's name without leading hyphens."""
     return one.flag or name.replace("_", "-")
 
 
@@ -79,9 +79,9 @@ def add_arguments(
     """Add a dataclass's options to a command, in the order of its fields.
 
     Args:
-        parser: The command's.
+        parser: Of the command.
         kind: The dataclass.
-        before: What adds an option that is no field, by the name of the field that comes after.
+        before: Functions that add an option that is no field, by the name of the next field.
     """
     options = options_of(kind)
     first = [COMMON] if any(one.is_common for one in options.values()) else []
@@ -94,7 +94,7 @@ def add_arguments(
 
 
 def add_argument(add: Callable[..., Any], kind: type[Any], name: str) -> None:
-    """Add one of them to a command, or to a group of its options."""
+    """Add one option to a command, or to a group of its options."""
     one, default = options_of(kind)[name], _default(kind, name)
     how: dict[str, Any] = {"help": one.help, "default": default}
     if default is False:
@@ -108,22 +108,22 @@ def add_argument(add: Callable[..., Any], kind: type[Any], name: str) -> None:
 
 
 def values(kind: type[Any], args: argparse.Namespace) -> dict[str, Any]:
-    """What a dataclass takes of a command's arguments; nothing of what is not an argument."""
-    given = {}
+    """The values of a dataclass's fields in a command's arguments, without missing ones."""
+    passed = {}
     for name, one in options_of(kind).items():
         value = getattr(args, flag_of(name, one).replace("-", "_"), None)
         if value is not None:
-            given[name] = tuple(value) if isinstance(value, list) else value
-    return given
+            passed[name] = tuple(value) if isinstance(value, list) else value
+    return passed
 
 
 def words(one: object, first: Sequence[str] = (), **instead: Any) -> Iterator[str]:
-    """The words of the command that makes a dataclass again, of what is not its default.
+    """The words of the command that recreates a dataclass, without default values.
 
     Args:
         one: The dataclass.
         first: The fields that the command begins with; the others follow in their order.
-        instead: Values that the command says in the place of its fields', by their names.
+        instead: Values to use in place of the fields', by name.
     """
     options = options_of(type(one))
     for name in dict.fromkeys([*first, *options]):
@@ -139,14 +139,14 @@ def words(one: object, first: Sequence[str] = (), **instead: Any) -> Iterator[st
 
 
 def in_flags(kind: type[Any], sentence: str) -> str:
-    """A sentence that names fields of a dataclass, with the options' names in their place."""
+    """A sentence with the fields of a dataclass replaced by the names of their options."""
     flags = {}
     for name, one in options_of(kind).items():
         if _default(kind, name) is False:
             flags[f"{name}=True"] = f"--{flag_of(name, one)}"
         elif one.is_named or "_" in name:
             flags[name] = f"--{flag_of(name, one)}"
-    return re.sub(rf"\b({'|'.join(flags)})\b", lambda found: flags[found[0]], sentence)
+    return re.sub(rf"\b({'|'.join(flags)})\b", lambda match: flags[match[0]], sentence)
 
 
 def _default(kind: type[Any], name: str) -> Any:

@@ -1,13 +1,13 @@
-"""Which files on disk this process may believe: those that no other user could have put there.
+"""Checks that no other user could have written a file that this process trusts.
 
-What the cache holds is executed, or decides what is. A path is trusted if nobody but this user and
-root could change what stands at it: every folder from the root down, every symbolic link on the
+The contents of the cache are executed, or select the code that is. A path is trusted if only this
+user and root could change its contents: every folder from the root down, every symbolic link on the
 way and the file itself belong to one of the two, and no one else may write to any of them. A folder
-that everybody may write to counts as safe if it is sticky, as /tmp is, for there only its owner
-can replace an entry; folders of ours must be closed to others altogether.
+that everybody may write to counts as safe if it is sticky, as /tmp is, because only the owner of an
+entry can replace it; ksopt's own folders must not be writable by others at all.
 
-The walk goes from the root downwards, so it leaves no race: what it has passed cannot be changed by
-another user any more, and the path may be opened by name afterwards.
+The walk goes from the root downwards, so there is no race: another user can no longer change a
+checked part of the path, and the path may be opened by name afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STICKY = stat.S_ISVTX
 
 
 class Distrusted(OSError):
-    """Another user could have changed what stands at a path; the text says where and how."""
+    """Another user could have changed the contents of a path; the text names the cause."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -42,17 +42,17 @@ def check(
     readlink: Callable[[Path], str] = os.readlink,
     user: int | None = None,
 ) -> None:
-    """Make sure that only this user and root could have changed what stands at ``path``.
+    """Check that only this user and root could have changed the contents of ``path``.
 
     Args:
-        path: A file or folder; what does not exist, and all below it, is passed over.
+        path: A file or folder; parts that do not exist are skipped.
         own: From this folder on, nothing may be open to others, sticky or not. None: the path.
-        lstat, readlink: Of a file system; tests play one.
-        user: Whose process this is; None asks the system.
+        lstat, readlink: Of a file system; tests simulate one.
+        user: The user of this process; None for the system's answer.
 
     Raises:
-        Distrusted: Somebody else could have.
-        OSError: It cannot be looked at.
+        Distrusted: Another user could have changed it.
+        OSError: It cannot be examined.
     """
     if user is None:
         if not hasattr(os, "getuid"):  # no owners on this system
@@ -61,9 +61,9 @@ def check(
     path = path.absolute()
     own = path if own is None else own.absolute()
     links = 0
-    here = Path("/")  # the root itself is whose the system is
+    here = Path("/")  # the root belongs to the system's owner
     ahead = list(path.parts[1:])
-    # Parts that are left once `own` is entered; links above it do not count.
+    # Parts that remain once `own` is entered; links above it do not count.
     within_own = len(path.parts) - len(own.parts)
     while ahead:
         here = here.parent if ahead[0] == ".." else here / ahead[0]
@@ -71,7 +71,7 @@ def check(
         try:
             status = lstat(here)
         except (FileNotFoundError, NotADirectoryError):
-            return  # nothing is there to be believed
+            return  # nothing exists to be trusted
         if status.st_uid not in (user, 0):
             raise Distrusted(f"{here} belongs to another user")
         if stat.S_ISLNK(status.st_mode):
@@ -95,7 +95,7 @@ def _others_may_write(status: os.stat_result, user: int) -> bool:
 
 @cache
 def _is_private_group(group: int, user: int) -> bool:
-    """Whether a group has no member but this user, or is root's.
+    """Whether this user is the only member of a group, or the group is root's.
 
     Many systems give each user a group of the same name, and a umask that lets it write.
     """
@@ -112,17 +112,17 @@ def _is_private_group(group: int, user: int) -> bool:
 
 
 def make_folder(folder: Path, own: Path) -> None:
-    """Create a folder, and those above it, private to the user; make sure that it can be trusted.
+    """Create a folder and its missing parents, private to the user, and check that it is trusted.
 
     Args:
         folder: ``own`` or a folder below it.
         own: See `check`.
 
     Raises:
-        Distrusted: Another user could change what is written there.
-        OSError: It cannot be made.
+        Distrusted: Another user could change its contents.
+        OSError: It cannot be created.
     """
-    check(folder, own)  # nothing is made in a folder of others
+    check(folder, own)  # nothing is created in another user's folder
     missing = []
     for place in (folder, *folder.parents):
         if os.path.lexists(place):
@@ -142,12 +142,12 @@ def read_bytes(path: Path, own: Path) -> bytes:
         own: See `check`.
 
     Raises:
-        Distrusted: Another user could have.
+        Distrusted: Another user could have written it.
         OSError: It cannot be read.
     """
     check(path, own)
-    # The walk has seen the path through. What is opened is looked at once more: no link is
-    # followed, and no FIFO waited for.
+    # The path is checked. The opened file is checked once more, without following a link or waiting
+    # for a FIFO.
     flags = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
@@ -160,14 +160,14 @@ def read_bytes(path: Path, own: Path) -> bytes:
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
-    """A new folder for temporary files that no other user can put anything into.
+    """A new folder for temporary files that no other user can write to.
 
-    Those that killed processes left are removed.
+    Folders that killed processes left are removed.
 
     Raises:
-        Distrusted: The system's folder for temporary files is in the hands of another user.
-        OSError: It cannot be made.
+        Distrusted: Another user controls the system's folder for temporary files.
+        OSError: It cannot be created.
     """
-    with temporary_files.new_folder(Path(tempfile.gettempdir()), prefix) as made:
-        check(made)
-        yield str(made)
+    with temporary_files.new_folder(Path(tempfile.gettempdir()), prefix) as folder:
+        check(folder)
+        yield str(folder)

@@ -1,4 +1,4 @@
-"""The nearest right word for one that is wrong."""
+"""Suggestions for misspelled words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A question after a refusal, with what the user may have meant; empty where nothing is near.
+    """A question for the end of an error message, with the nearest known word; empty if none is.
 
     Example:
         >>> nearest("flaot16", ["float16", "float32"])

@@ -1,9 +1,9 @@
-"""Temporary files and folders that a killed process leaves behind: known as such, and removed.
+"""Temporary files and folders, with the removal of those that killed processes left behind.
 
-A temporary file or folder is locked by the process that fills it, and the lock ends with the
-process, however it ends. Whoever makes another one of the same prefix in the same place removes
-those that nobody holds. Names end in random letters and ``.partial``: what a user has named so is
-not likely to be there, and nothing else is touched.
+The process that fills a temporary file or folder locks it, and the lock ends with the process,
+however it ends. Creating another one of the same prefix in the same place removes those that no
+process holds. Names end in random letters and ``.partial``, which is unlikely in a user's own
+files; no other file is touched.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 @contextlib.contextmanager
 def new_file(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
-    """A new, empty file in a folder, private to the user; it is gone afterwards unless renamed.
+    """A new, empty file in a folder, private to the user; it is removed at the end unless renamed.
 
     Yields:
-        A descriptor, which is closed afterwards, and the file's path.
+        A descriptor, which is closed at the end, and the file's path.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
     sweep(folder, prefix)
     while True:
@@ -50,17 +50,17 @@ def new_file(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
 
 @contextlib.contextmanager
 def new_folder(folder: Path, prefix: str) -> Iterator[Path]:
-    """A new folder in a folder, private to the user; it is gone afterwards unless renamed.
+    """A new folder in a folder, private to the user; it is removed at the end unless renamed.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
     sweep(folder, prefix)
     while True:
         name = tempfile.mkdtemp(_SUFFIX, prefix, folder)
         try:
             descriptor = os.open(name, _OPEN)
-        except FileNotFoundError:  # another process took it for a leftover
+        except FileNotFoundError:  # another process swept it as abandoned
             continue
         if _hold(descriptor, name):
             break
@@ -75,8 +75,8 @@ def new_folder(folder: Path, prefix: str) -> Iterator[Path]:
 def sweep(folder: Path, prefix: str) -> None:
     """Remove the files and folders of a prefix whose processes have ended.
 
-    Only what `new_file` and `new_folder` named, this user owns, and no process holds is removed. A
-    folder that cannot be read, and what cannot be removed, stay as they are.
+    Only entries that `new_file` and `new_folder` named, this user owns and no process holds are
+    removed. A folder that cannot be read, and entries that cannot be removed, stay unchanged.
     """
     pattern = re.compile(re.escape(prefix) + _LETTERS + re.escape(_SUFFIX))
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -87,7 +87,7 @@ def sweep(folder: Path, prefix: str) -> None:
 
 
 def _remove_if_left(path: str) -> None:
-    if not locks.EXIST:  # then nothing is removed but by who made it
+    if not locks.EXIST:  # then only the creator removes an entry
         return
     descriptor = os.open(path, _OPEN)
     try:
@@ -104,15 +104,15 @@ def _remove_if_left(path: str) -> None:
 
 
 def _hold(descriptor: int, name: str) -> bool:
-    """Lock what was just made; False if another process took it for a leftover before."""
+    """Lock a new entry; False if another process swept it as abandoned before."""
     if not locks.EXIST:
         return True
     try:
         locks.lock_open_file(descriptor, Path(name))
-    except locks.Busy:  # somebody is about to remove it
+    except locks.Busy:  # another process is about to remove it
         return False
     except OSError:
-        return True  # a file system without locks: nobody can take it for a leftover
+        return True  # a file system without locks: no process can sweep it
     try:
         return os.path.samestat(os.fstat(descriptor), Path(name).lstat())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Files that others wrote, read with suspicion: whatever is wrong with one is a sentence."""
+"""Readers of files that others wrote: every malformed file raises one sentence."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from ksopt.errors import InvalidInputError
 
 MOST_BYTES = 64 * 2**20
-"""More than any plan or config has; the file that is read by mistake, or has no end, is larger."""
+"""The size limit: larger than any plan or config, smaller than a wrong or endless file."""
 
 MALFORMED = (
     *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
     *(AssertionError, NotImplementedError),
 )
-"""What code that reads a value of the wrong form raises: a key that lacks, a text for a number."""
+"""The exceptions of code that reads a malformed value: a missing key, a text for a number."""
 
 
 def is_file(path: Path) -> bool:
-    """As `Path.is_file`, which raises for a name that no file can have, such as a long one."""
+    """`Path.is_file` that returns False for invalid names, such as a name that is too long."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -29,7 +29,7 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """As `Path.is_dir`, for any name."""
+    """`Path.is_dir` that returns False for invalid names."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -41,7 +41,7 @@ def text(path: Path, what: str) -> str:
 
     Args:
         path: The file.
-        what: It is, for the message: ``the plan``.
+        what: The kind of file, for the message: ``the plan``.
 
     Raises:
         InvalidInputError: It cannot be read, is no text, or is too large.
@@ -64,12 +64,12 @@ def text(path: Path, what: str) -> str:
 
 
 def json_of(path: Path, what: str) -> Any:
-    """The value of a file of JSON; the errors are those of `text`, and that it is not JSON."""
+    """The value of a JSON file; raises as `text` and `parsed`."""
     return parsed(text(path, what), f"{what} {path}")
 
 
 def parsed(content: str, what: str) -> Any:
-    """The value of a text of JSON.
+    """The value of a JSON text.
 
     Raises:
         InvalidInputError: It is not JSON, or nested deeper than a reader can follow.
@@ -84,14 +84,14 @@ def parsed(content: str, what: str) -> Any:
 
 @contextmanager
 def of_its_form(what: str, form: str) -> Iterator[None]:
-    """What a value of another form makes its reader raise, as a sentence.
+    """Turn the exceptions of reading a malformed value into one sentence.
 
     Args:
-        what: Is read, such as ``the file x.json``.
-        form: It should have, as a sentence's end.
+        what: The value, such as ``the file x.json``.
+        form: The expected form, as the end of a sentence.
 
     Raises:
-        InvalidInputError: In place of what code raises that looks for something that is not there.
+        InvalidInputError: The block raised one of `MALFORMED`.
     """
     try:
         yield
@@ -102,5 +102,5 @@ def of_its_form(what: str, form: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """An error in a few words: the system's own, where it is the system's."""
+    """An error in a few words: the system's text if it has one."""
     return str(getattr(error, "strerror", None) or error or type(error).__name__)

@@ -1,4 +1,4 @@
-"""Functions and modules that a user names: imported and called, which runs their code."""
+"""Imports and calls of functions and modules that a user names, which run the user's code."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def build_model(text: str, stream: TextIO) -> nn.Module:
-    """The model that MODULE:FACTORY names; ``stream`` is told that its code runs.
+    """The model that MODULE:FACTORY returns; a notice that its code runs goes to ``stream``.
 
     Raises:
-        InvalidInputError: As `call_factory`; what it returns is no model.
+        InvalidInputError: As `call_factory`; or the result is no model.
     """
     from torch import nn
 
@@ -37,19 +37,19 @@ def build_model(text: str, stream: TextIO) -> nn.Module:
 
 
 def call_factory(option: str, text: str, stream: TextIO) -> object:
-    """What the user's function returns; ``stream`` is told that its code runs.
+    """The result of the user's function; a notice that its code runs goes to ``stream``.
 
     Args:
-        option: What names it on the command line, such as ``--model``.
+        option: The option that names it, such as ``--model``.
         text: MODULE:FACTORY.
-        stream: For the user, and for what the function prints.
+        stream: For the notice, and for output of the function.
 
     Raises:
-        InvalidInputError: There is no such function, or it raises; the error is the cause then.
+        InvalidInputError: There is no such function, or it raises; the cause is then its error.
     """
     factory = load_function(option, text, stream)
     name = text.partition(":")[2]
-    # What it prints must not come between the lines of a result.
+    # Its output must not mix with the lines of a result.
     with (
         _current_folder_first(),
         contextlib.redirect_stdout(stream),
@@ -59,16 +59,16 @@ def call_factory(option: str, text: str, stream: TextIO) -> object:
 
 
 def load_function(option: str, text: str, stream: TextIO) -> Callable[..., Any]:
-    """A user's function, its module imported; ``stream`` is told that its code runs.
+    """A user's function, imported; a notice that its code runs goes to ``stream``.
 
     Args:
-        option: What names it on the command line, such as ``--model``.
+        option: The option that names it, such as ``--model``.
         text: MODULE:FUNCTION.
-        stream: For the user, and for what the module prints as it is imported.
+        stream: For the notice, and for output of the import.
 
     Raises:
-        InvalidInputError: There is no such function, or importing its module raises; the error is
-            the cause then.
+        InvalidInputError: There is no such function, or importing its module raises; the cause is
+            then its error.
     """
     module_name, _, factory_name = text.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), factory_name)):
@@ -88,15 +88,15 @@ def load_function(option: str, text: str, stream: TextIO) -> Callable[..., Any]:
 
 
 def import_plugins(names: Iterable[str], stream: TextIO) -> None:
-    """Import a user's modules, which register what is theirs; ``stream`` is told so.
+    """Import a user's modules, which register plugins; a notice of it goes to ``stream``.
 
     Args:
         names: As in ``import NAME``.
-        stream: For the user, and for what the modules print.
+        stream: For the notice, and for output of the modules.
 
     Raises:
-        InvalidInputError: There is no such module, or importing it raises; the error is the cause
-            then.
+        InvalidInputError: There is no such module, or importing it raises; the cause is then its
+            error.
     """
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
@@ -108,7 +108,7 @@ def import_plugins(names: Iterable[str], stream: TextIO) -> None:
 
 
 def _imported(what: str, module_name: str, stream: TextIO) -> ModuleType:
-    """A user's module."""
+    """Import a user's module."""
     with _current_folder_first():
         try:
             spec = importlib.util.find_spec(module_name)
@@ -120,14 +120,14 @@ def _imported(what: str, module_name: str, stream: TextIO) -> ModuleType:
             )
         if module_name not in sys.modules:
             print(f"importing {spec.origin}: this is its own code", file=stream)
-        # What it prints must not come between the lines of a result.
+        # Its output must not mix with the lines of a result.
         with contextlib.redirect_stdout(stream), _in_words(f"{what}: importing {module_name}"):
             return importlib.import_module(module_name)
 
 
 @contextlib.contextmanager
 def _in_words(what: str) -> Iterator[None]:
-    """What the user's code raises, in a sentence."""
+    """Turn an exception of the user's code into one sentence."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -138,7 +138,7 @@ def _in_words(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _current_folder_first() -> Iterator[None]:
-    """A user's modules are those of the folder where the command runs, as with python -m."""
+    """Import modules from the current folder first, as python -m does."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     importlib.invalidate_caches()

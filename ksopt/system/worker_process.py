@@ -1,7 +1,7 @@
-"""Worker processes: a module that reads tasks from stdin and answers on stdout, as JSON lines.
+"""Worker processes: modules that read tasks from stdin and answer on stdout, in JSON lines.
 
 The parent holds a `WorkerProcess`; the module uses `first_task`, `listen` and `answers`. A worker
-ends with its parent, however that ends (`ksopt.system.children`).
+ends with its parent, however the parent ends (`ksopt.system.children`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from typing import Any
 from ksopt.system import children
 
 Answer = Callable[[Mapping[str, Any]], None]
-"""Takes an answer."""
+"""(answer) -> None."""
 
 
 class WorkerProcess:
-    """A worker, as its parent sees it.
+    """The parent's handle of a worker.
 
     Args:
         module: The worker's module.
         hear: Called from another thread with each answer, and at last with ``{"ended": exit
-            code}``. None for a worker that answers nothing: what it prints is dropped.
-        own_session: Whether Ctrl-C in the terminal reaches the parent alone.
-        patience_s: Seconds that a worker has to end by itself when it is closed; 0 to kill it at
-            once.
-        folder: Where the module is, if it is not one that is installed.
+            code}``. None for a worker that does not answer: its output is dropped.
+        own_session: Whether Ctrl-C in the terminal reaches only the parent.
+        patience_s: Seconds that a closed worker has to end by itself; 0 kills it at once.
+        folder: The folder of the module, if it is not installed.
     """
 
     def __init__(
@@ -61,24 +60,24 @@ class WorkerProcess:
             threading.Thread(target=self._listen, args=(hear,), daemon=True).start()
 
     def send(self, value: object) -> None:
-        """Send a line. A worker that has ended takes none, and says so by its last answer."""
+        """Send a line; a worker that has ended ignores it, and its last answer reports its end."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps(value) + "\n")
-            self._process.stdin.flush()  # and stays open: its end is the parent's
+            self._process.stdin.flush()  # stdin stays open: its end signals the parent's end
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         return self._process.pid
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         if self._patience_s > 0:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -103,13 +102,13 @@ class WorkerProcess:
     def _listen(self, hear: Answer) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with contextlib.suppress(ValueError):  # it was killed in the midst of an answer
+            with contextlib.suppress(ValueError):  # it was killed while answering
                 hear(json.loads(line))
         hear({"ended": self._process.wait()})
 
 
 def ended(code: int) -> str:
-    """A process's end, in words.
+    """The end of a process, in words.
 
     Example:
         >>> ended(-9)
@@ -119,7 +118,7 @@ def ended(code: int) -> str:
 
 
 def answers() -> Answer:
-    """What answers the parent. What libraries print goes to stderr from now on."""
+    """A function that answers the parent; redirects the output of libraries to stderr."""
     to_parent = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -131,16 +130,16 @@ def answers() -> Answer:
 
 
 def first_task() -> Any | None:
-    """The first line that the parent sends; None if it sends none."""
+    """The first task from the parent; None if it sends none."""
     line = sys.stdin.readline()
     return json.loads(line) if line else None
 
 
 def listen(code: int = 0) -> queue.SimpleQueue[Any]:
-    """The lines that the parent sends from now on.
+    """A queue of the parent's further tasks.
 
     Args:
-        code: What the process exits with when the parent has ended, or is done.
+        code: The exit status of this process once the parent has ended or is done.
     """
     lines: queue.SimpleQueue[Any] = queue.SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""`ksopt bench crossover`: what is measured first, what lies between, and a tiny run."""
+"""`ksopt bench crossover`: the order of measurement, the interpolation, and a tiny run."""
 
 import csv
 import json
@@ -25,14 +25,14 @@ PLANE = Plane("float32", "inference")
 
 @pytest.fixture(autouse=True)
 def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fewest repeats, for what is tested is not the numbers."""
+    """The fewest repeats: the tests are not about the numbers."""
     monkeypatch.setattr(measuring, "_SECONDS", 0.001)
     monkeypatch.setattr(measuring, "_FEWEST", 3)
 
 
 def request(**changed: Any) -> CrossoverRequest:
-    given = {"device": "cpu", "widths": "16,32,64", "rows": "1,4,16", "budgets": "50%,25%"}
-    return CrossoverRequest.of(CrossoverOptions(**{**given, "passes": "inference", **changed}))
+    defaults = {"device": "cpu", "widths": "16,32,64", "rows": "1,4,16", "budgets": "50%,25%"}
+    return CrossoverRequest.of(CrossoverOptions(**{**defaults, "passes": "inference", **changed}))
 
 
 def result(site: Site, us: Mapping[str, float]) -> SiteResult:
@@ -44,7 +44,7 @@ def known(values: Mapping[tuple[int, int], float]) -> dict[Site, float]:
     return {Site(PLANE, *where): value for where, value in values.items()}
 
 
-# What is measured first, and what lies between.
+# The order of measurement, and the interpolation.
 
 GRID = Grid((16, 32, 64, 128, 256), (1, 4, 16, 64))
 
@@ -52,30 +52,30 @@ GRID = Grid((16, 32, 64, 128, 256), (1, 4, 16, 64))
 def test_the_middle_and_the_corners_come_first_in_every_map() -> None:
     other = Plane("bfloat16", "training")
     sites = [Site(plane, w, r) for plane in (PLANE, other) for w in GRID.widths for r in GRID.rows]
-    first = surface.coming(GRID, sites, {}, 10)
+    first = surface.next_sites(GRID, sites, {}, 10)
     places = [(64, 16), (256, 64), (256, 1), (16, 64), (16, 1)]
     assert first == [Site(plane, *place) for place in places for plane in (PLANE, other)]
-    assert len(surface.coming(GRID, sites, {}, 1000)) == len(sites)
+    assert len(surface.next_sites(GRID, sites, {}, 1000)) == len(sites)
 
 
 def test_then_the_site_whose_winner_is_in_doubt() -> None:
     sites = [Site(PLANE, w, r) for w in GRID.widths for r in GRID.rows]
     sure, tied = log(4.0), log(1.02)
     values = {(16, 1): sure, (16, 64): sure, (64, 16): sure, (256, 1): tied, (256, 64): tied}
-    (following, *_) = surface.coming(GRID, sites, known(values))
+    (following, *_) = surface.next_sites(GRID, sites, known(values))
     assert following.width == 256  # between the two that are nearly equal
 
 
 def test_what_is_measured_never_comes_again() -> None:
     sites = [Site(PLANE, w, r) for w in GRID.widths for r in GRID.rows]
-    found: dict[Site, float] = {}
-    while ahead := surface.coming(GRID, sites, found, 1):
-        assert ahead[0] not in found
-        found[ahead[0]] = 0.1
-    assert set(found) == set(sites)
+    measured_margins: dict[Site, float] = {}
+    while ahead := surface.next_sites(GRID, sites, measured_margins, 1):
+        assert ahead[0] not in measured_margins
+        measured_margins[ahead[0]] = 0.1
+    assert set(measured_margins) == set(sites)
 
 
-def test_an_estimate_lies_between_those_it_is_made_of() -> None:
+def test_an_estimate_lies_between_its_inputs() -> None:
     values = known({(16, 1): 0.0, (64, 1): 1.0})
     middle = surface.estimate(GRID, Site(PLANE, 32, 1), values)
     assert middle == pytest.approx(0.5)
@@ -88,44 +88,56 @@ def test_an_estimate_lies_between_those_it_is_made_of() -> None:
     assert surface.estimate(GRID, other, values) is None  # another map
 
 
-# The views, of made-up times.
+# The views, of synthetic times.
 
 
 def test_a_cell_says_which_budget_wins_and_by_how_much() -> None:
-    asked = request(widths="16", rows="1")
-    (site,) = asked.sites
+    crossover_request = request(widths="16", rows="1")
+    (site,) = crossover_request.sites
     times = {DENSE: 12.0, DENSE_FUSED: 8.0, FP8: 2.0, "50%": 16.0, "25%": 4.0}
-    (cell,) = views.cells(asked, {site: result(site, times)})
+    (cell,) = views.cells(crossover_request, {site: result(site, times)})
     assert cell.speed_ups == pytest.approx({"50%": 0.5, "25%": 2.0})  # over the faster dense
     assert cell.over_fp8 == pytest.approx({"50%": 0.125, "25%": 0.5})
-    assert views.verdict(cell, asked.budgets) == "25% x2.00"
-    assert cell.largest(asked.budgets, fp8=True) is None
+    assert views.verdict(cell, crossover_request.budgets) == "25% x2.00"
+    assert cell.largest(crossover_request.budgets, fp8=True) is None
     # As far from 1 on either side: in the middle, in logarithms.
-    assert cell.crossover(asked.budgets) == pytest.approx(exp((log(0.5) + log(0.25)) / 2))
+    assert cell.crossover(crossover_request.budgets) == pytest.approx(
+        exp((log(0.5) + log(0.25)) / 2)
+    )
 
 
 def test_cells_say_what_was_not_measured() -> None:
-    asked = request(widths="16,32,64,128", rows="1")
-    first = asked.sites[0]
-    found = views.cells(asked, {first: result(first, {DENSE: 2.0, "50%": 1.0, "25%": 1.0})})
-    assert [cell.status for cell in found] == [
+    crossover_request = request(widths="16,32,64,128", rows="1")
+    first = crossover_request.sites[0]
+    cells = views.cells(
+        crossover_request, {first: result(first, {DENSE: 2.0, "50%": 1.0, "25%": 1.0})}
+    )
+    assert [cell.status for cell in cells] == [
         views.MEASURED, views.BETWEEN, views.BETWEEN, views.UNKNOWN,
     ]  # fmt: skip
-    table = views.map_table(PLANE, found, asked)
+    table = views.map_table(PLANE, cells, crossover_request)
     assert table.rows == (("1", "50% x2.00", "~50% x2.00", "~50% x2.00", "-"),)
-    assert views.counts_table(found, asked).rows[0][1:6] == ("4", "1", "2", "1", "1 of 1")
-    drawing = report.drawn(PLANE, found, asked)
+    assert views.counts_table(cells, crossover_request).rows[0][1:6] == (
+        "4",
+        "1",
+        "2",
+        "1",
+        "1 of 1",
+    )
+    drawing = report.drawn(PLANE, cells, crossover_request)
     assert drawing.wide.count('class="outline"') == 1
     assert drawing.wide.count('class="cell"') == 3
     assert drawing.name == "crossover-inference-float32"
 
 
 def test_a_layer_that_loses_is_drawn_as_slower() -> None:
-    asked = request(widths="16", rows="1")
-    (site,) = asked.sites
-    cells = views.cells(asked, {site: result(site, {DENSE: 1.0, "50%": 2.0, "25%": 1.25})})
-    assert views.verdict(cells[0], asked.budgets) == "none x0.80"
-    drawing = report.drawn(PLANE, cells, asked).wide
+    crossover_request = request(widths="16", rows="1")
+    (site,) = crossover_request.sites
+    cells = views.cells(
+        crossover_request, {site: result(site, {DENSE: 1.0, "50%": 2.0, "25%": 1.25})}
+    )
+    assert views.verdict(cells[0], crossover_request.budgets) == "none x0.80"
+    drawing = report.drawn(PLANE, cells, crossover_request).wide
     assert 'class="first"' in drawing
     assert 'class="cell"' not in drawing
 
@@ -137,16 +149,21 @@ def test_colours_grow_with_the_ratio_and_are_alike_both_ways() -> None:
 
 
 def test_the_csv_has_a_line_for_each_layer_and_budget() -> None:
-    asked = request(widths="16,32", rows="1")
-    site = asked.sites[0]
+    crossover_request = request(widths="16,32", rows="1")
+    site = crossover_request.sites[0]
     ways = [
         Timed(DENSE, "", Measurement(2.0, 2.0, 2.0, 9)),
         Timed("50%", "(1,4,4,4)*(4,4,4,1)", Measurement(1.5, 1.5, 1.5, 9)),
         Timed("50%", "(1,8,4,2)*(2,4,8,1)", Measurement(1.0, 1.0, 1.0, 9)),
     ]
     measured = {site: SiteResult(site, tuple(ways))}
-    lines = list(csv.DictReader(views.to_csv(views.cells(asked, measured), asked, measured)
-                                .splitlines()))  # fmt: skip
+    lines = list(
+        csv.DictReader(
+            views.to_csv(
+                views.cells(crossover_request, measured), crossover_request, measured
+            ).splitlines()
+        )
+    )
     assert len(lines) == 4
     assert lines[0]["chain"] == "(1,8,4,2)*(2,4,8,1)"  # the faster one
     assert float(lines[0]["speed_up"]) == pytest.approx(2.0)
@@ -154,7 +171,7 @@ def test_the_csv_has_a_line_for_each_layer_and_budget() -> None:
     assert lines[2]["status"] == "interpolated"
 
 
-def test_a_result_is_read_as_it_was_kept() -> None:
+def test_a_result_is_read_as_it_was_stored() -> None:
     site = Site(PLANE, 16, 1)
     one = SiteResult(site, (Timed("25%", "(1,2,2,8)*(8,2,2,1)", None, "wrong: so"),
                             Timed(DENSE, "", Measurement(1.0, 0.9, 1.1, 7))))  # fmt: skip
@@ -181,8 +198,8 @@ def test_what_is_not_allowed_is_refused(
     words: tuple[str, ...], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    given = ["bench", "crossover", "--device", "cpu", *words, "--out", str(out)]
-    assert main.main(given) == 2
+    command = ["bench", "crossover", "--device", "cpu", *words, "--out", str(out)]
+    assert main.main(command) == 2
     assert expected in capsys.readouterr().err
     assert not out.exists()
 
@@ -199,9 +216,9 @@ def test_a_run_leaves_a_map_and_its_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(tmp_path) == 0
-    told = capsys.readouterr()
-    assert "inference, float32" in told.out
-    assert "training, float32" in told.out
+    output = capsys.readouterr()
+    assert "inference, float32" in output.out
+    assert "training, float32" in output.out
     with (tmp_path / "crossover.csv").open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 16
@@ -212,10 +229,10 @@ def test_a_run_leaves_a_map_and_its_numbers(
     assert (tmp_path / "maps" / "crossover-training-float32.svg").stat().st_size > 500
     assert "## Training, float32" in (tmp_path / "crossover.md").read_text("utf-8")
 
-    # The report again, of the maps that were asked for then.
+    # The report again, of the maps of that request.
     before = (tmp_path / "crossover.csv").read_text("utf-8")
-    given = ["bench", "crossover", "--report", "--device", "cpu", "--budgets", "50%,12.5%"]
-    assert main.main([*given, "--json", "--out", str(tmp_path)]) == 0
+    command = ["bench", "crossover", "--report", "--device", "cpu", "--budgets", "50%,12.5%"]
+    assert main.main([*command, "--json", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "crossover.csv").read_text("utf-8") == before
     assert len(json.loads(capsys.readouterr().out)["cells"]) == 8
 
@@ -235,14 +252,14 @@ def test_a_run_that_is_stopped_goes_on(
     monkeypatch.setattr(runs, "measure_site", spied)
     assert run(tmp_path) == 130
     assert "5 layers are left: the same command goes on" in capsys.readouterr().err
-    kept = list(measured)
+    sites = list(measured)
     measured.clear()
     monkeypatch.setattr(
         runs, "measure_site", lambda request, site: measured.append(site) or real(request, site)
     )
     assert run(tmp_path) == 0
     assert len(measured) == 5
-    assert not set(measured) & set(kept)
+    assert not set(measured) & set(sites)
 
 
 def test_half_a_line_of_a_killed_run_is_measured_again(
@@ -283,11 +300,11 @@ def test_a_wrong_layer_gets_no_time(
 ) -> None:
     real = layers.ks_layer
 
-    def wrong(*given: Any) -> Any:
-        made = real(*given)
-        forward = made.forward
-        made.forward = lambda x: forward(x) * 1.01
-        return made
+    def wrong(*args: Any) -> Any:
+        layer = real(*args)
+        forward = layer.forward
+        layer.forward = lambda x: forward(x) * 1.01
+        return layer
 
     monkeypatch.setattr(layers, "ks_layer", wrong)
     assert run(tmp_path, "--passes", "inference", "--rows", "8", "--widths", "16") == 1
@@ -306,29 +323,29 @@ def test_a_wrong_gradient_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = layers.ks_layer
 
-    def wrong(*given: Any) -> Any:
-        made = real(*given)
-        forward = made.forward
-        made.forward = lambda x: Wrong.apply(forward(x))
-        return made
+    def wrong(*args: Any) -> Any:
+        layer = real(*args)
+        forward = layer.forward
+        layer.forward = lambda x: Wrong.apply(forward(x))
+        return layer
 
-    asked = request(passes="training", widths="16", rows="8")
-    right = measuring.measure_site(asked, asked.sites[0])
+    crossover_request = request(passes="training", widths="16", rows="8")
+    right = measuring.measure_site(crossover_request, crossover_request.sites[0])
     assert right.faults == []
     assert right.us("50%") is not None
     monkeypatch.setattr(layers, "ks_layer", wrong)
-    found = measuring.measure_site(asked, asked.sites[0])
-    assert all("gradient of x" in fault for fault in found.faults)
-    assert len(found.faults) == 4  # two chains of each budget
+    result = measuring.measure_site(crossover_request, crossover_request.sites[0])
+    assert all("gradient of x" in fault for fault in result.faults)
+    assert len(result.faults) == 4  # two chains of each budget
 
 
 def test_a_width_without_a_chain_is_no_fault() -> None:
-    asked = request(widths="18", rows="1", budgets="50%,25%")
-    found = measuring.measure_site(asked, asked.sites[0])
-    way = found.way("50%")
+    crossover_request = request(widths="18", rows="1", budgets="50%,25%")
+    result = measuring.measure_site(crossover_request, crossover_request.sites[0])
+    way = result.way("50%")
     assert way is not None
     assert way.reason == "no chain: 18 is no multiple of 4"
-    assert found.faults == []
+    assert result.faults == []
 
 
 def test_a_budget_has_monarchs_chain_and_one_of_two_blocks() -> None:
@@ -338,19 +355,19 @@ def test_a_budget_has_monarchs_chain_and_one_of_two_blocks() -> None:
         assert [chain.nnz for chain in chains] == [width * width // 4] * 2
     assert len(budget.chains(8)) == 2
     assert len(request(widths="64", rows="8", budgets="100%").budgets[0].chains(64)) == 1
-    asked = request(widths="16", rows="8", budgets="25%")
-    found = measuring.measure_site(asked, asked.sites[0])
-    of_budget = [way for way in found.ways if way.name == "25%"]
+    crossover_request = request(widths="16", rows="8", budgets="25%")
+    result = measuring.measure_site(crossover_request, crossover_request.sites[0])
+    of_budget = [way for way in result.ways if way.name == "25%"]
     assert [way.chain for way in of_budget] == ["(1,2,2,8)*(8,2,2,1)", "(1,8,2,2)*(2,2,8,1)"]
-    assert found.us("25%") == min(way.time.median_us for way in of_budget if way.time)
+    assert result.us("25%") == min(way.time.median_us for way in of_budget if way.time)
 
 
 def test_fp8_rounds_as_much_as_it_may() -> None:
     """Where torch has such a product here: one of the rounded operands, in the device's way."""
-    asked = request(widths="64", rows="32", precisions="bfloat16")
-    found = measuring.measure_site(asked, asked.sites[0]).way(FP8)
-    assert found is not None
-    assert found.time is not None or found.reason.startswith("not there")
+    crossover_request = request(widths="64", rows="32", precisions="bfloat16")
+    way = measuring.measure_site(crossover_request, crossover_request.sites[0]).way(FP8)
+    assert way is not None
+    assert way.time is not None or way.reason.startswith("not there")
 
 
 def test_what_fp8_may_be_off_by_is_less_than_a_wrong_scale() -> None:

@@ -1,4 +1,4 @@
-"""`ksopt bench kernels` as a user runs it: what it measures, keeps, refuses and reports."""
+"""`ksopt bench kernels` as a user runs it: measurements, stored rows, refusals, reports."""
 
 import csv
 import dataclasses
@@ -43,17 +43,17 @@ WORDS = [
 
 @pytest.fixture(autouse=True)
 def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up roofline and the fewest repeats, for what is tested is not the numbers."""
-    made_up = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
-    monkeypatch.setattr(benchmark, "measure_roofline", lambda device, dtype: made_up)
+    """A synthetic roofline and the fewest repeats: the tests are not about the numbers."""
+    invented = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
+    monkeypatch.setattr(benchmark, "measure_roofline", lambda device, dtype: invented)
     monkeypatch.setattr(benchmark, "_SECONDS", 0.001)
     monkeypatch.setattr(benchmark, "_FEWEST", 3)
 
 
 def run(out: Path, *words: str, patterns: list[str] | None = None) -> int:
     chosen = TINY if patterns is None else patterns
-    given = ["--patterns", *chosen] if chosen else []
-    return main.main(["bench", "kernels", *given, *WORDS, "--out", str(out), *words])
+    arguments = ["--patterns", *chosen] if chosen else []
+    return main.main(["bench", "kernels", *arguments, *WORDS, "--out", str(out), *words])
 
 
 def rows_of(out: Path, name: str = "bench.csv") -> list[dict[str, str]]:
@@ -62,14 +62,14 @@ def rows_of(out: Path, name: str = "bench.csv") -> list[dict[str, str]]:
 
 
 def request(**changed: object) -> BenchRequest:
-    given: dict[str, object] = {
+    defaults: dict[str, object] = {
         "patterns": TINY,
         "device": "cpu",
         "dtype": "float32",
         "batch": "16",
         "against": "bmm,dense",
     }
-    return BenchRequest.of(BenchOptions(**{**given, **changed}))  # type: ignore[arg-type]
+    return BenchRequest.of(BenchOptions(**{**defaults, **changed}))  # type: ignore[arg-type]
 
 
 def test_every_way_is_timed_or_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -118,7 +118,7 @@ def test_floor_bytes_and_flops_are_the_products(tmp_path: Path) -> None:
 
 def break_einsum(monkeypatch: pytest.MonkeyPatch, by: object) -> None:
     einsum = baselines.BASELINES["einsum"]
-    wrong = dataclasses.replace(einsum, core=lambda *given: by(einsum.core(*given)))  # type: ignore[operator]
+    wrong = dataclasses.replace(einsum, core=lambda *args: by(einsum.core(*args)))  # type: ignore[operator]
     monkeypatch.setattr(entries, "BASELINES", {**baselines.BASELINES, "einsum": wrong})
 
 
@@ -144,7 +144,7 @@ def test_a_wrong_operator_gets_no_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     right = entries.ks_linear
-    monkeypatch.setattr(entries, "ks_linear", lambda *given, **named: right(*given, **named) + 1)
+    monkeypatch.setattr(entries, "ks_linear", lambda *args, **named: right(*args, **named) + 1)
     assert run(tmp_path, patterns=["(2,8,4,3)"]) == 1
     (row,) = (row for row in rows_of(tmp_path) if row["way"] == OURS)
     assert row["median_us"] == ""
@@ -253,18 +253,18 @@ def wait_for_lines(out: Path, count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_what_a_killed_process_measured_is_kept(workers: str, tmp_path: Path) -> None:
+def test_measurements_of_a_killed_process_are_stored(workers: str, tmp_path: Path) -> None:
     process = started(tmp_path, "--workers", workers)
     wait_for_lines(tmp_path, 3)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = results_folder.read_rows(tmp_path)
-    assert len(kept) >= 3
+    stored = results_folder.read_rows(tmp_path)
+    assert len(stored) >= 3
     again = started(tmp_path, "--timeout", "0.000001")
     assert again.wait(timeout=120) == 0
     assert (
         len(rows_of(tmp_path, "summary.csv"))
-        == len(kept)
+        == len(stored)
         == len(results_folder.read_rows(tmp_path))
     )
 
@@ -311,7 +311,7 @@ def test_workers_share_the_patterns_and_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = WorkerProcess.send
 
     def send_and_kill(process: WorkerProcess, value: dict[str, object]) -> None:
@@ -355,12 +355,12 @@ def test_a_changed_setting_is_refused(
     ],
 )
 def test_another_machine_is_refused(change: dict[str, Any], named: str, tmp_path: Path) -> None:
-    asked, here = request(), results_folder.DeviceRecord(**record())
-    with results_folder.opened(tmp_path, asked, here):
+    bench_request, here = request(), results_folder.DeviceRecord(**record())
+    with results_folder.opened(tmp_path, bench_request, here):
         pass
     with (
         pytest.raises(InvalidInputError, match=named),
-        results_folder.opened(tmp_path, asked, dataclasses.replace(here, **change)),
+        results_folder.opened(tmp_path, bench_request, dataclasses.replace(here, **change)),
     ):
         pass
 
@@ -392,7 +392,7 @@ def test_a_lost_device_leaves_what_it_was_lost_on(
         OURS: "not timed: einsum on (2,8,4,3) batch 16 broke it",
         "einsum": "failed: an illegal memory access was encountered",
     }
-    # The next run goes on behind it.
+    # The next run continues after it.
     assert run(tmp_path, "--against", "bmm,einsum") == 1
     assert [line["chain"] for line in rows_of(tmp_path, "summary.csv")] == TINY[:2]
 
@@ -458,8 +458,8 @@ def test_misuse_is_answered_with_a_sentence(
 def test_patterns_come_from_files_samples_and_words(tmp_path: Path) -> None:
     file = tmp_path / "patterns.txt"
     file.write_text("# two\n(1,2,3,4)\n\n(4,3,2,1)  # and a remark\n", encoding="utf-8")
-    asked = request(patterns=[str(file), "(1,2,3,4)", "sample:2"])
-    named = [str(subject.chain) for subject in asked.subjects]
+    bench_request = request(patterns=[str(file), "(1,2,3,4)", "sample:2"])
+    named = [str(subject.chain) for subject in bench_request.subjects]
     assert named == ["(1,2,3,4)", "(4,3,2,1)", "(4,128,128,64)", "(1,64,64,96)"]
     assert len(request(patterns=["paper"]).subjects) == 627
     assert request(against="eager").against == EAGER
@@ -469,28 +469,30 @@ def test_patterns_come_from_files_samples_and_words(tmp_path: Path) -> None:
 
 
 def test_a_worker_makes_the_same_request() -> None:
-    asked = request(chains=["(1,8,4,4)*(4,4,8,1)"], batch="1,2", inductor_sample=3, seed=5)
-    sent = json.loads(json.dumps(dataclasses.asdict(asked.options)))
-    assert BenchRequest.of(BenchOptions(**sent)) == asked
+    bench_request = request(chains=["(1,8,4,4)*(4,4,8,1)"], batch="1,2", inductor_sample=3, seed=5)
+    sent = json.loads(json.dumps(dataclasses.asdict(bench_request.options)))
+    assert BenchRequest.of(BenchOptions(**sent)) == bench_request
 
 
 def test_random_subjects_have_rows_of_their_own() -> None:
-    asked = request(patterns=["random:20"], seed=4, batch=None)
-    assert len({subject.batch for subject in asked.subjects}) > 5
-    assert any(not subject.is_pattern for subject in asked.subjects)
-    assert "--batch" not in asked.command
-    again = BenchRequest.of(asked.options)
-    assert again == asked
-    assert request(patterns=["random:20"], seed=5, batch=None).subjects != asked.subjects
-    given = request(patterns=["random:20"], seed=4, batch="1,2").subjects
-    assert {subject.batch for subject in given} == {1, 2}
+    bench_request = request(patterns=["random:20"], seed=4, batch=None)
+    assert len({subject.batch for subject in bench_request.subjects}) > 5
+    assert any(not subject.is_pattern for subject in bench_request.subjects)
+    assert "--batch" not in bench_request.command
+    again = BenchRequest.of(bench_request.options)
+    assert again == bench_request
+    assert request(patterns=["random:20"], seed=5, batch=None).subjects != bench_request.subjects
+    with_rows = request(patterns=["random:20"], seed=4, batch="1,2").subjects
+    assert {subject.batch for subject in with_rows} == {1, 2}
     both = request(patterns=["random:1", "(1,2,3,4)"], seed=4, batch=None)
     assert both.subjects[0].batch != both.subjects[1].batch == 256
 
 
 def test_inductor_compiles_a_sample_spread_over_all() -> None:
-    asked = request(patterns=["paper"], inductor_sample=3)
-    places = [n for n, subject in enumerate(asked.subjects) if subject in asked.compiled]
+    bench_request = request(patterns=["paper"], inductor_sample=3)
+    places = [
+        n for n, subject in enumerate(bench_request.subjects) if subject in bench_request.compiled
+    ]
     assert places == [0, 209, 418]
 
 
@@ -499,14 +501,14 @@ def test_inductor_compiles_a_sample_spread_over_all() -> None:
 def test_what_inductor_compiles_is_right(
     name: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Eagerly: what is compiled is the function as it stands, and compiling takes half a minute.
+    # Eagerly: the compiled function is the same, and compiling takes half a minute.
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     weight = torch.randn(2, 3, 4, 5)
     x = torch.randn((40, 6) if layout == "batch_last" else (6, 40))
     from ksopt.reference import ks_reference
 
-    found = entries.bind(name, [weight], layout)(x)
-    torch.testing.assert_close(found, ks_reference(x, weight, layout))
+    result = entries.bind(name, [weight], layout)(x)
+    torch.testing.assert_close(result, ks_reference(x, weight, layout))
 
 
 class Page(HTMLParser):
@@ -576,7 +578,9 @@ def line(ours: float, *theirs: float) -> Line:
 
     layouts = ("batch_last", "batch_first")
     names = ("bmm_loop", "bmm_paper")
-    others = [row(*given) for given in zip(names, theirs, layouts, strict=False)]
+    others = [
+        row(*subject_of_rows) for subject_of_rows in zip(names, theirs, layouts, strict=False)
+    ]
     return Line.of([row(OURS, ours), *others])
 
 

@@ -142,11 +142,11 @@ def test_the_same_command_goes_on_where_it_stopped(quick, tmp_path, capsys):
     words = ["--models", "llama", "--dtypes", "float32", "--ways", "ksopt"]
     code, out = run(tmp_path, *words, "--passes", "forward")
     assert code == 0
-    (kept,) = (out / "rows.jsonl").read_text("utf-8").splitlines()
+    (first_line,) = (out / "rows.jsonl").read_text("utf-8").splitlines()
     code, out = run(tmp_path, *words, "--json")
     assert code == 0
     lines = (out / "rows.jsonl").read_text("utf-8").splitlines()
-    assert [line == kept for line in lines] == [True, False]
+    assert [line == first_line for line in lines] == [True, False]
     printed = capsys.readouterr().out
     shown = json.loads(printed[printed.index("\n{\n") :])
     assert [case["pass"] for case in shown["cases"]] == ["forward", "step"]
@@ -174,7 +174,7 @@ def test_a_plan_says_which_layers_become_which_chains(quick, tmp_path):
 
 @pytest.mark.slow
 def test_under_inductor(tmp_path, monkeypatch):
-    # Few sizes: Inductor compiles what is measured for each of them.
+    # Few sizes: Inductor compiles every way for each of them.
     monkeypatch.setitem(SMALL, "gpt2", replace(SMALL["gpt2"], inner=SMALL["gpt2"].hidden))
     words = ["--models", "gpt2", "--dtypes", "float32", "--tune", "measure", "--fresh-caches"]
     code, out = run(tmp_path, *words, "--ways", "ksopt", "--passes", "forward")
@@ -283,14 +283,14 @@ def test_models_are_drawn_alike_and_leave_the_random_state():
 @pytest.mark.parametrize("name", list(SMALL))
 def test_both_twins_are_one_function_with_the_same_gradients(name, rule):
     built = build(size_of(name, small=True, layers=1), torch.float64, CPU, rule=rule)
-    found = {}
+    results = {}
     for twin in ("ks", "linear"):
         model = built.twin(twin)
         logits = model(built.inputs)
         loss(logits, built.targets).backward()
-        found[twin] = logits, gradients_of(model)
-    torch.testing.assert_close(*(logits for logits, _ in found.values()))
-    ks, linear = (gradients for _, gradients in found.values())
+        results[twin] = logits, gradients_of(model)
+    torch.testing.assert_close(*(logits for logits, _ in results.values()))
+    ks, linear = (gradients for _, gradients in results.values())
     assert ks.keys() == linear.keys()
     for key, gradient in linear.items():
         torch.testing.assert_close(ks[key], gradient, msg=key)
@@ -358,9 +358,9 @@ def test_a_plan_that_does_not_fit_leaves_nothing(capsys, tmp_path):
 
 
 def test_ways_in_cuda_graphs_are_all_compiled_for_them():
-    found = measuring.ways(How(is_step=False, is_graphs=True))
-    assert {way.mode for way in found} == {"reduce-overhead", "max-autotune"}
-    assert [way.name for way in found][:2] == [DENSE, DENSE_AUTOTUNED]
+    case_ways = measuring.ways(How(is_step=False, is_graphs=True))
+    assert {way.mode for way in case_ways} == {"reduce-overhead", "max-autotune"}
+    assert [way.name for way in case_ways][:2] == [DENSE, DENSE_AUTOTUNED]
 
 
 @pytest.mark.gpu

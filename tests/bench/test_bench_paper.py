@@ -1,4 +1,4 @@
-"""`ksopt bench paper` as a user runs it: what it refuses, keeps and goes on with."""
+"""`ksopt bench paper` as a user runs it: refusals, stored rows and resumed runs."""
 
 import csv
 import dataclasses
@@ -29,9 +29,9 @@ CPU = ("--device", "cpu", "--quiet")
 
 @pytest.fixture(autouse=True)
 def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up roofline and the fewest repeats, for what is tested is not the numbers."""
-    made_up = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
-    monkeypatch.setattr(benchmark, "measure_roofline", lambda device, dtype: made_up)
+    """A synthetic roofline and the fewest repeats: the tests are not about the numbers."""
+    invented = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
+    monkeypatch.setattr(benchmark, "measure_roofline", lambda device, dtype: invented)
     monkeypatch.setattr(benchmark, "_SECONDS", 0.001)
     monkeypatch.setattr(benchmark, "_FEWEST", 3)
     monkeypatch.setattr(models, "_SECONDS", 0.001)
@@ -129,14 +129,14 @@ def test_a_run_leaves_tables_figures_and_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(tmp_path, "--table", "5", "--figure", "6", "9", "7") == 0
-    told = capsys.readouterr()
-    assert "Table 5: How often kernel wins, by layout" in told.out
-    assert "which a CPU has not: Figure 7 is left out" in told.err
-    found = numbers(tmp_path)
-    assert {row["item"] for row in found} == {"Table 5", "Figure 6", "Figure 7", "Figure 9"}
-    assert all(bool(row["ours"]) or bool(row["absent"]) for row in found)
-    assert all(row["absent"] for row in found if row["item"] == "Figure 7")
-    assert any(row["ours"] for row in found if row["item"] == "Table 5")
+    output = capsys.readouterr()
+    assert "Table 5: How often kernel wins, by layout" in output.out
+    assert "which a CPU has not: Figure 7 is left out" in output.err
+    first_numbers = numbers(tmp_path)
+    assert {row["item"] for row in first_numbers} == {"Table 5", "Figure 6", "Figure 7", "Figure 9"}
+    assert all(bool(row["ours"]) or bool(row["absent"]) for row in first_numbers)
+    assert all(row["absent"] for row in first_numbers if row["item"] == "Figure 7")
+    assert any(row["ours"] for row in first_numbers if row["item"] == "Table 5")
     text = (tmp_path / "paper.md").read_text("utf-8")
     assert "## Figure 9, float32" in text
     assert "The heuristic" in text
@@ -148,8 +148,8 @@ def test_a_run_leaves_tables_figures_and_numbers(
     # The report again, on a machine that knows nothing of the request.
     (tmp_path / "paper.csv").unlink()
     assert main.main(["bench", "paper", "--report", "--json", "--out", str(tmp_path)]) == 0
-    assert numbers(tmp_path) == found
-    assert len(json.loads(capsys.readouterr().out)["cells"]) == len(found)
+    assert numbers(tmp_path) == first_numbers
+    assert len(json.loads(capsys.readouterr().out)["cells"]) == len(first_numbers)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -183,18 +183,18 @@ def test_time_that_is_up_begins_nothing_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(tmp_path, "--table", "3", "7", "--minutes", "1e-9") == 0
-    told = capsys.readouterr().err
-    assert "not complete: products-float32, modules-float32; the same command goes on" in told
+    output = capsys.readouterr().err
+    assert "not complete: products-float32, modules-float32; the same command goes on" in output
 
 
 def test_small_models_and_the_papers_do_not_share_a_folder(tmp_path: Path) -> None:
     saved = SavedRequest(items((3,), (), False), True, ("small",), {"products": 3, "energy": 1})
-    assert saved.kept(tmp_path) == saved
+    assert saved.merge_into(tmp_path) == saved
     more = dataclasses.replace(saved, items=items((), (6,), False), remarks=("other",))
-    assert [one.name for one in more.kept(tmp_path).items] == ["Table 3", "Figure 6"]
+    assert [one.name for one in more.merge_into(tmp_path).items] == ["Table 3", "Figure 6"]
     assert SavedRequest.read(tmp_path).remarks == ("small", "other")
     with pytest.raises(Exception, match="holds small models, and the paper's models are asked"):
-        dataclasses.replace(saved, is_small=False).kept(tmp_path)
+        dataclasses.replace(saved, is_small=False).merge_into(tmp_path)
 
 
 def test_products_go_to_workers_of_their_own(

@@ -1,4 +1,4 @@
-"""docs/paper.md and docs/crossover.md say what the commands do: words, options and files exist."""
+"""docs/paper.md and docs/crossover.md match the commands: words, options and files exist."""
 
 import argparse
 import re
@@ -31,20 +31,20 @@ def test_a_command_asks_for_what_there_is(
     kind: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ksopt.measure.device.resolve", lambda name: torch.device("cuda:0"))
-    monkeypatch.setattr("ksopt.system.limits.check_bytes", lambda *given: None)
+    monkeypatch.setattr("ksopt.system.limits.check_bytes", lambda *sizes: None)
     options, request = {
         "paper": (PaperOptions, PaperRequest),
         "crossover": (CrossoverOptions, CrossoverRequest),
     }[kind]
     parser = argparse.ArgumentParser()
     option_fields.add_arguments(parser, options)
-    given, rest = parser.parse_known_args(shlex.split(command))
+    arguments, rest = parser.parse_known_args(shlex.split(command))
     assert set(rest[::2]) <= {"--out", "--minutes", "--workers"}
-    made = request.of(options(**option_fields.values(options, given)))  # type: ignore[attr-defined]
-    assert made.parts if kind == "paper" else made.sites
+    built = request.of(options(**option_fields.values(options, arguments)))  # type: ignore[attr-defined]
+    assert built.parts if kind == "paper" else built.sites
     # The command that a folder notes asks for the same.
-    again, _ = parser.parse_known_args(shlex.split(made.command)[3:])
-    assert request.of(options(**option_fields.values(options, again))) == made  # type: ignore[attr-defined]
+    again, _ = parser.parse_known_args(shlex.split(built.command)[3:])
+    assert request.of(options(**option_fields.values(options, again))) == built  # type: ignore[attr-defined]
 
 
 def test_every_table_and_figure_has_its_command() -> None:
@@ -53,9 +53,9 @@ def test_every_table_and_figure_has_its_command() -> None:
         if kind == "paper" and "--all" not in command:
             parser = argparse.ArgumentParser()
             option_fields.add_arguments(parser, PaperOptions)
-            given, _ = parser.parse_known_args(shlex.split(command))
-            named |= {("table", number) for number in given.table or ()}
-            named |= {("figure", number) for number in given.figure or ()}
+            arguments, _ = parser.parse_known_args(shlex.split(command))
+            named |= {("table", number) for number in arguments.table or ()}
+            named |= {("figure", number) for number in arguments.figure or ()}
     assert named == {(item.kind, item.number) for item in ITEMS}
 
 
@@ -73,8 +73,8 @@ def test_the_options_and_their_words_exist(kind: str, capsys: pytest.CaptureFixt
 
 def test_the_files_of_a_map_are_those_it_leaves(brief: None, tmp_path: Path) -> None:
     words = ["--widths", "16", "--rows", "1", "--passes", "inference", "--budgets", "50%"]
-    given = ["bench", "crossover", *words, "--device", "cpu", "--quiet", "--out", str(tmp_path)]
-    assert main.main(given) == 0
-    named = re.findall(r"^\| (.*?) \|", TEXTS["crossover"].split("## What it leaves")[1], re.M)[1:]
+    command = ["bench", "crossover", *words, "--device", "cpu", "--quiet", "--out", str(tmp_path)]
+    assert main.main(command) == 0
+    named = re.findall(r"^\| (.*?) \|", TEXTS["crossover"].split("## Output files")[1], re.M)[1:]
     names = {word for cell in named for word in re.findall(r"`([^`]+)`", cell)}
     assert names == {path.name for path in tmp_path.iterdir()}

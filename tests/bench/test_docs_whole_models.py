@@ -1,4 +1,4 @@
-"""docs/whole-models.md says what the command does: its options, files and words exist."""
+"""docs/whole-models.md matches the command: its options, files and words exist."""
 
 import argparse
 import re
@@ -28,9 +28,9 @@ def test_a_command_asks_for_what_there_is(command: str, monkeypatch: pytest.Monk
     monkeypatch.setattr("ksopt.measure.device.resolve", lambda name: torch.device("cuda:0"))
     parser = argparse.ArgumentParser()
     option_fields.add_arguments(parser, ModelsOptions)
-    given, rest = parser.parse_known_args(shlex.split(command))
+    arguments, rest = parser.parse_known_args(shlex.split(command))
     assert rest[::2] in ([], ["--out"])
-    request = ModelsRequest.of(ModelsOptions(**option_fields.values(ModelsOptions, given)))
+    request = ModelsRequest.of(ModelsOptions(**option_fields.values(ModelsOptions, arguments)))
     for subject in request.subjects:
         size = request.size(subject)
         nowhere = torch.device("meta")
@@ -54,7 +54,7 @@ def test_the_options_and_their_words_exist(capsys: pytest.CaptureFixture) -> Non
 def immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is built nor measured."""
 
-    def measured(built: object, how: object, told: object) -> tuple[WayResult, ...]:
+    def measured(built: object, how: object, progress: object) -> tuple[WayResult, ...]:
         return tuple(WayResult(name, 1, first_s=1.0) for name in WAYS)
 
     monkeypatch.setattr(measuring, "measure_case", measured)
@@ -66,5 +66,5 @@ def test_the_files_are_those_it_leaves(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["--small", "--models", "vit", "--dtypes", "float32", "--device", "cpu"]
     assert main.main(["bench", "models", *words, "--out", str(out)]) == 0
-    named = re.findall(r"`([a-z]+\.[a-z]+)`", TEXT.split("## What it leaves")[1])
+    named = re.findall(r"`([a-z]+\.[a-z]+)`", TEXT.split("## Output files")[1])
     assert set(named) == {path.name for path in out.iterdir()}

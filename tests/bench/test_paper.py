@@ -24,16 +24,16 @@ def figure_8() -> list[tuple[int, int, int, int]]:
     d_list1 = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
     d_list2 = [4, 16, 64]
     skipped = [(1024, 256), (256, 1024), (128, 512), (512, 128), (64, 256), (256, 64)]
-    limit, found = 2_147_483_647, []
+    limit, fitting = 2_147_483_647, []
     for b, c, d in itertools.product(b_list, c_list, d_list1):
         if b == c or b == 4 * c or c == 4 * b:
-            found.append((1, b, c, d))
+            fitting.append((1, b, c, d))
     for a, b, c, d in itertools.product(a_list, b_list, c_list, d_list2):
         if a != 1 and (b, c) not in skipped and (b == c or b == 4 * c or c == 4 * b):
-            found.append((a, b, c, d))
+            fitting.append((a, b, c, d))
     return [
         (a, b, c, d)
-        for a, b, c, d in found
+        for a, b, c, d in fitting
         if 25_088 * a * c * d <= limit and 25_088 * a * b * d <= limit and a * b * c * d <= limit
     ]
 
@@ -124,9 +124,9 @@ def test_every_pattern_is_as_likely_as_any_other() -> None:
 
 
 def test_the_energy_subset_is_the_papers_product_of_lists() -> None:
-    found = energy_patterns()
-    assert {pattern.a for pattern in found} == {1, 4, 16, 32, 64}
-    assert {pattern.d for pattern in found} == {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
-    assert all((p.b, p.c) not in {(1024, 256), (64, 256)} for p in found)
-    assert all(BATCH * max(p.shape) <= 2**31 - 1 for p in found)
-    assert len(found) == len(set(found))
+    sample = energy_patterns()
+    assert {pattern.a for pattern in sample} == {1, 4, 16, 32, 64}
+    assert {pattern.d for pattern in sample} == {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
+    assert all((p.b, p.c) not in {(1024, 256), (64, 256)} for p in sample)
+    assert all(BATCH * max(p.shape) <= 2**31 - 1 for p in sample)
+    assert len(sample) == len(set(sample))

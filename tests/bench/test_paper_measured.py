@@ -30,9 +30,9 @@ from ksopt.measure.timing import Measurement
 
 @pytest.fixture(autouse=True)
 def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up roofline and the fewest repeats, for what is tested is not the numbers."""
-    made_up = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
-    monkeypatch.setattr(benchmark, "measure_roofline", lambda device, dtype: made_up)
+    """A synthetic roofline and the fewest repeats: the tests are not about the numbers."""
+    invented = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
+    monkeypatch.setattr(benchmark, "measure_roofline", lambda device, dtype: invented)
     monkeypatch.setattr(benchmark, "_SECONDS", 0.001)
     monkeypatch.setattr(benchmark, "_FEWEST", 3)
     monkeypatch.setattr(models, "_SECONDS", 0.001)
@@ -68,9 +68,9 @@ def test_a_wrong_kernel_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     real = cases.by_ks_linear
 
     def wrong(layer: torch.nn.Module) -> torch.nn.Module:
-        made = real(layer)
-        made.weights[0].data[0] *= 1.01
-        return made
+        layer_ks = real(layer)
+        layer_ks.weights[0].data[0] *= 1.01
+        return layer_ks
 
     monkeypatch.setattr(cases, "by_ks_linear", wrong)
     request = PaperRequest.of(PaperOptions(table=(7,), device="cpu"))
@@ -79,7 +79,7 @@ def test_a_wrong_kernel_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "relative error" in case.faults[0]
 
 
-def test_a_case_is_read_as_it_was_kept() -> None:
+def test_a_case_is_read_as_it_was_stored() -> None:
     case = Case(Subject("Block", "float16"), {"bmm": Measurement(1.0, 0.9, 1.1, 7)}, ("a fault",))
     assert Case.of_json(json.loads(json.dumps(case.to_json()))) == case
 
@@ -129,17 +129,17 @@ def test_idle_power_is_measured_and_subtracted(monkeypatch: pytest.MonkeyPatch) 
         return real[0](played, meter, 0.2, clock=lambda: board.now)
 
     monkeypatch.setattr(meters, "per_call", per_call)
-    found = EnergyBench(request, board).measure(request.subjects[0])  # type: ignore[arg-type]
-    assert found.idle_w == pytest.approx(50.0, rel=0.01)
-    assert set(found.calls) == {(way, at) for way in ("kernel", "bmm") for at in (FIRST, LAST)}
-    used = found.product()
+    energies = EnergyBench(request, board).measure(request.subjects[0])  # type: ignore[arg-type]
+    assert energies.idle_w == pytest.approx(50.0, rel=0.01)
+    assert set(energies.calls) == {(way, at) for way in ("kernel", "bmm") for at in (FIRST, LAST)}
+    used = energies.product()
     key = ("kernel", FIRST)
     assert used.energy_mj[key] == pytest.approx(3000.0, rel=0.02)
     assert used.over_idle_mj[key] == pytest.approx(2500.0, rel=0.03)
-    assert Energies.of_json(json.loads(json.dumps(found.to_json()))) == found
+    assert Energies.of_json(json.loads(json.dumps(energies.to_json()))) == energies
 
 
-def test_energies_are_kept_and_drawn(tmp_path: Path) -> None:
+def test_energies_are_stored_and_drawn(tmp_path: Path) -> None:
     from ksopt.bench.options import BenchOptions
 
     request = BenchRequest.of(
@@ -153,12 +153,12 @@ def test_energies_are_kept_and_drawn(tmp_path: Path) -> None:
         book.add(one)
     with energy.opened(tmp_path, request) as book:
         assert book.measured == {request.subjects[0]: one}
-    found = one.product()
-    assert found.energy_ratio(over_idle=False) == 0.5
-    rows = energy_tables.by_way({"float32": [found]}).rows
+    product = one.product()
+    assert product.energy_ratio(over_idle=False) == 0.5
+    rows = energy_tables.by_way({"float32": [product]}).rows
     # 50 W in a millisecond are 50 mJ; of 8 rows.
     assert rows[0] == ("float32", "kernel", "1", "2", "250", "-48", "-6e+03")
-    (line, _) = csv.DictReader(energy_tables.to_csv([found]).splitlines())
+    (line, _) = csv.DictReader(energy_tables.to_csv([product]).splitlines())
     assert (line["way"], float(line["uj_a_token"])) == ("kernel", 250.0)
 
 
@@ -173,4 +173,4 @@ def test_a_bench_can_be_prepared_without_being_timed() -> None:
     with Bench(request).prepared(request.subjects[0], ready):
         assert ("ksopt", FIRST) in ready.calls
         assert ("bmm_paper", LAST) in ready.calls
-    assert ready.calls == {}  # what they hold is freed
+    assert ready.calls == {}  # their tensors are freed

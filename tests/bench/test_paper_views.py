@@ -1,4 +1,4 @@
-"""The tables and figures of `ksopt bench paper`, from made-up rows."""
+"""The tables and figures of `ksopt bench paper`, from synthetic rows."""
 
 import dataclasses
 import math
@@ -44,8 +44,8 @@ SLOW = product(
 
 
 def value(cells: list[Cell], row: str, column: str) -> float | None:
-    (found,) = (one for one in cells if (one.row, one.column) == (row, column))
-    return None if found.ours is None else found.ours.value
+    (cell_of_row,) = (one for one in cells if (one.row, one.column) == (row, column))
+    return None if cell_of_row.ours is None else cell_of_row.ours.value
 
 
 def test_table_3_counts_who_is_faster_in_the_better_layout() -> None:
@@ -113,9 +113,9 @@ def test_figures_10_and_11_are_by_matrix_size() -> None:
 
 
 def test_figure_12_has_a_box_for_each_way() -> None:
-    found = drawn(12, SLOW)
-    assert {way for way, _ in found} == {"kernel", "bmm", "einsum", "bsr", "dense", "sparse"}
-    assert found["kernel", "time of batch-size-first / time of batch-size-last"] == [2.0]
+    boxes_by_way = drawn(12, SLOW)
+    assert {way for way, _ in boxes_by_way} == {"kernel", "bmm", "einsum", "bsr", "dense", "sparse"}
+    assert boxes_by_way["kernel", "time of batch-size-first / time of batch-size-last"] == [2.0]
 
 
 def test_figures_in_half_precision_are_those_they_are_of() -> None:
@@ -153,8 +153,8 @@ def test_tables_of_modules_are_ratios_to_the_dense_version() -> None:
         {cases.DENSE: took(10), cases.BMM: took(9), cases.KERNEL: took(5)},
     )
     broken = Case(Subject("Linear N x N", "float32"), {}, ("out of memory",))
-    found = {one.subject: one for one in (case, broken)}
-    cells = model_tables.modules("Table 4", found, ("float32",), False)
+    by_subject = {one.subject: one for one in (case, broken)}
+    cells = model_tables.modules("Table 4", by_subject, ("float32",), False)
     assert value(cells, "Block", "kernel") == 0.5
     (block,) = (one for one in cells if (one.row, one.column) == ("Block", "kernel"))
     assert (block.paper, block.ratio) == (0.78, pytest.approx(0.5 / 0.78))
@@ -244,12 +244,12 @@ def test_the_heuristics_correlation_has_the_sign_of_what_it_predicts() -> None:
 
 @pytest.mark.parametrize("count", [10, 48, 300, 626])
 def test_intervals_hold_the_number_and_shrink(count: int) -> None:
-    found = statistics.share(count // 2, count, 627)
-    assert found is not None
-    assert 0 <= found.low < found.value < found.high <= 1
+    estimate = statistics.share(count // 2, count, 627)
+    assert estimate is not None
+    assert 0 <= estimate.low < estimate.value < estimate.high <= 1
     fewer = statistics.share(5, 10, 627)
     assert fewer is not None
-    assert found.high - found.low <= fewer.high - fewer.low
+    assert estimate.high - estimate.low <= fewer.high - fewer.low
     values = [1 + place / count for place in range(count)]
     middle = statistics.median(values, 627)
     assert middle is not None
@@ -262,6 +262,6 @@ def test_wilsons_interval_covers_as_often_as_it_says() -> None:
     covered = sum(
         math.comb(20, hits) * 0.3**hits * 0.7 ** (20 - hits)
         for hits in range(21)
-        if (found := statistics.share(hits, 20, 10**9)) and found.low <= 0.3 <= found.high
+        if (estimate := statistics.share(hits, 20, 10**9)) and estimate.low <= 0.3 <= estimate.high
     )
     assert 0.93 < covered < 0.99

@@ -1,4 +1,4 @@
-"""Random patterns and chains: what is drawn, and that a CPU multiplies by it rightly."""
+"""Random patterns and chains: their distribution, and correct products on a CPU."""
 
 import os
 from collections import Counter

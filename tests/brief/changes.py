@@ -13,8 +13,8 @@ drawn = drawing_style._drawn
 class Unsynced(sqlite3.Connection):
     """A file that is lost with the machine alone: a killed process loses nothing."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.execute("PRAGMA synchronous = OFF")
 
 
@@ -35,15 +35,15 @@ _spaces: dict[tuple[Any, ...], Any] = {}
 
 
 def listed_once(request: Any) -> Any:
-    """The space of a request, kept for the next one that may have the same chains."""
+    """The space of a request, cached for the next one that may have the same chains."""
     from ksopt.operators.registry import KRONECKER
     from ksopt.search.space.space import build
 
     if request.structures != (KRONECKER,):  # the others' classes come and go with a test's module
         return build(request)
-    asked = ("dims", "dtype", "layout", "budgets", "steps", "min_use", "min_rank", "max_factors")
-    asked += ("families", "block_sizes", "chainable", "aligned", "train", "seed")
-    key = tuple(getattr(request, name) for name in asked)
+    names = ("dims", "dtype", "layout", "budgets", "steps", "min_use", "min_rank", "max_factors")
+    names += ("families", "block_sizes", "chainable", "aligned", "train", "seed")
+    key = tuple(getattr(request, name) for name in names)
     if key not in _spaces:
         _spaces[key] = build(request)
     return _spaces[key]

@@ -1,4 +1,4 @@
-"""The command line: what it accepts, how it refuses, what it prints where."""
+"""The command line: accepted arguments, refusals, and output streams."""
 
 import json
 import re
@@ -67,10 +67,10 @@ def test_one_bad_step_of_a_ladder_is_named(capsys: pytest.CaptureFixture[str]) -
 def test_a_budget_that_no_chain_meets_names_the_smallest_that_works(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    said = refused(capsys, *SMALL, "--budget", "1%", "--out", str(tmp_path / "report"))
-    smallest = re.search(r"([\d,]+) weights|at least ([\d,]+)", said)
-    assert "1%" in said
-    assert smallest is not None, said
+    message = refused(capsys, *SMALL, "--budget", "1%", "--out", str(tmp_path / "report"))
+    smallest = re.search(r"([\d,]+) weights|at least ([\d,]+)", message)
+    assert "1%" in message
+    assert smallest is not None, message
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_arguments_that_are_not_allowed(
     assert expected in refused(capsys, *SMALL, "--out", str(tmp_path / "report"), *words)
 
 
-def test_an_output_folder_that_cannot_be_made(
+def test_an_output_folder_that_cannot_be_created(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -215,12 +215,12 @@ def test_ctrl_c_stops_it_with_130_and_no_traceback(tmp_path: Path) -> None:
         time.sleep(0.1)
     time.sleep(2)  # into the measurements
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 130, message
+    assert "Traceback" not in message
 
 
-def test_a_failure_is_one_sentence_unless_the_traceback_is_asked_for(
+def test_a_failure_is_one_sentence_without_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:
@@ -259,10 +259,10 @@ def test_each_error_has_its_exit_code(
 def test_doctor_prints_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
-    found = dict(line.split(maxsplit=1) for line in printed.split("\n\n")[0].splitlines())
-    assert found["ksopt"].startswith(ksopt.__version__)
-    assert found["torch"] == torch.__version__
-    assert f"torch uses {torch.get_num_threads()} threads" in found["cpu"]
+    rows = dict(line.split(maxsplit=1) for line in printed.split("\n\n")[0].splitlines())
+    assert rows["ksopt"].startswith(ksopt.__version__)
+    assert rows["torch"] == torch.__version__
+    assert f"torch uses {torch.get_num_threads()} threads" in rows["cpu"]
 
 
 def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:

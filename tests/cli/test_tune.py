@@ -1,4 +1,4 @@
-"""`ksopt tune`: what it prints, keeps and refuses."""
+"""`ksopt tune`: its output, stored choices and refusals."""
 
 import json
 
@@ -44,7 +44,7 @@ def test_a_table_with_the_choice_its_rivals_and_the_reason(capsys):
     assert len(err.splitlines()) == 4  # one line each, as it goes
 
 
-def test_what_is_recorded_is_not_measured_again_unless_asked(capsys, monkeypatch):
+def test_recorded_products_are_measured_again_only_on_request(capsys, monkeypatch):
     words = ["--pattern", "(2,8,8,2)", "--batch", "40", "--json", *QUICK]
     assert tune(*words) == 0
     first = json.loads(capsys.readouterr().out)
@@ -87,8 +87,8 @@ def test_chains_dims_and_the_backward_pass(capsys):
 
     def tuned(*words):
         assert tune(*words) == 0
-        found = json.loads(capsys.readouterr().out)["choices"]
-        return [choice["key"]["pattern"] for choice in found]
+        choices = json.loads(capsys.readouterr().out)["choices"]
+        return [choice["key"]["pattern"] for choice in choices]
 
     assert tuned(*chain) == ["(1,24,4,2)", "(2,4,6,1)"]
     assert tuned(*chain, "--backward")[2:] == ["(1,4,24,2)", "(2,6,4,1)"]
@@ -106,7 +106,7 @@ def test_the_tuned_choice_is_what_a_product_takes():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "give --pattern, --chain or --dims, or --show"),
         (["--pattern", "(1,2,2)"], "is not a pattern"),
@@ -123,11 +123,11 @@ def test_the_tuned_choice_is_what_a_product_takes():
         (["--pattern", "(1,2,2,2)", "--device", "tpu"], "device 'tpu' is not available"),
     ],
 )
-def test_misuse_is_answered_by_a_sentence(words, said, capsys):
+def test_misuse_is_answered_by_a_sentence(words, message, capsys):
     assert tune(*words) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 
@@ -179,18 +179,18 @@ def test_a_row_of_a_gpus_choice_tells_prediction_ratio_and_rivals():
         Timed("mma16", {"mt": 2}, "any", 156.0, 139.0, 138.0, 140.0),
         Timed("mma16", {"mt": 1}, "any", 157.0, 150.0, 149.0, 151.0),
     )
-    found = from_record(Record(situation, 25_088, timed, cached=2, repacked=2), "measured")
-    (row,) = table([found]).rows
+    choice_report = from_record(Record(situation, 25_088, timed, cached=2, repacked=2), "measured")
+    (row,) = table([choice_report]).rows
     assert row == (
         *("(4,64,64,16)", "float16 batch_first", "25088", "mma16", "156.0", "139.0", "3.97"),
         "bmm 552.0",
     )
-    assert tuning.summary([found]) == (
+    assert tuning.summary([choice_report]) == (
         "1 choice, 1 measured now: 1 of ksopt's kernels, 0 of PyTorch's ways."
     )
 
 
-def test_nothing_is_kept_of_the_weights_that_were_tuned_with():
+def test_tuned_weights_are_not_cached():
     weight_cache.refresh()
     request = tuning.TuneRequest((Pattern(2, 8, 8, 2),), (8,), torch.device("cpu"), budget_s=0.01)
     list(tuning.tune(request))

@@ -1,4 +1,4 @@
-"""The words of the command line: the shortest that work, and what is said to wrong ones."""
+"""The words of the command line: the shortest commands, and the errors of wrong words."""
 
 import json
 import logging
@@ -40,8 +40,8 @@ def test_a_size_needs_no_option(
 def test_several_sizes_of_both_kinds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["search", "32x64", "64x32", *TINY, "--trials", "3", "--dims", "16x16", "--json"]
     assert main([*words, "--out", str(tmp_path / "r")]) == 0
-    found = json.loads(capsys.readouterr().out)["request"]["dims"]
-    assert found == ["32x64", "64x32", "16x16"]
+    dims = json.loads(capsys.readouterr().out)["request"]["dims"]
+    assert dims == ["32x64", "64x32", "16x16"]
 
 
 def test_a_space_of_a_size(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_the_nearest_right_word(
     assert expected in refused(capsys, *words)
 
 
-def test_nothing_near_is_nothing_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_near_is_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean" not in refused(capsys, "search", "8x8", "--frobnicate")
     assert "did you mean" not in refused(capsys, "search", "8x8", "--dtype", "xyz")
 
@@ -90,11 +90,11 @@ def headings(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 
 def test_common_options_come_first(capsys: pytest.CaptureFixture[str]) -> None:
-    found = headings(capsys, "search")
-    assert found[:2] == ["what is searched: one of these", "common options"]
-    assert {"the chains", "the search", "a model's layers"} <= set(found)
-    assert found.index("output and errors") > found.index("the search")
-    assert "options" not in found
+    titles = headings(capsys, "search")
+    assert titles[:2] == ["what is searched: one of these", "common options"]
+    assert {"the chains", "the search", "a model's layers"} <= set(titles)
+    assert titles.index("output and errors") > titles.index("the search")
+    assert "options" not in titles
 
 
 @pytest.mark.parametrize(

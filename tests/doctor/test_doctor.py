@@ -119,9 +119,9 @@ def test_every_advice_is_a_sentence() -> None:
     facts = dataclasses.replace(
         HEALTHY, packages=(), compiler=Compiler("c++", None, None), settings={"KSOPT_X": "1"}
     )
-    found = advise(facts)
-    assert len(found) >= 6
-    assert all(a.text.endswith(".") for a in found)
+    advice = advise(facts)
+    assert len(advice) >= 6
+    assert all(a.text.endswith(".") for a in advice)
 
 
 def test_facts_are_this_machines() -> None:
@@ -132,7 +132,7 @@ def test_facts_are_this_machines() -> None:
     assert facts.devices[-1].id == "cpu"
     assert len(facts.devices) == 1 + torch.cuda.device_count()
     assert facts.compiler.version is not None
-    assert facts.has_python_headers  # torch.compile has made code in other tests
+    assert facts.has_python_headers  # torch.compile has compiled code in other tests
     assert facts.host_library.problem is None
     assert facts.host_library.path is not None
     assert Path(facts.host_library.path).is_relative_to(settings.cache_dir())
@@ -169,7 +169,7 @@ def test_a_host_library_that_does_not_build_is_reported(
 
 
 def test_settings_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    # With another compiler the host library would be another one, built anew.
+    # With another compiler the host library would be built again.
     monkeypatch.setattr(machine, "_host_library", lambda: None)
     monkeypatch.setenv("KSOPT_NO_SUCH_THING", "1")
     monkeypatch.setenv("CXX", "g++")
@@ -179,7 +179,7 @@ def test_settings_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.settings["KSOPT_CACHE_DIR"] == str(settings.cache_dir())
 
 
-def test_a_cache_that_does_not_exist_yet_is_fine_and_is_not_made(tmp_path: Path) -> None:
+def test_a_cache_that_does_not_exist_yet_is_fine_and_is_not_created(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert machine._cache(folder) == Cache(str(folder), exists=False, problem=None)
     assert not (tmp_path / "a").exists()
@@ -204,6 +204,6 @@ def test_a_cache_of_another_user_is_reported(
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     problem = machine._cache(tmp_path).problem
-    # As root, whom everybody trusts, its folders belong to nobody else.
+    # root, which is trusted, owns these folders.
     assert (problem is None) == (tmp_path.stat().st_uid == 0)
     assert problem is None or problem.endswith("belongs to another user")

@@ -30,7 +30,7 @@ def test_the_model_is_the_published_one(monkeypatch: pytest.MonkeyPatch) -> None
     with torch.inference_mode():
         embeddings = model(encode(sentences))
         alone = torch.cat([model(encode([sentence])) for sentence in sentences])
-    # Padding changes nothing. The scores are what this port gave when it was written, so that an
+    # Padding changes nothing. The scores are those of this port when it was written, so that an
     # edit that breaks it shows: the near sentences near, the far one far.
     torch.testing.assert_close(embeddings, alone, rtol=1e-4, atol=1e-5)
     scores = embeddings @ embeddings.T

@@ -1,4 +1,4 @@
-"""The examples run as a user would run them, and what they print is right."""
+"""The examples run as a user would run them, with the right output."""
 
 import re
 import subprocess
@@ -28,25 +28,25 @@ def run(name: str, *arguments: str, folder: Path) -> str:
 def test_digits(tmp_path: Path) -> None:
     printed = run("digits.py", "--seeds", "1", "--epochs", "12", folder=tmp_path)
     row = r"^ *(dense|KS|narrow dense) +([\d,]+) +([\d.]+) %"
-    found = {
+    networks = {
         name: (int(count.replace(",", "")), float(accuracy))
         for name, count, accuracy in re.findall(row, printed, flags=re.MULTILINE)
     }
-    assert set(found) == {"dense", "KS", "narrow dense"}, printed
+    assert set(networks) == {"dense", "KS", "narrow dense"}, printed
     # The two hidden Monarch chains (p = 4 and p = 8), their biases, and the dense last layer.
-    assert found["KS"][0] == (4 * 128 * 16 + 4 * 16 * 16) + 2 * 8 * 64 * 64 + 2 * 512 + 5130
-    assert found["dense"][0] == 64 * 512 + 512 * 512 + 2 * 512 + 5130
-    assert 0.97 * found["KS"][0] < found["narrow dense"][0] <= found["KS"][0]
+    assert networks["KS"][0] == (4 * 128 * 16 + 4 * 16 * 16) + 2 * 8 * 64 * 64 + 2 * 512 + 5130
+    assert networks["dense"][0] == 64 * 512 + 512 * 512 + 2 * 512 + 5130
+    assert 0.97 * networks["KS"][0] < networks["narrow dense"][0] <= networks["KS"][0]
     # A linear classifier reaches about 95 % on this data: less means that training is broken.
-    assert all(accuracy > 95 for _, accuracy in found.values()), printed
+    assert all(accuracy > 95 for _, accuracy in networks.values()), printed
 
 
 @pytest.mark.slow
 def test_distil_digits(tmp_path: Path) -> None:
     printed = run("distil_digits.py", folder=tmp_path)
-    found = dict(re.findall(r"^(\w+) +([\d.]+) %", printed, flags=re.MULTILINE))
+    accuracies = dict(re.findall(r"^(\w+) +([\d.]+) %", printed, flags=re.MULTILINE))
     dense, converted, distilled = (
-        float(found[name]) for name in ("dense", "converted", "distilled")
+        float(accuracies[name]) for name in ("dense", "converted", "distilled")
     )
     assert dense > 95
     assert converted < distilled > dense - 2

@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last, and what lies in it is of such a run."""
+"""The notebook runs from its first cell to its last, and its stored output is of such a run."""
 
 import nbformat
 import pytest
@@ -7,7 +7,7 @@ import run_notebook
 
 
 def shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
-    """Of each cell of code, what it shows: pages, or texts."""
+    """The output of each code cell: pages, or texts."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [
         [
@@ -29,5 +29,5 @@ def test_it_lies_there_executed() -> None:
 
 @pytest.mark.slow
 def test_it_runs() -> None:
-    kept = nbformat.read(run_notebook.NOTEBOOK, as_version=4)
-    assert shown(run_notebook.executed()) == shown(kept)
+    stored = nbformat.read(run_notebook.NOTEBOOK, as_version=4)
+    assert shown(run_notebook.executed()) == shown(stored)

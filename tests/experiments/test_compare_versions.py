@@ -1,4 +1,4 @@
-"""`docs/experiments/compare_versions.py`: what counts as a difference, and the played clock."""
+"""`docs/experiments/compare_versions.py`: the definition of a difference, the simulated clock."""
 
 import doctest
 import json
@@ -103,19 +103,25 @@ def _left(folder: Path, results: dict) -> dict:
 @pytest.mark.parametrize("schema", ["one size", "several sizes"])
 @pytest.mark.parametrize("chain", ["(1,8,8,1)", "(1,8,4,1)"])
 def test_results_of_both_schemas_are_one_document(schema: str, chain: str, tmp_path: Path) -> None:
-    def layer(asked: dict, chain: str, sentence: str) -> dict:
+    def layer(request_of_layer: dict, chain: str, sentence: str) -> dict:
         trials = [{"number": 0, "chain": chain, "seconds": len(sentence)}]
         answers = [{"verdict": "use the chain", "sentence": sentence}]
         own = {"in_features": 8, "out_features": 8, "trials": trials, "front": FRONT}
-        return {**own, "finalists": [], "recommendations": answers, "request": asked}
+        return {**own, "finalists": [], "recommendations": answers, "request": request_of_layer}
 
     before = layer({"dims": "8x8", "batch": 4, "study": "one"}, "(1,8,8,1)", "Use it.")
     before |= {"replayed": False, "folder": "/somewhere"}
     if schema == "several sizes":
         before = {"shapes": [before], "request": {"command": "ksopt search"}, "plan": None}
-    asked = {"batch": 4, "siblings": 1, "study": "other"}
+    request_of_layer = {"batch": 4, "siblings": 1, "study": "other"}
     now = layer({"dims": "8x8", "study": "one"}, chain, "At 25%, use it.")
-    now = {"layers": [now], "request": asked, "replayed": False, "plan": None, "unmet": {}}
+    now = {
+        "layers": [now],
+        "request": request_of_layer,
+        "replayed": False,
+        "plan": None,
+        "unmet": {},
+    }
 
     both = []
     for name, results in (("before", before), ("now", now)):

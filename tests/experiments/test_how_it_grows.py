@@ -32,13 +32,13 @@ def test_three_points_have_no_law() -> None:
     assert fitting.fit([1, 2, 3], [1.0, 2.0, 3.0]) is None
 
 
-def test_what_is_measured_is_kept_and_gone_on_with(
+def test_points_are_stored_and_a_run_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    sizes = []
 
     def measured(what: str, size: int, limit_s: float) -> Point:
-        asked.append(size)
+        sizes.append(size)
         state = "timeout" if size > 100 else "done"
         return Point(what, size, 0.2 * size, 0.1 * size, 1.0, state, "a, note")
 
@@ -47,9 +47,9 @@ def test_what_is_measured_is_kept_and_gone_on_with(
     assert how_it_grows.main([*options, "--most", "10"]) == 0
     assert how_it_grows.main(options) == 0
     assert how_it_grows.main(options) == 0
-    assert asked == [1, 10, 100, 1000]  # each once, and none after one that took too long
-    kept = points.read(tmp_path / "growth-rows.csv")
-    assert kept[1] == Point("rows", 10, 2.0, 1.0, 1.0, "done", "a, note")
+    assert sizes == [1, 10, 100, 1000]  # each once, and none after one that took too long
+    stored = points.read(tmp_path / "growth-rows.csv")
+    assert stored[1] == Point("rows", 10, 2.0, 1.0, 1.0, "done", "a, note")
     last = capsys.readouterr().out.splitlines()[-1]
     assert "1-100" in last
     assert "1000: timeout" in last
@@ -96,6 +96,6 @@ def test_the_data_of_the_page_are_those_of_the_series() -> None:
     assert len(files) >= 8
     for file in files:
         what = file.stem.removeprefix("growth-")
-        kept = points.read(file)
-        assert {point.what for point in kept} == {what}
-        assert {point.size for point in kept} <= set(series.ALL[what].sizes)
+        stored = points.read(file)
+        assert {point.what for point in stored} == {what}
+        assert {point.size for point in stored} <= set(series.ALL[what].sizes)

@@ -1,4 +1,4 @@
-"""The scripts that say what libraries would cost."""
+"""The scripts that measure the cost of libraries."""
 
 import json
 from pathlib import Path

@@ -31,10 +31,10 @@ def test_each_product_has_its_fastest_rivals(tmp_path: Path) -> None:
     first, second = random_patterns.condensed(bench)
     assert [first[name] for name in random_patterns.COLUMNS[4:]] == ["bmm", "8.00", "dense", "5.00"]
     assert [second[name] for name in random_patterns.COLUMNS[4:]] == ["bmm", "3.00", "", ""]
-    said = random_patterns.table([first, second])
-    assert "1 products of at least 4096 rows: median efficiency 0.50" in said
-    assert "blocks' ways: 1, by more than 10 %: 1, at most 1.25 times" in said
-    assert "any way: 1, at most 2.00 times" in said
+    text = random_patterns.table([first, second])
+    assert "1 products of at least 4096 rows: median efficiency 0.50" in text
+    assert "blocks' ways: 1, by more than 10 %: 1, at most 1.25 times" in text
+    assert "any way: 1, at most 2.00 times" in text
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -45,7 +45,7 @@ def test_the_page_says_what_the_data_do(dtype: str) -> None:
     shown = [line.split("|") for line in lines_of_table.splitlines() if line.startswith("| ")]
     column = 2 if dtype == "bfloat16" else 3
     median, _, blocks, _, every = [line[column].strip() for line in shown[1:6]]
-    said = random_patterns.table(rows)
-    assert f"median efficiency {median}," in said
-    assert f"blocks' ways: {blocks}," in said
-    assert f"any way: {every}," in said
+    text = random_patterns.table(rows)
+    assert f"median efficiency {median}," in text
+    assert f"blocks' ways: {blocks}," in text
+    assert f"any way: {every}," in text

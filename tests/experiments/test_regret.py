@@ -1,4 +1,4 @@
-"""The command that measures the search itself: what it measures, in which order, what it says."""
+"""The command that measures the search itself: its measurements, their order, its report."""
 
 import csv
 import functools
@@ -21,7 +21,7 @@ from ksopt.patterns.chain import Chain
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.space.space import build
 from regret import tables
-from regret.asked import Asked
+from regret.device_process import DeviceProcess
 from regret.reference import Predictions, Reference
 from regret.rows import Book, Measured, Searched, Stage, TimedWay
 from regret.schedule import Schedule, Unit
@@ -46,7 +46,7 @@ def reference(size: int = 12) -> Reference:
 def row(
     chain: str, us: float, stage: Stage = "uniform", budget: str = "60%", **more: object
 ) -> Measured:
-    given = {"rho": us, "d_rho": us, "p20_us": 0.99 * us, "p80_us": 1.01 * us, "dense_us": 100.0}
+    values = {"rho": us, "d_rho": us, "p20_us": 0.99 * us, "p80_us": 1.01 * us, "dense_us": 100.0}
     return Measured(
         "32x64",
         budget,
@@ -54,35 +54,35 @@ def row(
         chain,
         Chain.parse(chain).nnz,
         latency_us=us,
-        **{**given, **more},  # type: ignore[arg-type]
+        **{**values, **more},  # type: ignore[arg-type]
     )
 
 
 def book(tmp_path: Path, chosen: dict[str, str | None]) -> Book:
-    found = Book.open(tmp_path / "r.jsonl", {"dtype": "float32"})
-    found.add([], Searched("32x64", chosen, 4, 3.0, 10.0, "a machine", {}))
-    return found
+    rows_of_book = Book.open(tmp_path / "r.jsonl", {"dtype": "float32"})
+    rows_of_book.add([], Searched("32x64", chosen, 4, 3.0, 10.0, "a machine", {}))
+    return rows_of_book
 
 
 @pytest.mark.slow
 def test_half_of_the_reference_is_uniform_and_of_every_step() -> None:
-    found = reference().uniform
-    assert len(found) == len(set(found)) == 6
-    steps = [reference().step_of(chain) for chain in found]
+    drawn = reference().uniform
+    assert len(drawn) == len(set(drawn)) == 6
+    steps = [reference().step_of(chain) for chain in drawn]
     assert [step.budget.text for step in steps if step is not None] == ["30%", "60%"] * 3
-    assert found == reference().uniform
-    assert found != Reference.of(REQUEST, None, None, 12, seed=1).uniform
+    assert drawn == reference().uniform
+    assert drawn != Reference.of(REQUEST, None, None, 12, seed=1).uniform
 
 
 @pytest.mark.slow
 def test_a_space_that_is_a_sample_gets_another_sample_beside_it() -> None:
     large = LayerRequest("96x192", budgets=("50%",), batch=16, device="cpu")
-    found = Reference.of(large, None, None, 40, seed=7)
-    assert not found.space.complete
-    own = set(found.space.candidates)
-    assert any(chain not in own for chain in found.uniform)  # what the search could not draw
-    assert set(found.uniform) <= set(found.others)
-    assert {chain for chain in found.guided([], 4000) if chain not in own}
+    sampled = Reference.of(large, None, None, 40, seed=7)
+    assert not sampled.space.complete
+    own = set(sampled.space.candidates)
+    assert any(chain not in own for chain in sampled.uniform)  # outside the search's sample
+    assert set(sampled.uniform) <= set(sampled.others)
+    assert {chain for chain in sampled.guided([], 4000) if chain not in own}
     few = LayerRequest("8x12", budgets=("60%",), batch=16, device="cpu")
     small = Reference.of(few, None, None, 12, seed=7)
     assert small.space.complete
@@ -111,18 +111,20 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
     chains = [chain for chain in whole.space.candidates if len(chain) == 2]
     known = {pattern: float(pattern.nnz) for chain in chains for pattern in chain}
     first = chains[0]
-    told = replace(whole, predictions=Predictions(_known=dict(known)))
+    known_factors = replace(whole, predictions=Predictions(_known=dict(known)))
     factors_us = tuple(3 * known[pattern] for pattern in first)
-    estimates = told._estimates([row(str(first), sum(factors_us), factors_us=factors_us)])
+    estimates = known_factors._estimates([row(str(first), sum(factors_us), factors_us=factors_us)])
     assert estimates[first] == pytest.approx(3 * sum(known[p] for p in first))
     last = chains[-1]
     assert estimates[last] == pytest.approx(3 * sum(known[p] for p in last))
     # Factors overlap by 5 us in the one chain: so they are expected to in all.
-    estimates = told._estimates([row(str(first), sum(factors_us) - 5, factors_us=factors_us)])
+    estimates = known_factors._estimates(
+        [row(str(first), sum(factors_us) - 5, factors_us=factors_us)]
+    )
     assert estimates[last] == pytest.approx(3 * sum(known[p] for p in last) - 5)
 
 
-def test_rows_are_kept_and_a_line_that_was_cut_off_is_not(tmp_path: Path) -> None:
+def test_rows_are_read_and_a_line_that_was_cut_off_is_not(tmp_path: Path) -> None:
     chain = str(reference().uniform[0])
     first = book(tmp_path, {"60%": chain})
     first.add([row(chain, 5.0, factors_us=(1.0, None))])
@@ -141,8 +143,8 @@ def test_rows_that_belong_together_are_one_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chains = [str(chain) for chain in reference().uniform[:3]]
-    found = book(tmp_path, {"60%": chains[0]})
-    before = found.path.read_text()
+    rows_of_book = book(tmp_path, {"60%": chains[0]})
+    before = rows_of_book.path.read_text()
 
     class Cut(RuntimeError):
         pass
@@ -154,19 +156,19 @@ def test_rows_that_belong_together_are_one_write(
 
     monkeypatch.setattr("regret.rows.json.dumps", dumped)
     with pytest.raises(Cut):  # a final of which one row is there would be taken for all of it
-        found.add([row(chain, 5.0, "final") for chain in chains])
-    assert found.path.read_text() == before
-    assert found.of("32x64", "final") == []
+        rows_of_book.add([row(chain, 5.0, "final") for chain in chains])
+    assert rows_of_book.path.read_text() == before
+    assert rows_of_book.of("32x64", "final") == []
 
 
-def test_the_ways_of_a_factor_are_kept_for_who_fits_a_model(tmp_path: Path) -> None:
+def test_the_ways_of_a_factor_are_stored_for_fitting_models(tmp_path: Path) -> None:
     chain = str(reference().uniform[0])
-    found = book(tmp_path, {"60%": chain})
+    rows_of_book = book(tmp_path, {"60%": chain})
     way = TimedWay("(1,4,4,2)", "mma16", 3.0, 4.0, True, "cuda:0")
-    found.add(
+    rows_of_book.add(
         [row(chain, 9.0, factors_us=(4.0, 5.0), predicted_factors_us=(3.0, None))], ways=[way]
     )
-    again = Book.open(found.path, {"dtype": "float32"})
+    again = Book.open(rows_of_book.path, {"dtype": "float32"})
     assert again.ways == [way]
     assert again.measured[0].predicted_factors_us == (3.0, None)
     tables.write(again)
@@ -182,44 +184,44 @@ def test_a_report_of_what_is_there_measures_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow, quick = (str(chain) for chain in reference().uniform[:2])
-    found = book(tmp_path, {"60%": slow})
-    found.add([row(slow, 10.0, "search"), row(quick, 9.0)])
-    rows = found.path.read_text()
-    assert main(["--report", str(found.path)]) == 0
-    said = capsys.readouterr().out
-    assert "Of 32x64 the final is still to come." in said
-    assert "cases" not in said
-    assert found.path.read_text() == rows
-    found.add([row(slow, 10.0, "final"), row(quick, 9.0, "final")])
-    assert main(["--report", str(found.path)]) == 0
-    said = capsys.readouterr().out
-    assert "In 0 of 1 cases the recommended chain is within 3% of the best" in said
-    assert "the largest regret is 11.1%, for 32x64 at 60%" in said
-    assert (tmp_path / "r.md").read_text() in said
+    rows_of_book = book(tmp_path, {"60%": slow})
+    rows_of_book.add([row(slow, 10.0, "search"), row(quick, 9.0)])
+    rows = rows_of_book.path.read_text()
+    assert main(["--report", str(rows_of_book.path)]) == 0
+    message = capsys.readouterr().out
+    assert "Of 32x64 the final is still to come." in message
+    assert "cases" not in message
+    assert rows_of_book.path.read_text() == rows
+    rows_of_book.add([row(slow, 10.0, "final"), row(quick, 9.0, "final")])
+    assert main(["--report", str(rows_of_book.path)]) == 0
+    message = capsys.readouterr().out
+    assert "In 0 of 1 cases the recommended chain is within 3% of the best" in message
+    assert "the largest regret is 11.1%, for 32x64 at 60%" in message
+    assert (tmp_path / "r.md").read_text() in message
 
 
 def test_regret_is_of_the_final(tmp_path: Path) -> None:
     slow, quick, other = (str(chain) for chain in reference().uniform[:3])
-    found = book(tmp_path, {"60%": slow, "30%": None})
-    found.add([row(slow, 10.0, "search"), row(quick, 9.0, "guided"), row(other, 11.0)])
-    assert tables.cells(found)[0].regret is None  # there was no final yet
-    found.add([row(slow, 10.5, "final"), row(quick, 10.0, "final")])
-    cell = tables.cells(found)[0]
+    rows_of_book = book(tmp_path, {"60%": slow, "30%": None})
+    rows_of_book.add([row(slow, 10.0, "search"), row(quick, 9.0, "guided"), row(other, 11.0)])
+    assert tables.cells(rows_of_book)[0].regret is None  # there was no final yet
+    rows_of_book.add([row(slow, 10.5, "final"), row(quick, 10.0, "final")])
+    cell = tables.cells(rows_of_book)[0]
     assert (cell.recommended, cell.best, cell.best_from) == (slow, quick, "guided")
     assert cell.regret == pytest.approx(0.05)
     assert cell.within_noise is False
     assert (cell.searched, cell.reference) == (1, 2)
-    assert "5.0%" in tables.markdown(found)
-    assert tables.cells(found)[1].recommended is None
+    assert "5.0%" in tables.markdown(rows_of_book)
+    assert tables.cells(rows_of_book)[1].recommended is None
 
 
 def test_a_chain_of_two_steps_is_in_the_final_of_both(tmp_path: Path) -> None:
     edge, quick = "(1,8,4,8)*(4,8,8,1)", "(1,4,2,16)*(2,4,8,4)*(16,4,2,1)"
     assert Chain.parse(edge).nnz == Chain.parse(quick).nnz == 32 * 64 // 4
-    found = book(tmp_path, {"25%": quick, "50%": edge})
-    found.add([row(edge, 10.5, "search", "25%"), row(quick, 10.0, "search", "25%")])
-    found.add([row(edge, 10.5, "final", "25%"), row(quick, 10.0, "final", "25%")])
-    quarter, half = tables.cells(found)
+    rows_of_book = book(tmp_path, {"25%": quick, "50%": edge})
+    rows_of_book.add([row(edge, 10.5, "search", "25%"), row(quick, 10.0, "search", "25%")])
+    rows_of_book.add([row(edge, 10.5, "final", "25%"), row(quick, 10.0, "final", "25%")])
+    quarter, half = tables.cells(rows_of_book)
     assert (quarter.recommended_us, quarter.best, quarter.regret) == (10.0, quick, 0.0)
     assert (half.recommended_us, half.best, half.best_from) == (10.5, quick, "search")
     assert half.regret == pytest.approx(0.05)
@@ -230,33 +232,33 @@ def test_the_final_has_the_best_of_a_step_whatever_step_their_rows_name(tmp_path
     edge = [
         str(c) for c in Reference.of(request, None, None, 40, 0).space.candidates if c.nnz == 512
     ]
-    found = book(tmp_path, {"25%": edge[0], "50%": edge[0]})
+    rows_of_book = book(tmp_path, {"25%": edge[0], "50%": edge[0]})
     rows = [row(chain, 10.0 + at, "uniform", "25%") for at, chain in enumerate(edge[:4])]
     wide = next(c for c in Reference.of(request, None, None, 40, 0).space.candidates if c.nnz > 512)
-    found.add([*rows, row(str(wide), 50.0, "uniform", "50%")])
+    rows_of_book.add([*rows, row(str(wide), 50.0, "uniform", "50%")])
     schedule = Schedule(
-        found, {"32x64": request}, {"32x64": Reference.of(request, None, None, 0, 0)}
+        rows_of_book, {"32x64": request}, {"32x64": Reference.of(request, None, None, 0, 0)}
     )
     assert wide not in schedule.finalists("32x64")
 
 
-def test_what_was_not_told_apart_is_said(tmp_path: Path) -> None:
+def test_indistinguishable_chains_are_reported(tmp_path: Path) -> None:
     slow, quick = (str(chain) for chain in reference().uniform[:2])
-    found = book(tmp_path, {"60%": slow})
-    found.add([row(slow, 10.05, "final"), row(quick, 10.0, "final")])
-    assert tables.cells(found)[0].within_noise is True
-    assert "0.5% (within noise)" in tables.markdown(found)
+    rows_of_book = book(tmp_path, {"60%": slow})
+    rows_of_book.add([row(slow, 10.05, "final"), row(quick, 10.0, "final")])
+    assert tables.cells(rows_of_book)[0].within_noise is True
+    assert "0.5% (within noise)" in tables.markdown(rows_of_book)
 
 
 def test_correlations_are_of_the_uniform_half(tmp_path: Path) -> None:
     chains = [str(chain) for chain in reference(40).uniform[:6]]
-    found = book(tmp_path, {"60%": chains[0]})
-    found.add(
+    rows_of_book = book(tmp_path, {"60%": chains[0]})
+    rows_of_book.add(
         row(chain, 10.0 + place, predicted_us=100.0 - place, rho=float(place))
         for place, chain in enumerate(chains)
     )
-    found.add([row(chains[0], 1.0, "guided", predicted_us=1000.0)])  # picked: no fair sample
-    cell = tables.cells(found)[0]
+    rows_of_book.add([row(chains[0], 1.0, "guided", predicted_us=1000.0)])  # picked: no fair sample
+    cell = tables.cells(rows_of_book)[0]
     assert cell.spearman_predicted == -1
     assert cell.spearman_rho == 1
     assert cell.ranked == 6
@@ -264,12 +266,16 @@ def test_correlations_are_of_the_uniform_half(tmp_path: Path) -> None:
 
 def test_shares_count_all_that_held_the_device(tmp_path: Path) -> None:
     chains = [str(chain) for chain in reference().uniform[:3]]
-    found = book(tmp_path, {"60%": chains[0]})
-    found.add([row(chains[0], 1.0, seconds=20.0), row(chains[1], 1.0, "guided", seconds=6.0)])
-    found.add([row(chains[2], 1.0, "final", seconds=4.0, after=2)])
-    (cost,) = tables.costs(found)
+    rows_of_book = book(tmp_path, {"60%": chains[0]})
+    rows_of_book.add(
+        [row(chains[0], 1.0, seconds=20.0), row(chains[1], 1.0, "guided", seconds=6.0)]
+    )
+    rows_of_book.add([row(chains[2], 1.0, "final", seconds=4.0, after=2)])
+    (cost,) = tables.costs(rows_of_book)
     assert (cost.search_seconds, cost.reference_seconds, cost.share) == (3.0, 30.0, 0.1)
-    assert "For 1 of 1 sizes the search held the device for at most 10%" in tables.markdown(found)
+    assert "For 1 of 1 sizes the search held the device for at most 10%" in tables.markdown(
+        rows_of_book
+    )
     assert cost.reference_chains == 2
 
 
@@ -278,24 +284,24 @@ SMALL = LayerRequest("32x32", budgets=("60%",), batch=16, device="cpu", trials=4
 
 def two_sizes(tmp_path: Path, size: int, times: float = 0.0) -> Schedule:
     requests = {"32x64": REQUEST, "32x32": SMALL}
-    made = {dims: Reference.of(one, None, None, size, 0) for dims, one in requests.items()}
-    return Schedule(Book.open(tmp_path / "r.jsonl", {}), requests, made, times)
+    references = {dims: Reference.of(one, None, None, size, 0) for dims, one in requests.items()}
+    return Schedule(Book.open(tmp_path / "r.jsonl", {}), requests, references, times)
 
 
 def searched(schedule: Schedule, unit: Unit, seconds: float = 1.0) -> str:
     """Note that a search has ended; its answer."""
     answer = str(schedule.references[unit.dims].uniform[0])
-    found = Searched(unit.dims, {"60%": answer}, 1, seconds, 1.0, "", {})
-    schedule.done(unit, found=found)
+    rows_of_book = Searched(unit.dims, {"60%": answer}, 1, seconds, 1.0, "", {})
+    schedule.done(unit, searched=rows_of_book)
     return answer
 
 
 def measured(schedule: Schedule, unit: Unit | None, seconds: float = 0.5, **more: object) -> Unit:
-    """Note that a unit was measured, whatever it is; the unit."""
+    """Record that a unit was measured, and return the unit."""
     assert unit is not None
     assert unit.kind != "search"
-    given = {"latency_us": 1.0, "dense_us": 2.0, "seconds": seconds, **more}
-    rows = [schedule.row(unit.dims, unit.stage, {"chain": str(c), **given}) for c in unit.chains]
+    values = {"latency_us": 1.0, "dense_us": 2.0, "seconds": seconds, **more}
+    rows = [schedule.row(unit.dims, unit.stage, {"chain": str(c), **values}) for c in unit.chains]
     schedule.done(unit, [one for one in rows if one is not None])
     return unit
 
@@ -463,11 +469,11 @@ def test_a_process_that_dies_is_replaced(
     once = f"if not os.path.exists({str(already)!r}): {once}"
     source = DEAD_WORKER.replace("BAD", repr(chains[2])).replace("END", once)
     script.write_text(source)
-    monkeypatch.setattr("regret.asked.MODULE", "worker")
-    monkeypatch.setattr("regret.asked.FOLDER", tmp_path)
-    with Asked("cuda:0", [], str(tmp_path)) as asked:
-        asked.hello()
-        Work(schedule, None, time.monotonic(), 1).on(asked)
+    monkeypatch.setattr("regret.device_process.MODULE", "worker")
+    monkeypatch.setattr("regret.device_process.FOLDER", tmp_path)
+    with DeviceProcess("cuda:0", [], str(tmp_path)) as process:
+        process.hello()
+        Work(schedule, None, time.monotonic(), 1).on(process)
     rows = {one.chain: one for one in schedule.book.reference("32x64")}
     assert len(rows) == 8  # those that were measured before it died, and the others
     assert set(chains) <= set(rows)
@@ -489,16 +495,16 @@ def test_a_size_that_fails_leaves_the_others(
     command = ["--dims", "32x32", "32x64", "--budgets", "60%", "--dtype", "float32", "--batch"]
     command += ["16", "--device", "cpu", "--trials", "2", "--reference", "2", "--times", "0"]
     assert main([*command, "--out", str(tmp_path / "r.jsonl")]) == 1
-    said = capsys.readouterr()
-    assert "32x32, search: cpu: InvalidInputError: storage" in said.err
-    found = Book.read(tmp_path / "r.jsonl")
-    assert set(found.searched) == {"32x64"}
-    assert found.final("32x64")
+    message = capsys.readouterr()
+    assert "32x32, search: cpu: InvalidInputError: storage" in message.err
+    stored = Book.read(tmp_path / "r.jsonl")
+    assert set(stored.searched) == {"32x64"}
+    assert stored.final("32x64")
 
 
 @pytest.mark.slow
 def test_processes_that_predict_end_with_their_parent(tmp_path: Path) -> None:
-    """Predictions are made by other processes only beside a GPU: here for one that is not there."""
+    """Other processes predict only beside a GPU: here for one that does not exist."""
     # Run as the command is: nothing of such a file is known to the processes.
     script = tmp_path / "asking.py"
     script.write_text(
@@ -530,7 +536,7 @@ def test_processes_that_predict_end_with_their_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--dims", "32"], "write INxOUT"),
         (["--dims", "32x64", "--budgets", "x"], "budget 'x'"),
@@ -539,11 +545,11 @@ def test_processes_that_predict_end_with_their_parent(tmp_path: Path) -> None:
     ],
 )
 def test_misuse_is_a_sentence(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--device", "cpu", "--out", str(tmp_path / "r.jsonl")]
     assert main([*words, *out]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_report_of_no_such_file_is_a_sentence(

@@ -1,4 +1,4 @@
-"""`python docs/experiments/rival_table.py`: rows, the table of them, and that it goes on."""
+"""`python docs/experiments/rival_table.py`: rows, their table, and resumed runs."""
 
 import json
 import re
@@ -105,8 +105,8 @@ def test_it_goes_on_where_it_stopped(
     words += ["--out", str(file)]
     assert rival_table.main(words) == 0
     done = Table.read(file)
-    wanted = [("dense", ""), ("two-four", "57%"), ("strassen-tile", "57%"), ("strassen-tile", "")]
-    assert [(one.structure, one.budget) for one in done.rows] == wanted
+    expected = [("dense", ""), ("two-four", "57%"), ("strassen-tile", "57%"), ("strassen-tile", "")]
+    assert [(one.structure, one.budget) for one in done.rows] == expected
     assert done.rows[1].ratio is None
     assert done.rows[3].fit_error == 0
     assert 0.1 < done.rows[3].fitted_accuracy == done.rows[0].fitted_accuracy
@@ -116,7 +116,7 @@ def test_it_goes_on_where_it_stopped(
     assert rival_table.main(words) == 0
     again = Table.read(file)
     assert again.rows[:2] == done.rows[:2]
-    assert [(one.structure, one.budget) for one in again.rows] == wanted
+    assert [(one.structure, one.budget) for one in again.rows] == expected
     capsys.readouterr()
     assert rival_table.main(["--show", str(file)]) == 0
     assert capsys.readouterr().out == markdown(again)

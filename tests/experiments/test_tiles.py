@@ -85,7 +85,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", tiles.names())
-def test_every_family_has_what_is_asked_of_it(name: str) -> None:
+def test_every_family_has_the_methods_that_are_used(name: str) -> None:
     family = family_of(name)
     several = [tiles.problem_of(family, Pattern.parse(text)) for text in tiles.PATTERNS]
     problem = next(one for one in several if family.unsupported_reason(one, H200) is None)

@@ -1,4 +1,4 @@
-"""`python docs/experiments/training_recipes.py` in small: every way learns, and what is kept."""
+"""`python docs/experiments/training_recipes.py --small`: every way learns; the stored results."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_every_way_learns(
             assert result.runs[0].points[-1].step == task.steps == 30
     dense, chains = task.results[0], task.results[1]
     assert dense.parameters == pytest.approx(chains.parameters, rel=0.04)
-    # Seeds differ, and the sweep's choice is the best of what it tried.
+    # Seeds differ, and the sweep's choice is the best of its rates.
     assert len({run.points[-1].loss for run in dense.runs}) == seeds
     for result in task.results[:3]:
         tried = {trial.lr: trial.loss for trial in task.sweep if trial.way == result.way}

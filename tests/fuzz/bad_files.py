@@ -1,4 +1,4 @@
-"""Files that a command line may name, and what chance does to them."""
+"""Files that a command line may name, and random modifications of them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ PLACES = [
     *("/dev/null", "/dev/zero", "/dev/full", "/proc/self/mem", "~nobody-of-that-name/x", "\udcff"),
     *("nul\0byte", "state.pt", "one.safetensors", "plan.json", "config.json", "other.db"),
 ]
-"""What is not a file of the kind that is asked for, whatever that kind is."""
+"""Paths that are not a file of the expected kind, for any kind."""
 
 
 def mutated_bytes(data: bytes, rng: random.Random) -> bytes:
@@ -193,7 +193,7 @@ class _Calls:
 
 
 def bad_torch_file(rng: random.Random) -> bytes:
-    """A pickle that is no state_dict, or that calls what it must not."""
+    """A pickle that is no state_dict, or that calls a forbidden function."""
     values: list[Any] = [
         *(_Calls(), {"a": 1}, [1], 3, None, {1: 2}, "text", {"a": {"b": 1}}, {("a",): 1}),
         {"w": bytearray(10)},

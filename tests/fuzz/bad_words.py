@@ -145,7 +145,7 @@ def _with_odd(rng: random.Random, words: list[str], depth: int = 1) -> list[str]
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         option, odd = rng.choice(valued), rng.choice([*ODD, *PLACES])
         form = rng.randrange(12)
-        if form == 0:  # a value too many, or for what takes none, or for no option
+        if form == 0:  # a value too many, or for a flag, or for no option
             words += [rng.choice([*options, "--frobnicate", "-x"]), odd, rng.choice(ODD)]
         elif form == 1:
             words += [option]
@@ -159,7 +159,7 @@ def _with_odd(rng: random.Random, words: list[str], depth: int = 1) -> list[str]
 
 
 def _odd_search(rng: random.Random, folder: Path) -> Case:
-    # Whatever the odd value, the folder cannot be made: a search that begins would be a fault.
+    # For any odd value, the folder cannot be created: a search that begins would be a fault.
     return Case([*_with_odd(rng, SEARCH), "--out", rng.choice(("file", "file/x", "loop", "fifo"))])
 
 
@@ -275,7 +275,7 @@ def _bad_storage(rng: random.Random, folder: Path) -> Case:
     url = ("journal:" if source.suffix == ".log" else "sqlite:///") + "bad.store"
     if rng.random() < 0.3:
         url = rng.choice([odd for odd in ODD if ":" in odd])
-    # Of another layer than any study here: what can be read is refused, too.
+    # Of another layer than any study here: valid files are refused, too.
     return Case([*SEARCH, "--storage", url, "--study", "ksopt-search", "--out", "loop"])
 
 

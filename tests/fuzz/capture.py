@@ -39,11 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"Seed {seed}. Again: python -m tests.fuzz.capture --seed {seed} ...", flush=True)
     total = Totals()
     start = time.monotonic()
-    said = start
+    reported = start
     for result in _results(seed, options):
         total.add(result)
-        if time.monotonic() > said + _PROGRESS:
-            said = time.monotonic()
+        if time.monotonic() > reported + _PROGRESS:
+            reported = time.monotonic()
             print(f"... {total.modules} modules, {total.failures} differences", flush=True)
         if result.get("failure"):
             print(result["failure"], flush=True)
@@ -125,12 +125,12 @@ def _results(seed: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]
 def _worker(
     seed: int, at: int, options: argparse.Namespace, queue: Queue[dict[str, Any] | None]
 ) -> None:
-    """Every n-th module, in a process of its own; what it writes goes into the queue."""
+    """Every n-th module, in a separate process; its output goes into the queue."""
     module = (__package__ or "tests.fuzz") + ".worker"
     end = time.monotonic() + 60 * options.minutes  # the same clock in all processes
-    given = {**vars(options), "first": seed + at, "last": seed + options.count, "end": end}
+    settings = {**vars(options), "first": seed + at, "last": seed + options.count, "end": end}
     process = subprocess.Popen(
-        [sys.executable, "-m", module, json.dumps(given)],
+        [sys.executable, "-m", module, json.dumps(settings)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -55,9 +55,9 @@ class Outcome:
 
 
 _OF_THE_DRIVER = ".nv"
-# The digest of ksopt's own code, which a process keeps for the next one, whatever its command.
+# The digest of ksopt's own code, which a process caches for the next one, for any command.
 _OF_THE_CODE = re.compile(r"home/cache(/[^/]+(/code(/[^/]+)?)?)?")
-"""The folder in a home that CUDA's driver makes as soon as it is asked for devices."""
+"""The folder in a home that CUDA's driver creates as soon as devices are queried."""
 
 
 class Sandbox:
@@ -95,7 +95,7 @@ class Sandbox:
 
     def content(self) -> dict[str, str]:
         """What is there, each file with a digest."""
-        found = {}
+        entries = {}
         for folder, folders, files in os.walk(self.place):
             folders[:] = [name for name in folders if name != _OF_THE_DRIVER]
             for name in (*folders, *files):
@@ -105,13 +105,13 @@ class Sandbox:
                     what = f"link to {path.readlink()}"
                 elif path.is_file():
                     what = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-                found[str(path.relative_to(self.place))] = what
-        return found
+                entries[str(path.relative_to(self.place))] = what
+        return entries
 
     def environment(self, case: Case) -> dict[str, str]:
         """The variables of a case's process."""
-        kept = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
-        variables: dict[str, str | None] = {name: os.environ.get(name) for name in kept}
+        inherited = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+        variables: dict[str, str | None] = {name: os.environ.get(name) for name in inherited}
         variables |= {"HOME": str(self.place / "home"), "TMPDIR": str(self.place / "tmp")}
         variables |= {"KSOPT_CACHE_DIR": str(self.place / "home" / "cache"), "COLUMNS": "100"}
         variables |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -230,7 +230,7 @@ def _waited(child: int, began: float) -> tuple[int, resource.struct_rusage, str]
         done, status, usage = os.wait4(child, os.WNOHANG)
         if done:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)  # what it started
+                os.killpg(child, signal.SIGKILL)  # its own children
             return status, usage, killed
         if not killed:
             with contextlib.suppress(OSError, IndexError, ValueError):
@@ -245,12 +245,12 @@ def _waited(child: int, began: float) -> tuple[int, resource.struct_rusage, str]
 
 
 def case_of(seed: int, number: int, sandbox: Sandbox, heavy: bool) -> Case:
-    """The case of a number: the same for the same seed, whatever ran before it."""
+    """The case of a number: the same for the same seed, independent of earlier cases."""
     return draw(random.Random(f"{seed}-{number}"), sandbox.place, heavy)
 
 
 def preload() -> None:
-    """Import what any command imports, so that a fork has it."""
+    """Import the modules of all commands, so that a fork has them."""
     for name in (
         *("optuna.storages.journal", "safetensors.torch", "sqlalchemy.dialects.sqlite"),
         *("torch._dynamo", "ksopt.bench.run", "ksopt.compile.explain", "ksopt.conversion.folder"),
@@ -324,9 +324,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", type=int, default=None, metavar="NUMBER")
     parser.add_argument("--show", action="store_true", help="print every case")
-    given = parser.parse_args()
-    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
-    return 1 if attack(given.count, seed, given.only, given.show) else 0
+    args = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
+    return 1 if attack(args.count, seed, args.only, args.show) else 0
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def observe(
     compile_it: Callable[[nn.Module], Any] | None,
     noise: torch.Generator | None = None,
 ) -> list[Record]:
-    """Run a program's calls, in eager mode or compiled, and write down what they do.
+    """Run a program's calls, in eager mode or compiled, and record their effects.
 
     Args:
         namespace: of a program's source.
@@ -158,7 +158,7 @@ def _quiet() -> Iterator[None]:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the gradient of what is no leaf
+        warnings.simplefilter("ignore")  # the gradient of a tensor that is no leaf
         yield
 
 
@@ -251,8 +251,8 @@ def compare(
             outcome.differences = []
     handover = namespace["HANDOVER"]
     if outcome.differences and handover == "eager" and _is_refused(actual):
-        # A graph that runs as it is saves what its operators take. Inductor saves what it likes,
-        # as it does of the author's graph; what users run decides.
+        # A graph that runs unchanged saves its operators' inputs. Inductor chooses what it saves,
+        # as it does for the original graph; the default configuration decides.
         handover = "inductor"
         actual, outcome = run(lambda: _by_ksopt({**namespace, "HANDOVER": handover}))
         outcome.differences = differences(expected, actual, tolerance)
@@ -260,7 +260,7 @@ def compare(
     if outcome.differences:
         plain = run(lambda: _observe_compiled(namespace, handover))
         outcome.torchs = differences(expected, plain, tolerance)
-        # Where torch.compile itself is not as eager mode, nothing says what would be right.
+        # Where torch.compile itself differs from eager mode, there is no reference.
         outcome.differences = not_torchs(outcome.differences, outcome.torchs, plain)
     outcome.failed = any(record.error is not None for record in expected)
     return outcome

@@ -1,4 +1,4 @@
-"""Run a function in a process of its own, begun as a copy of this one.
+"""Run a function in a separate process, forked from this one.
 
 What is compiled there does not stay in memory, and what torch is left in by a failure hurts nobody.
 """
@@ -21,7 +21,7 @@ class DiedError(Exception):
 
 
 def apart(function: Callable[[], Any], seconds: float) -> Any:
-    """What a function returns, run in a process of its own.
+    """The result of a function, run in a separate process.
 
     Args:
         function: its result is pickled.

@@ -20,7 +20,7 @@ SCHEMA = TESTS.parent / "search" / "results-4.schema.json"
 
 
 class Case(Protocol):
-    """A command to be killed, and what must hold of it.
+    """A command to be killed, and its invariants.
 
     Attributes:
         name: What `--what` calls it.
@@ -34,13 +34,13 @@ class Case(Protocol):
     def environment(self, folder: Path) -> dict[str, str]:
         """Of the command."""
 
-    def kept(self, folder: Path) -> Mapping[str, Any]:
-        """What is finished on disk, by name; it may be asked for while the command runs."""
+    def stored(self, folder: Path) -> Mapping[str, Any]:
+        """The finished files on disk, by name; may be called while the command runs."""
 
     def check_killed(self, folder: Path) -> None:
         """Raise an AssertionError unless all that is there is whole."""
 
-    def check_done(self, folder: Path, kept: Mapping[str, Any], code: int) -> None:
+    def check_done(self, folder: Path, stored: Mapping[str, Any], code: int) -> None:
         """Raise an AssertionError unless the command, run again, has done all of its work once."""
 
 
@@ -88,7 +88,7 @@ class Search:
         """As every case's."""
         return environment(folder)
 
-    def kept(self, folder: Path) -> Mapping[str, Any]:
+    def stored(self, folder: Path) -> Mapping[str, Any]:
         """The chain and the objectives of each finished trial, by its number."""
         return {
             number: (trial["state"], trial["chain"], trial["values"])
@@ -108,7 +108,7 @@ class Search:
         if (out / "report.html").exists():
             _check_page(out / "report.html")
 
-    def check_done(self, folder: Path, kept: Mapping[str, Any], code: int) -> None:
+    def check_done(self, folder: Path, stored: Mapping[str, Any], code: int) -> None:
         """All trials are there once, those from before with the same times; no file is left."""
         assert code == 0, f"exit code {code}"
         self.check_killed(folder)
@@ -118,15 +118,15 @@ class Search:
         trials, (layer,) = _trials(out / "study.db"), value["layers"]
         reported = {str(trial["number"]): trial for trial in layer["trials"]}
         assert len(reported) == len(layer["trials"]), "a number is reported twice"
-        for number, (state, chain, values) in kept.items():
+        for number, (state, chain, values) in stored.items():
             assert number in reported, f"trial {number} is not in the report"
             assert reported[number]["chain"] == chain, f"trial {number} has another chain"
             assert reported[number]["state"] == state.lower(), f"trial {number} has another state"
             latency = reported[number]["latency"]["median_us"]
             assert not values or latency == values[0], f"trial {number} has another latency"
         ended = [t for t in layer["trials"] if t["state"] in ("complete", "pruned", "failed")]
-        asked = value["request"]["trials"]
-        assert len(ended) == asked, f"{len(ended)} trials, of {asked} that were asked for"
+        requested = value["request"]["trials"]
+        assert len(ended) == requested, f"{len(ended)} trials, of {requested} that were asked for"
         assert not [t for t in trials.values() if t["state"] in ("RUNNING", "WAITING")]
         rows = _csv(out / "trials.csv")
         assert [row["number"] for row in rows] == list(reported), "trials.csv has other trials"
@@ -153,7 +153,7 @@ class Convert:
             chains = [{"match": "0", "chain": "(1,16,4,4)*(4,4,8,1)"}, rule]
             text = json.dumps({"schema": "ksopt.plan/1", "layers": chains})
             plan.write_text(text, encoding="utf-8")
-        out = folder / f"c{len(self.kept(folder))}"
+        out = folder / f"c{len(self.stored(folder))}"
         words = ["--model", "kill_program:build", "--plan", str(plan), "--out", str(out)]
         return ["-m", "ksopt", "convert", *words]
 
@@ -161,7 +161,7 @@ class Convert:
         """As every case's."""
         return environment(folder)
 
-    def kept(self, folder: Path) -> Mapping[str, Any]:
+    def stored(self, folder: Path) -> Mapping[str, Any]:
         """Checksums of each converted model's files."""
         return {place.name: self._digests(place) for place in sorted(folder.glob("c[0-9]"))}
 
@@ -174,13 +174,13 @@ class Convert:
         for model in folder.glob("c[0-9]"):
             _only(model, {"model.safetensors", "config.json", "report.md"}, all_of_them=True)
 
-    def check_done(self, folder: Path, kept: Mapping[str, Any], code: int) -> None:
-        """It is there, the same as ever, and what was there is as it was."""
+    def check_done(self, folder: Path, stored: Mapping[str, Any], code: int) -> None:
+        """The result exists and is the same as before, and the earlier files are unchanged."""
         self.check_killed(folder)
-        now = self.kept(folder)
-        assert code == (0 if len(now) > len(kept) else 2), f"exit code {code}"
+        now = self.stored(folder)
+        assert code == (0 if len(now) > len(stored) else 2), f"exit code {code}"
         assert now, "there is no model"
-        assert all(now.get(name) == digests for name, digests in kept.items()), "one was changed"
+        assert all(now.get(name) == digests for name, digests in stored.items()), "one was changed"
         reference = folder.parent / "reference"
         if reference.is_dir():
             whole = self._digests(reference / "c0")
@@ -207,7 +207,7 @@ class Tune:
         """As every case's."""
         return environment(folder)
 
-    def kept(self, folder: Path) -> Mapping[str, Any]:
+    def stored(self, folder: Path) -> Mapping[str, Any]:
         """The choices on disk."""
         return {path.name: _digest(path) for path in self._files(folder)}
 
@@ -219,12 +219,12 @@ class Tune:
         for path in self._files(folder):
             json.loads(path.read_text(encoding="utf-8"))
 
-    def check_done(self, folder: Path, kept: Mapping[str, Any], code: int) -> None:
+    def check_done(self, folder: Path, stored: Mapping[str, Any], code: int) -> None:
         """Each product has a choice, those of before the same."""
         assert code == 0, f"exit code {code}"
         self.check_killed(folder)
-        now = self.kept(folder)
-        for name, digest in kept.items():
+        now = self.stored(folder)
+        for name, digest in stored.items():
             assert now.get(name) == digest, f"{name} was measured again"
         assert now
         assert len(now) % len(self._batches) == 0, f"{len(now)} choices"
@@ -248,24 +248,24 @@ class Compile:
         """As every case's."""
         return environment(folder)
 
-    def kept(self, folder: Path) -> Mapping[str, Any]:
+    def stored(self, folder: Path) -> Mapping[str, Any]:
         """The libraries on disk."""
         files = (folder / "cache").glob("*/host-*/*/ksopt_host.so")
         return {str(path.relative_to(folder)): _digest(path) for path in files}
 
     def check_killed(self, folder: Path) -> None:
-        """Each library is what its record says."""
-        for name, digest in self.kept(folder).items():
+        """Each library matches its record."""
+        for name, digest in self.stored(folder).items():
             record = json.loads((folder / name).with_name("key.json").read_text(encoding="utf-8"))
             assert record["sha256"] == digest, f"{name} is not whole"
 
-    def check_done(self, folder: Path, kept: Mapping[str, Any], code: int) -> None:
-        """One library, that of before if there was one; nothing half made."""
+    def check_done(self, folder: Path, stored: Mapping[str, Any], code: int) -> None:
+        """One library, the earlier one if there was one; nothing partial."""
         assert code == 0, f"exit code {code}"
         self.check_killed(folder)
-        now = self.kept(folder)
+        now = self.stored(folder)
         assert len(now) == 1, f"{len(now)} libraries"
-        assert all(now[name] == digest for name, digest in kept.items()), "it was built again"
+        assert all(now[name] == digest for name, digest in stored.items()), "it was built again"
         left = [str(place) for place in (folder / "cache").rglob(".*")]
         assert not left, f"left behind: {left}"
         ours = [place.name for place in (folder / "tmp").iterdir() if "ksopt" in place.name]
@@ -289,18 +289,18 @@ def _trials(file: Path) -> dict[str, dict[str, Any]]:
             ).fetchall()
     except sqlite3.OperationalError as error:
         if "no such table" in str(error):
-            return {}  # it is being made
+            return {}  # it is being created
         raise
     finally:
         if "database" in locals():
             database.close()
-    found: dict[str, dict[str, Any]] = {}
+    by_number: dict[str, dict[str, Any]] = {}
     for trial_id, number, state in trials:
-        assert str(number) not in found, f"number {number} is there twice"
+        assert str(number) not in by_number, f"number {number} is there twice"
         chain = json.loads(texts[trial_id]) if trial_id in texts else None
         objectives = [value for of, value in values if of == trial_id]
-        found[str(number)] = {"state": state, "chain": chain, "values": objectives}
-    return found
+        by_number[str(number)] = {"state": state, "chain": chain, "values": objectives}
+    return by_number
 
 
 def _check_database(file: Path) -> None:

@@ -94,7 +94,7 @@ class Harness:
         return Victim(arguments, self._case.environment(folder), folder / "log")
 
     def _undisturbed(self) -> None:
-        """How long it takes; and that it holds what is asked of it if nobody kills it."""
+        """The duration of the command without a kill, after which its invariants are checked."""
         folder = self._folder("reference")
         began = time.monotonic()
         victim = self._start(folder, 0)
@@ -113,10 +113,10 @@ class Harness:
             for _ in range(kills):
                 done += self._kill(folder, done)
             victim = self._start(folder, done)
-            kept = self._case.kept(folder)
+            stored = self._case.stored(folder)
             code = victim.wait(_LONGEST_S)
             self.tally.again += 1
-            self._check(victim, lambda: self._case.check_done(folder, kept, code))
+            self._check(victim, lambda: self._case.check_done(folder, stored, code))
         except AssertionError as error:
             self.tally.faults.append(f"{folder}: {error}")
             self._say(f"FAULT {folder}: {error}")
@@ -124,7 +124,7 @@ class Harness:
             shutil.rmtree(folder)
 
     def _kill(self, folder: Path, done: int) -> int:
-        """Run the command, kill it, look at what is left; 1, or 0 if it ended before."""
+        """Run the command, kill it, check the remaining files; 1, or 0 if it ended before."""
         began = time.monotonic()
         victim = self._start(folder, done)
         moment = self._rng.uniform(0, self._takes_s)
@@ -133,7 +133,7 @@ class Harness:
             time.sleep(self._rng.uniform(0, _LATER_S))
         elif victim.ends_within(moment):
             self._takes_s = time.monotonic() - began  # caches are warm now, or others are idle
-        kept = self._case.kept(folder)
+        stored = self._case.stored(folder)
         others = victim.others()
         if victim.ended:
             self.tally.early += 1
@@ -152,12 +152,12 @@ class Harness:
         self.tally.kills += 1
         self._say(
             f"kill {self.tally.kills}: {who} after {moment:.2f} s, {len(others)} others, gone "
-            f"after {took:.2f} s, {len(kept)} finished"
+            f"after {took:.2f} s, {len(stored)} finished"
         )
         assert not left, f"still there after {ORPHANS_S:.0f} s: {left}"
         self._check(victim, lambda: self._case.check_killed(folder))
-        now = self._case.kept(folder)
-        lost = [name for name, value in kept.items() if now.get(name) != value]
+        now = self._case.stored(folder)
+        lost = [name for name, value in stored.items() if now.get(name) != value]
         assert not lost, f"finished before the kill, and not there after: {lost}"
         return 1
 
@@ -212,18 +212,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=10, help="kills in all (%(default)s)")
     parser.add_argument("--seed", type=int, default=None, help="of the moments (a fresh one)")
     parser.add_argument("--aim", choices=_AIMS, default="uniform", help="%(default)s")
-    given = parser.parse_args(arguments)
-    seed = random.SystemRandom().randrange(2**32) if given.seed is None else given.seed
+    args = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(2**32) if args.seed is None else args.seed
     print(f"seed {seed}", flush=True)
     rng = random.Random(seed)
     place = Path(tempfile.mkdtemp(prefix="kills-"))
     faults = 0
-    chosen = cases(given.what, given.workers)
+    chosen = cases(args.what, args.workers)
     for turn, case in enumerate(chosen):
-        count = given.count // len(chosen) + (turn < given.count % len(chosen))
+        count = args.count // len(chosen) + (turn < args.count % len(chosen))
         own = place / case.name
         own.mkdir()
-        tally = Harness(case, rng, given.aim, own, lambda line: print(line, flush=True)).run(count)
+        tally = Harness(case, rng, args.aim, own, lambda line: print(line, flush=True)).run(count)
         faults += len(tally.faults)
         print(
             f"{case.name}: {tally.kills} kills ({tally.early} commands had ended before), "

@@ -80,7 +80,7 @@ def masked(g: Sketch, x: Operand) -> str:
 
 
 @spelling(2)
-def made_in_forward(g: Sketch, x: Operand) -> str:
+def created_in_forward(g: Sketch, x: Operand) -> str:
     """A block-diagonal matrix by kron or diag_embed."""
     if x.a > 1 and x.d == 1 and g.chance(0.5):
         matrix = f"torch.kron(torch.eye({x.a}), {weight(g, [x.b, x.c])})"

@@ -1,4 +1,4 @@
-"""Random modules made of everything that capture knows."""
+"""Random modules of all constructs that capture recognises."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def program(seed: int, handover: str = "") -> Program:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     while True:
-        made = _attempt(rng, seed)
-        if made is not None:
-            return replace(made, handover=handover) if handover else made
+        generated = _attempt(rng, seed)
+        if generated is not None:
+            return replace(generated, handover=handover) if handover else generated
 
 
 def _attempt(rng: random.Random, seed: int) -> Program | None:
@@ -40,7 +40,7 @@ def _attempt(rng: random.Random, seed: int) -> Program | None:
     variables = [name for name in g.values if name.startswith("v")]
     if not variables:
         return None
-    made = Program(
+    generated = Program(
         seed=seed,
         attributes=tuple(g.attributes.items()),
         body=tuple(g.steps),
@@ -52,16 +52,16 @@ def _attempt(rng: random.Random, seed: int) -> Program | None:
         handover=rng.choices(["eager", "aot_eager"], [85, 15])[0],
         training=g.chance(0.7),
     )
-    if not runs(made):
+    if not runs(generated):
         return None
-    made = disturbed(g, made)
-    made = replace(made, calls=calls(g, made))
-    return _kept(g, made)
+    generated = disturbed(g, generated)
+    generated = replace(generated, calls=calls(g, generated))
+    return _running_form(g, generated)
 
 
 def _inputs(g: Sketch) -> tuple[str, ...]:
     """Inputs; the features come last, but at times first."""
-    found = []
+    texts = []
     dtype = "" if g.dtype is torch.float32 else f".to({g.dtype})"
     for at in range(g.pick(1, 1, 1, 2)):
         total = g.pick(4, 6, 8, 12, 12, 16, 18, 20, 24, 24, 30, 32, 36, 48)
@@ -92,13 +92,13 @@ def _inputs(g: Sketch) -> tuple[str, ...]:
             g.values[f"x{at}"] = eval(text, scope)
         except RuntimeError:  # no such view
             continue
-        found.append(f"(x{at} := {text})")
+        texts.append(f"(x{at} := {text})")
     g.values["n"] = ROWS
-    return tuple(found)
+    return tuple(texts)
 
 
 def _stage(g: Sketch) -> None:
-    """A product of something that is there, and what often stands around it."""
+    """A product of an existing variable, with its usual surroundings."""
     for _ in range(40):
         before = len(g.steps)
         with g.attempt():
@@ -117,21 +117,21 @@ def _stage(g: Sketch) -> None:
 
 def _returns(g: Sketch, variables: list[str]) -> tuple[str, ...]:
     last = variables[-1]
-    found = [last]
+    choices = [last]
     tensors = [name for name in variables if isinstance(g.values[name], torch.Tensor)]
     for _ in range(g.pick(0, 0, 0, 1, 1, 2, 3)):
         name = g.rng.choice(tensors) if tensors and g.chance(0.6) else last
         option = g.pick("it", "view", "attribute", "input")
         if option == "view" and isinstance(g.values[name], torch.Tensor) and g.values[name].dim():
-            found.append(movement(g, name))
+            choices.append(movement(g, name))
         elif option == "attribute" and g.weights:
-            found.append(f"self.{g.rng.choice(list(g.weights))}")
+            choices.append(f"self.{g.rng.choice(list(g.weights))}")
         elif option == "input":
-            found.append("x0")
+            choices.append("x0")
         else:
-            found.append(name)
+            choices.append(name)
     good = []
-    for expression in found:
+    for expression in choices:
         try:
             value = g.evaluate(expression)
         except Exception:  # such a view does not exist
@@ -142,16 +142,16 @@ def _returns(g: Sketch, variables: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(good)) or (last,)
 
 
-def _kept(g: Sketch, made: Program) -> Program | None:
+def _running_form(g: Sketch, generated: Program) -> Program | None:
     """The program; where it ends in an error, mostly in a form that does not."""
-    # Where a weight is written before the backward pass, what torch refuses is of interest, too.
-    if runs(made) or g.chance(0.5 if made.calls[-1].between else 0.04):
-        return made
+    # Where a weight is written before the backward pass, torch's refusals are of interest, too.
+    if runs(generated) or g.chance(0.5 if generated.calls[-1].between else 0.04):
+        return generated
     for mode in (None, "no_grad"):
-        again = tuple(replace(call, mode=mode or call.mode) for call in made.calls)
-        for leaves in (made.leaves, tuple(False for _ in made.leaves)):
-            changed = replace(made, calls=again, leaves=leaves)
+        again = tuple(replace(call, mode=mode or call.mode) for call in generated.calls)
+        for leaves in (generated.leaves, tuple(False for _ in generated.leaves)):
+            changed = replace(generated, calls=again, leaves=leaves)
             if runs(changed):
                 return changed
-    first = replace(made, calls=made.calls[:1])
+    first = replace(generated, calls=generated.calls[:1])
     return first if runs(first) else None

@@ -65,12 +65,12 @@ def slices_written(g: Sketch, x: Operand) -> str:
     if x.d != 1 or x.a < 2 or x.a > 6:
         raise RefusedError("not so")
     t = flat(g, x)
-    y = g.let(_made_first(g, x.name, (*x.lead, x.a * x.b)))
+    y = g.let(_filled_first(g, x.name, (*x.lead, x.a * x.b)))
     order = list(range(x.a))
     if g.chance(0.3):
         g.rng.shuffle(order)
     if g.chance(0.15):
-        order = order[1:] if g.chance(0.5) else [*order, 0]  # one is left out, or written twice
+        order = order[1:] if g.chance(0.5) else [*order, 0]  # one is omitted, or written twice
     for at in order:
         piece = f"{t}[..., {x.c * at}:{x.c * at + x.c}]"
         own = weight(g, [x.c, x.b])
@@ -87,14 +87,14 @@ def blocks_written(g: Sketch, x: Operand) -> str:
     """Blocks written onto the diagonal of a matrix."""
     if x.d != 1 or x.a < 2 or x.a > 5:
         raise RefusedError("not so")
-    matrix = g.let(_made_first(g, x.name, (x.a * x.b, x.a * x.c), zero=True))
+    matrix = g.let(_filled_first(g, x.name, (x.a * x.b, x.a * x.c), zero=True))
     for at in range(x.a):
         rows, columns = f"{x.b * at}:{x.b * at + x.b}", f"{x.c * at}:{x.c * at + x.c}"
         g.add(f"{matrix}[{rows}, {columns}] = {weight(g, [x.b, x.c])}", "blocks_written")
     return by_matrix(g, x, matrix, "blocks_written")
 
 
-def _made_first(g: Sketch, like: str, shape: tuple[int, ...], zero: bool = False) -> str:
+def _filled_first(g: Sketch, like: str, shape: tuple[int, ...], zero: bool = False) -> str:
     sizes = g.sizes(shape, 0)
     zeros = [f"{like}.new_zeros({sizes})", f"torch.zeros({sizes})"]
     others = [f"{like}.new_full(({sizes}), 0.5)", f"torch.ones({sizes}) * 1"]

@@ -25,7 +25,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """In what two runs may differ.
+    """The permitted differences of two runs.
 
     Attributes:
         rough: Tensors of 16 bits are involved.
@@ -51,13 +51,13 @@ def differences(
         tolerance: what is no difference.
         disturbed: runs with noise; what these differ in as much is no difference.
     """
-    found = []
+    differences = []
     for at, (one, other) in enumerate(zip(expected, actual, strict=False)):
         noisy = [records[at] for records in disturbed if at < len(records)]
-        found += [f"call {at}: {text}" for text in _between(one, other, tolerance, noisy)]
+        differences += [f"call {at}: {text}" for text in _between(one, other, tolerance, noisy)]
         if one.error is not None or other.error is not None:
             break
-    return found
+    return differences
 
 
 def not_torchs(from_eager: list[str], torchs: list[str], plain: list[Record]) -> list[str]:
@@ -112,7 +112,7 @@ def _is_noise(name: str, one: Record, other: Record, noisy: list[Record]) -> boo
         fact = record.facts.get(name)
         if not isinstance(fact, Tensor) or fact.shape != a.shape:
             continue
-        # Ten times: each factor and each sum rounds anew.
+        # Ten times: each factor and each sum rounds again.
         if far <= 10 * float((a - fact.double().nan_to_num(0, 0, 0)).abs().max()):
             return True
     return False

@@ -13,7 +13,7 @@ Fails = Callable[[Program], bool]
 
 
 def shrink(program: Program, fails: Fails, seconds: float = 120.0) -> Program:
-    """The smallest program found that still fails.
+    """The smallest known program that still fails.
 
     Args:
         program: one that fails.
@@ -90,7 +90,7 @@ def _cut(steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
 
 
 def _earlier_result(p: Program) -> Iterator[Program]:
-    """Return an earlier variable in place of the last one, and drop what is behind it."""
+    """Return an earlier variable instead of the last one, and drop the statements behind it."""
     for at in range(len(p.body) - 1, 0, -1):
         step = p.body[at - 1]
         if isinstance(step, Line):
@@ -113,7 +113,7 @@ def _passed_on(p: Program) -> Iterator[Program]:
 
 
 def _inlined(p: Program) -> Iterator[Program]:
-    """Without a statement ``v3 = v2``: what reads v3 reads v2."""
+    """The program without a statement ``v3 = v2``: readers of v3 read v2."""
     for at, step in enumerate(p.body):
         match = re.fullmatch(r"(v\d+) = ([vx]\d+)", step.text) if isinstance(step, Line) else None
         if match:

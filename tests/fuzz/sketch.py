@@ -1,4 +1,4 @@
-"""A module while it is being made up: every statement is run at once, so that all shapes are known.
+"""A module under construction: every statement is run at once, so that all shapes are known.
 
 The batch is a prime that is no number of features: a dim that it divides is a batch.
 """
@@ -22,7 +22,7 @@ _GLOBALS: dict[str, Any] = {}
 
 
 class RefusedError(Exception):
-    """A statement does not run, or what it makes is too large."""
+    """A statement does not run, or its result is too large."""
 
 
 class Sketch:

@@ -117,7 +117,7 @@ def elementwise(g: Sketch, name: str) -> str:
         f"{name}.mean({g.pick(0, -1)}, keepdim=True)",
         f"{name}.sum({g.pick(0, -1)})",
         f"torch.where({name} > 0, {name}, 0.1 * {name})",
-        f"F.dropout({name}, 0.5, False)",  # what is drawn depends on the order in memory
+        f"F.dropout({name}, 0.5, False)",  # the draws depend on the order in memory
         f"{name}.float()",
         f"{name}.to(torch.bfloat16).to({name}.dtype)",
         f"{name}.detach()",
@@ -158,7 +158,7 @@ def write(g: Sketch, target: str, shape: Sequence[int], others: Sequence[str]) -
             f"{target}.mT",
             f"{target}.detach()",
             f"{target}[..., :1]",
-            f"{target}.select(-1, 0)",  # and not .data: autograd is not told, nor is anything here
+            f"{target}.select(-1, 0)",  # and not .data: neither autograd nor this test would notice
         )
     options = [
         f"{part}.mul_(2)",

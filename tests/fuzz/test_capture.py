@@ -48,10 +48,10 @@ def test_a_fact_in_which_torch_compile_differs_from_eager_mode_says_nothing():
         ([record(value=one, grad=one), record(value=two, grad=three)], ["call 1: grad: "]),
         ([record(value=three, grad=None), record(value=one, grad=one)], ["call 0: value: "]),
     ):
-        found = not_torchs(
+        reports = not_torchs(
             differences(eager, actual, Tolerance()), differences(eager, plain, Tolerance()), plain
         )
-        assert [text.startswith(start) for text, start in zip(found, expected, strict=True)] == [
+        assert [text.startswith(start) for text, start in zip(reports, expected, strict=True)] == [
             True
         ] * len(expected)
 
@@ -61,22 +61,22 @@ def test_a_call_that_torch_compile_does_not_reach_is_compared_with_eager_mode():
     eager = [record(value=one), record(value=one)]
     plain = [Record(error=("forward", "RuntimeError: torch's own")), record(value=one)]
     actual = [record(value=one), record(value=two)]
-    found = not_torchs(
+    reports = not_torchs(
         differences(eager, actual, Tolerance()), differences(eager, plain, Tolerance()), plain
     )
-    assert len(found) == 1
-    assert found[0].startswith("call 1: value: ")
+    assert len(reports) == 1
+    assert reports[0].startswith("call 1: value: ")
 
 
 def test_a_fact_that_torch_compile_reached_before_its_error_counts():
     eager = [record(requires_grad=False, value=torch.ones(2))]
     plain = [Record(error=("backward", "RuntimeError: torch's own"), facts={"requires_grad": True})]
     actual = [record(requires_grad=True, value=torch.zeros(2))]
-    found = not_torchs(
+    reports = not_torchs(
         differences(eager, actual, Tolerance()), differences(eager, plain, Tolerance()), plain
     )
-    assert len(found) == 1
-    assert found[0].startswith("call 0: value: ")
+    assert len(reports) == 1
+    assert reports[0].startswith("call 0: value: ")
 
 
 def test_zeros_that_are_not_multiplied_by_give_no_nan_and_other_elements_count():
@@ -93,7 +93,7 @@ HEADER = "import torch\nfrom torch import nn\nfrom torch.nn import functional as
 
 
 @pytest.mark.slow
-def test_a_write_that_eager_mode_refuses_is_compared_as_if_made_afterwards():
+def test_a_write_that_eager_mode_refuses_is_compared_as_if_it_came_afterwards():
     source = """
         class M(nn.Module):
             def __init__(self):

@@ -57,8 +57,8 @@ def test_a_process_that_outlives_its_parent_is_seen(tmp_path: Path) -> None:
 class Careless(Search):
     """Says that more was finished than there is."""
 
-    def kept(self, folder: Path) -> dict[str, object]:
-        """One more each time it is asked."""
+    def stored(self, folder: Path) -> dict[str, object]:
+        """One more at each call."""
         self.__dict__["count"] = self.__dict__.get("count", 0) + 1
         return {"0": self.__dict__["count"]}
 

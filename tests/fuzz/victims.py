@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# A variable that children inherit, whatever session or parent they end up with.
+# A variable that children inherit, in any session and under any parent.
 _MARK = "VICTIM_MARK"
 _LOOKS_S = 0.02
 
@@ -46,7 +46,7 @@ class Victim:
 
     @property
     def ended(self) -> bool:
-        """Whether the command has ended by itself."""
+        """Whether the command has ended without being killed."""
         return self._process.poll() is not None
 
     def wait(self, seconds: float) -> int:
@@ -58,7 +58,7 @@ class Victim:
             raise AssertionError(f"it ran for more than {seconds:.0f} s: see {self._log}") from None
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether it ends by itself in that time, for which this waits at most."""
+        """Whether the command ends within that time, for which this waits at most."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -81,16 +81,16 @@ class Victim:
         self._process.wait()
 
     def others(self) -> list[int]:
-        """The processes that the command started and that are there, itself left out."""
-        found = []
+        """The running processes that the command started, without itself."""
+        numbers = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) not in (os.getpid(), self.pid):
                 try:
                     if self._mark in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
+                        numbers.append(int(entry.name))
                 except OSError:  # it has ended, or is another user's
                     continue
-        return found
+        return numbers
 
     def orphans(self, seconds: float) -> tuple[list[str], float]:
         """What is left of a command that was killed, after at most so many seconds, and how long.
@@ -115,5 +115,5 @@ class Victim:
         return lines, took
 
     def printed(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-3000:]

@@ -33,7 +33,7 @@ def weight(g: Sketch, shape: Sequence[int], scale: float | None = None) -> str:
         order = _order(g.weights[name], shape)
         return f"self.{name}.permute({', '.join(map(str, order))})"
     form = g.rng.choices(list(_FORMS), list(_FORMS.values()))[0]
-    expression = _made(g, form, list(shape), scale or 0.5)
+    expression = _weight_of(g, form, list(shape), scale or 0.5)
     if g.chance(0.2):
         return g.let(expression)
     return expression
@@ -67,7 +67,7 @@ def _statement(name: str, value: str, kind: str) -> str:
     return f"self.{name} = nn.Parameter({value}{more})"
 
 
-def _made(g: Sketch, form: str, shape: list[int], scale: float) -> str:
+def _weight_of(g: Sketch, form: str, shape: list[int], scale: float) -> str:
     rank = len(shape)
     order = list(range(rank))
     g.rng.shuffle(order)

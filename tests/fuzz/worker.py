@@ -50,7 +50,7 @@ DYNAMIC, TRAINING = True, True
 
 
 def be_quiet() -> None:
-    """Whatever torch warns of is in the comparison, or nobody's concern."""
+    """Suppress torch's warnings: they are part of the comparison, or irrelevant."""
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
 
@@ -75,24 +75,24 @@ def _tolerance(source: str) -> Tolerance:
     )
 
 
-def _outcome(made: Program) -> Outcome:
+def _outcome(generated: Program) -> Outcome:
     try:
-        return compared(made.source(), f"<module of seed {made.seed}>")
+        return compared(generated.source(), f"<module of seed {generated.seed}>")
     except SyntaxError:  # it was cut too short
         return Outcome()
 
 
 def _batch(seeds: list[int], handover: str, end: float) -> list[tuple[int, Program, Outcome]]:
-    """The first modules of some, up to one that differs: each takes what the last one left."""
+    """Compare modules in order, up to the first that differs; each starts from the last's state."""
     done: list[tuple[int, Program, Outcome]] = []
     for seed in seeds:
         if done and time.monotonic() > end:
             break
-        made = program(seed, handover)
-        source = made.source()
+        generated = program(seed, handover)
+        source = generated.source()
         namespace = build(source, f"<module of seed {seed}>").namespace
         outcome = compare(lambda function: function(), namespace, _tolerance(source))
-        done.append((seed, made, outcome))
+        done.append((seed, generated, outcome))
         if outcome.differences:
             break
     return done
@@ -108,15 +108,15 @@ def results(
             done = apart(lambda now=now: _batch(now, handover, end), _SECONDS)
         except DiedError:
             now = now[:1]
-            made = program(now[0], handover)
-            done = [(now[0], made, _outcome(made))]
-        for seed, made, outcome in done:
-            result = _counted(made, outcome)
+            generated = program(now[0], handover)
+            done = [(now[0], generated, _outcome(generated))]
+        for seed, generated, outcome in done:
+            result = _counted(generated, outcome)
             if outcome.differences:
-                differing, outcome = outcome.differences, _outcome(made)  # alone
+                differing, outcome = outcome.differences, _outcome(generated)  # alone
                 if outcome.differences:
                     left = max(5.0, end + 20 - time.monotonic())
-                    result["failure"] = _described(made, outcome, min(shrink_seconds, left))
+                    result["failure"] = _described(generated, outcome, min(shrink_seconds, left))
                 elif not _differs_by_itself(seed, handover):
                     result["failure"] = (
                         f"\n# Seed {seed}, after those from {now[0]} in one process:\n#   "
@@ -139,8 +139,8 @@ def _differs_by_itself(seed: int, handover: str) -> bool:
     return bool(outcome.differences)
 
 
-def _counted(made: Program, outcome: Outcome) -> dict[str, Any]:
-    names = made.spellings()
+def _counted(generated: Program, outcome: Outcome) -> dict[str, Any]:
+    names = generated.spellings()
     return {
         "modules": 1,
         "lowered": bool(outcome.lowered),
@@ -153,12 +153,12 @@ def _counted(made: Program, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _described(made: Program, outcome: Outcome, shrink_seconds: float) -> str:
-    """A failing program, made small, and what differs."""
+def _described(generated: Program, outcome: Outcome, shrink_seconds: float) -> str:
+    """A failing program, minimized, and its difference."""
     kind = _kinds(outcome.differences)[0]
-    small = shrink(made, lambda p: kind in _kinds(_outcome(p).differences), shrink_seconds)
+    small = shrink(generated, lambda p: kind in _kinds(_outcome(p).differences), shrink_seconds)
     outcome = _outcome(small)
-    lines = [f"\n# Seed {made.seed}:"]
+    lines = [f"\n# Seed {generated.seed}:"]
     lines += [f"#   {text}".replace("\n", "\n#   ") for text in outcome.differences[:8]]
     lines += [f"#   torch.compile itself: {text}" for text in outcome.torchs[:4]]
     return "\n".join([*lines, small.source()])
@@ -171,16 +171,16 @@ def _kinds(differences: list[str]) -> list[str]:
 
 def main() -> int:
     """Go through the modules that the command wants, and write a line of JSON about each."""
-    wanted = json.loads(sys.argv[1])
+    settings = json.loads(sys.argv[1])
     be_quiet()
     program(0)
-    for handover in ("eager", "aot_eager"):  # what torch loads once need not be loaded by each copy
+    for handover in ("eager", "aot_eager"):  # loaded once here, not by each copy
         first = build(f"{_FIRST}\nHANDOVER = {handover!r}", "<first>")
         compare(lambda function: function(), first.namespace, Tolerance())
     gc.collect()
     gc.freeze()
-    seeds = list(range(wanted["first"], wanted["last"], wanted["workers"]))
-    for result in results(seeds, wanted["handover"], wanted["end"], wanted["shrink_seconds"]):
+    seeds = list(range(settings["first"], settings["last"], settings["workers"]))
+    for result in results(seeds, settings["handover"], settings["end"], settings["shrink_seconds"]):
         print(json.dumps(result), flush=True)
     return 0
 

@@ -47,7 +47,7 @@ def trained(model: PeftModel, x: Tensor) -> list[float]:
 
 
 @pytest.mark.filterwarnings("error")
-def test_adapters_beside_chains_are_trained_kept_and_loaded(tmp_path: Path) -> None:
+def test_adapters_beside_chains_are_trained_saved_and_loaded(tmp_path: Path) -> None:
     base, x = converted(), torch.randn(8, 32)
     expected = base(x)
     model = peft.get_peft_model(base, config())

@@ -22,21 +22,21 @@ def models() -> dict[str, Any]:
 
 
 def test_a_vision_transformer_becomes_chains(models: dict[str, Any]) -> None:
-    found = models["vit_tiny_patch16_224"]
+    vit = models["vit_tiny_patch16_224"]
     layers = ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"]
-    assert found["converted"] == [f"blocks.0.{name}" for name in layers]
-    assert found["shape"] == [2, 10]
+    assert vit["converted"] == [f"blocks.0.{name}" for name in layers]
+    assert vit["shape"] == [2, 10]
 
 
 def test_a_hierarchical_transformer_becomes_chains(models: dict[str, Any]) -> None:
-    found = models["swin_tiny_patch4_window7_224"]
-    assert len(found["converted"]) == 9  # all but the head
-    assert set(found["converted"]) < set(found["called"])
-    assert found["shape"] == [2, 10]
+    swin = models["swin_tiny_patch4_window7_224"]
+    assert len(swin["converted"]) == 9  # all but the head
+    assert set(swin["converted"]) < set(swin["called"])
+    assert swin["shape"] == [2, 10]
 
 
 def test_a_layer_whose_weight_is_read_is_seen_as_such(models: dict[str, Any]) -> None:
-    found = models["beit_base_patch16_224"]
-    assert "blocks.0.attn.qkv" not in found["called"]
-    assert "blocks.0.attn.proj" in found["converted"]
-    assert found["shape"] == [2, 10]
+    beit = models["beit_base_patch16_224"]
+    assert "blocks.0.attn.qkv" not in beit["called"]
+    assert "blocks.0.attn.proj" in beit["converted"]
+    assert beit["shape"] == [2, 10]

@@ -90,7 +90,7 @@ def test_a_dense_checkpoint_is_loaded_as_chains_saved_and_loaded(
     again = AutoModel.from_pretrained(folder)
     assert chains(again) == chains(model)
     assert torch.equal(outputs(again), outputs(model))
-    # And once more, from what was loaded.
+    # And once more, from the loaded model.
     again.save_pretrained(tmp_path / "twice")
     twice = AutoModel.from_pretrained(tmp_path / "twice", dtype=torch.bfloat16)
     assert chains(twice) == chains(model)
@@ -100,14 +100,14 @@ def test_a_dense_checkpoint_is_loaded_as_chains_saved_and_loaded(
     ).stat().st_size
 
 
-def test_what_is_kept_names_each_layer(gpt2: Path, tmp_path: Path) -> None:
+def test_the_saved_config_names_each_layer(gpt2: Path, tmp_path: Path) -> None:
     plan = {**PLAN, **FUSED}
     model = AutoModelForCausalLM.from_pretrained(gpt2, quantization_config=KSConfig(plan))
     fused = model.transformer.h[0].attn.c_attn
     assert isinstance(fused, KSStacked)
     model.save_pretrained(tmp_path / "chains")
-    kept = json.loads((tmp_path / "chains" / "config.json").read_text("utf-8"))
-    config = kept["quantization_config"]
+    saved = json.loads((tmp_path / "chains" / "config.json").read_text("utf-8"))
+    config = saved["quantization_config"]
     assert config["quant_method"] == "ksopt"
     assert [rule["match"] for rule in config["plan"]["layers"]] == [
         f"transformer.h.{at}.{name}"
@@ -143,7 +143,7 @@ def test_layers_of_a_large_error_stay_dense(gpt2: Path, tmp_path: Path) -> None:
     assert torch.equal(outputs(again), outputs(AutoModelForCausalLM.from_pretrained(gpt2)))
 
 
-def test_a_model_that_was_converted_otherwise_is_kept_too(gpt2: Path, tmp_path: Path) -> None:
+def test_a_model_that_was_converted_otherwise_is_saved_too(gpt2: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(gpt2)
     done = ksopt.convert(model, PLAN)
     model.config.quantization_config = KSConfig.of(done)

@@ -1,4 +1,4 @@
-"""Models of timm, converted and optimized, in a process of their own: prints what came of it.
+"""Models of timm, converted and optimized in a separate process, which prints the results.
 
 Beside a torch for CPUs, torchvision misses the operators of its own binary, and neither timm nor
 transformers can be imported. So timm and torchvision lie in a folder that only this process sees,

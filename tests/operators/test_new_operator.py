@@ -54,7 +54,7 @@ def searched(here: Path, *options: str) -> dict[str, Any]:
 def test_it_is_searched_beside_chains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layer = searched(here, "--structures", "ks,diagonal-plus", "--trials", "12")
     origins = {trial["chain"]: trial["origin"] for trial in layer["trials"]}
-    # Of each budget, whatever the sampler draws.
+    # For each budget, for any draws of the sampler.
     theirs = [f"diagonal-plus(64,{rank})" for rank in (2, 4, 8)]
     assert set(theirs) <= set(origins)
     assert any(text.startswith("(1,") for text in origins)
@@ -84,7 +84,7 @@ REPLAYED = ("before.json", "report/results.json")
 
 
 def test_it_alone_has_finalists_and_answers(here: Path) -> None:
-    """The final is a process of its own, which imports the user's module."""
+    """The final is a separate process, which imports the user's module."""
     layer = searched(here, "--structures", "diagonal-plus")
     budgets = [answer["budget"]["text"] for answer in layer["recommendations"]]
     assert budgets == ["10%", "25%", "50%"]
@@ -142,11 +142,11 @@ def test_a_model_is_converted_to_it(here: Path, capsys: pytest.CaptureFixture[st
 
     built = sys.modules["users_model"].build()
     x = torch.randn(3, 64)
-    wanted = built(x)
+    expected = built(x)
     model = load_converted(here / "new", sys.modules["users_model"].build())
     assert isinstance(model[0], StructuredLinear)
     assert isinstance(model[2], torch.nn.Linear)
-    torch.testing.assert_close(model(x), wanted)  # a diagonal is one
+    torch.testing.assert_close(model(x), expected)  # a diagonal is one
     torch.testing.assert_close(model[0].to_dense(), built[0].weight)
     model[0](x).sum().backward()
     assert all(weight.grad is not None for weight in model[0].parameters())
@@ -160,8 +160,8 @@ def test_a_layer_of_it_is_its_matrix(here: Path, layout: str, bias: bool) -> Non
     layer = StructuredLinear("diagonal-plus(64,4)", bias=bias, layout=layout, dtype=torch.float64)
     x = torch.randn(200, 64, dtype=torch.float64)
     y = layer(x if layout == "batch_first" else x.T)
-    wanted = torch.nn.functional.linear(x, layer.to_dense(), layer.bias)
-    torch.testing.assert_close(y if layout == "batch_first" else y.T, wanted)
+    expected = torch.nn.functional.linear(x, layer.to_dense(), layer.bias)
+    torch.testing.assert_close(y if layout == "batch_first" else y.T, expected)
     assert "diagonal-plus(64,4)" in repr(layer)
 
 

@@ -62,8 +62,8 @@ def test_its_product_is_the_reference(text: str, layout: str) -> None:
     for batch in ((9,), (1,), (0,), (2, 5)):
         x = torch.randn(*batch, operator.in_features, dtype=torch.float64)
         y = back(operator.bind(weights, layout)(turned(x, layout)), layout)
-        wanted = operator.reference(x.flatten(0, -2), weights)
-        torch.testing.assert_close(y, wanted.view(*batch, operator.out_features))
+        expected = operator.reference(x.flatten(0, -2), weights)
+        torch.testing.assert_close(y, expected.view(*batch, operator.out_features))
 
 
 def gradients(
@@ -86,10 +86,10 @@ def test_its_gradients_are_the_references(text: str, layout: str) -> None:
         return back(operator.bind(weights, layout)(turned(x, layout)), layout)
 
     weights = weights_of(operator)
-    for ours, wanted in zip(
+    for ours, expected in zip(
         gradients(bound, x, weights), gradients(operator.reference, x, weights), strict=True
     ):
-        torch.testing.assert_close(ours, wanted)
+        torch.testing.assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -258,11 +258,13 @@ def test_the_code_of_gpus_computes_the_reference(
     weight.requires_grad_(trained)
     y = back(bind(weight, layout)(turned(x, layout)), layout)
     assert y.dtype == dtype
-    wanted = operator.reference(x.double().flatten(0, 1), [weight.detach().double()]).view(2, 5, 32)
-    # One rounding to 8 bits of mantissa; sums of 64 products are kept in more.
-    assert float((y.detach().double() - wanted).norm() / wanted.norm()) < 2**-8
+    expected = operator.reference(x.double().flatten(0, 1), [weight.detach().double()]).view(
+        2, 5, 32
+    )
+    # One rounding to 8 bits of mantissa; sums of 64 products have more.
+    assert float((y.detach().double() - expected).norm() / expected.norm()) < 2**-8
     if not trained:
-        # By what was kept, until the weight changes: in another layer of the same weight, too.
+        # By the cached form, until the weight changes: in another layer of the same weight, too.
         assert torch.equal(back(bind(weight, layout)(turned(x, layout)), layout), y)
         weight.neg_()
         assert torch.equal(back(bind(weight, layout)(turned(x, layout)), layout), -y)
@@ -274,8 +276,10 @@ def test_the_code_of_gpus_computes_the_reference(
 
     ours = gradients(bound, x, [weight.detach()])
     exact = gradients(operator.reference, x.double(), [weight.detach().double()])
-    for one, wanted in zip(ours, exact, strict=True):
-        assert float((one.double() - wanted).norm() / wanted.norm()) < 2**-7  # operands and result
+    for one, expected in zip(ours, exact, strict=True):
+        assert (
+            float((one.double() - expected).norm() / expected.norm()) < 2**-7
+        )  # operands and result
 
 
 @pytest.mark.parametrize("text", ["two-four(64x32)", "fp8-dense(64x32)"])
@@ -290,8 +294,8 @@ def test_a_weight_is_prepared_once_for_each_version(
 
     if text.startswith("two"):
         monkeypatch.setattr(two_four_product, "_packed", lambda pruned: pruned)
-        prepare: Callable[[Tensor], Any] = two_four_product.kept
-        monkeypatch.setattr(two_four_product, "kept", counted)
+        prepare: Callable[[Tensor], Any] = two_four_product.largest_two_mask
+        monkeypatch.setattr(two_four_product, "largest_two_mask", counted)
         product, of_x = two_four_product.bind, 0
     else:
         prepare = fp8_product.quantized
@@ -337,11 +341,13 @@ def test_a_compiled_function_calls_it(
 
 
 def test_two_of_four_equals_the_first_stay() -> None:
-    from ksopt.operators.two_four import kept
+    from ksopt.operators.two_four import largest_two_mask
 
     weight = torch.tensor([[1.0, -1.0, 1.0, 1.0, 0.0, 3.0, -4.0, 5.0]])
-    assert kept(weight).tolist() == [[True, True, False, False, False, False, True, True]]
-    assert torch.equal(kept(weight.double()), kept(weight))
+    assert largest_two_mask(weight).tolist() == [
+        [True, True, False, False, False, False, True, True]
+    ]
+    assert torch.equal(largest_two_mask(weight.double()), largest_two_mask(weight))
 
 
 def test_a_chain_is_read_from_its_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,6 +358,6 @@ def test_a_chain_is_read_from_its_text_once(monkeypatch: pytest.MonkeyPatch) -> 
     text = "(1,6,35,2)*(2,35,6,1)"  # of no other test
     assert parse(text) == parse(text) == original(text)
     assert read == [text]
-    for _ in range(2):  # what is none is refused each time
+    for _ in range(2):  # an invalid one is refused each time
         with pytest.raises(InvalidInputError):
             parse("(1,6,35,2)*(3,35,6,1)")

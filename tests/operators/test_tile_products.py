@@ -29,7 +29,7 @@ def test_more_terms_lose_less_and_never_more_than_entries_left_out() -> None:
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] == 0
     for count, error in enumerate(errors, start=1):
-        # Of the eight products of entries, count are computed and the others left out.
+        # Of the eight products of entries, count are computed and the others omitted.
         assert error <= max(0.0, 1 - count / 8) ** 0.5 + 1e-9
     # The border rank of the 2 x 2 product is 7 (Landsberg 2006): six terms cannot be exact.
     assert errors[5] > 0.1
@@ -40,9 +40,9 @@ def test_the_error_is_that_of_the_terms_in_the_metric() -> None:
     metric = torch.linalg.qr(torch.randn(40, 4, dtype=torch.float64)).R * torch.arange(1.0, 5)
     terms = tile_products.nearest(metric, 2, 4)
     target = torch.tensordot(metric, tile_products.product_tensor(2), 1)
-    made = torch.einsum("wr,yr,xr->wyx", terms.weight, terms.output, terms.input)
-    assert terms.relative_error == pytest.approx(float((made - target).norm() / target.norm()))
+    product = torch.einsum("wr,yr,xr->wyx", terms.weight, terms.output, terms.input)
+    assert terms.relative_error == pytest.approx(float((product - target).norm() / target.norm()))
     # Least squares: no other weights, the encoders held, come nearer.
     other = terms.weight + 1e-3 * torch.randn_like(terms.weight)
     worse = torch.einsum("wr,yr,xr->wyx", other, terms.output, terms.input)
-    assert (worse - target).norm() > (made - target).norm()
+    assert (worse - target).norm() > (product - target).norm()

@@ -27,8 +27,8 @@ def layer_us(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     times = {"dense": 1000.0, "chain": 300.0}
 
     def final(request: Any, device: Any, chains: list[Any], spare: Any) -> dict[str, Measurement]:
-        found = {str(one): measured(times["chain"] + at) for at, one in enumerate(chains)}
-        return {**found, "dense": measured(times["dense"])}
+        times_of_chains = {str(one): measured(times["chain"] + at) for at, one in enumerate(chains)}
+        return {**times_of_chains, "dense": measured(times["dense"])}
 
     monkeypatch.setattr(finals, "final", final)
     monkeypatch.setattr(trial_records, "dense_us", lambda _: times["dense"])
@@ -62,7 +62,7 @@ def optimize(
     monkeypatch.setattr(backend, "hand_over", lambda gm, example_inputs, config: gm.forward)
 
     def run(model: nn.Module, inputs: object, *words: Any, **options: Any) -> Optimized:
-        given = {"trials": 4, "out": tmp_path / "report", "quiet": True}
-        return ksopt.optimize(model, inputs, *words, **{**given, **options})
+        defaults = {"trials": 4, "out": tmp_path / "report", "quiet": True}
+        return ksopt.optimize(model, inputs, *words, **{**defaults, **options})
 
     return run

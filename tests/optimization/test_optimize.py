@@ -58,7 +58,7 @@ def test_a_model_becomes_faster(optimize: Optimize, tmp_path: Path) -> None:
     assert chains(dense) == {}
     assert dense.training
     assert all(torch.equal(one, before[name]) for name, one in dense.state_dict().items())
-    # It is kept and loaded.
+    # It is saved and loaded.
     folder = ksopt.save_converted(done.conversion, tmp_path / "converted")
     again = ksopt.load_converted(folder, model()).eval()
     x = inputs(3)
@@ -81,8 +81,8 @@ def test_a_model_becomes_faster(optimize: Optimize, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_layers_are_searched_as_the_model_sees_them(optimize: Optimize) -> None:
     torch.manual_seed(0)
-    given = {"scale": 2.0, "x": inputs(24).bfloat16()}
-    done = optimize(Block().bfloat16(), given, "60%")
+    keywords = {"scale": 2.0, "x": inputs(24).bfloat16()}
+    done = optimize(Block().bfloat16(), keywords, "60%")
     (request, *_) = (layer.request for layer in done.search.layers)
     assert (request.batch, request.dtype, request.device) == (24, "bfloat16", "cpu")
     assert not request.train
@@ -121,10 +121,10 @@ def test_layers_that_do_not_win_stay_dense(
 
     final = finals.final
 
-    def slow_heads(request: Any, device: Any, found: list[Any], spare: Any) -> Any:
-        times = final(request, device, found, spare)
+    def slow_heads(request: Any, device: Any, chains: list[Any], spare: Any) -> Any:
+        times = final(request, device, chains, spare)
         if request.size.out_features == 8:
-            times["dense"] = times[str(found[0])]
+            times["dense"] = times[str(chains[0])]
         return times
 
     monkeypatch.setattr(finals, "final", slow_heads)
@@ -173,7 +173,7 @@ def test_a_model_that_is_not_faster_as_a_whole_is_unchanged(
     assert done.speed.chains.median_us == chains_us
     assert f"took {chains_us:,.0f} us" in str(done)
     assert "The model is unchanged" in done._repr_html_()
-    assert any(rule.chains for rule in done.plan.rules)  # for who wants the weights alone
+    assert any(rule.chains for rule in done.plan.rules)  # for users who need only the weights
 
 
 @pytest.mark.slow
@@ -200,8 +200,8 @@ def test_the_same_call_again_measures_no_chain_twice(optimize: Optimize, tmp_pat
     second = optimize(model(), inputs(), 0.6)
     assert [len(layer.trials) for layer in second.search.layers] == numbers
     assert second.plan.rules == first.plan.rules
-    kept = json.loads((tmp_path / "report" / "results.json").read_text("utf-8"))
-    assert kept["request"]["budgets"] == ["0.6"]
+    stored = json.loads((tmp_path / "report" / "results.json").read_text("utf-8"))
+    assert stored["request"]["budgets"] == ["0.6"]
 
 
 class Reader(Block):
@@ -212,7 +212,7 @@ class Reader(Block):
 
 
 @pytest.mark.slow
-def test_a_model_that_reads_a_converted_weight_is_told_what_helps(optimize: Optimize) -> None:
+def test_a_model_that_reads_a_converted_weight_gets_advice(optimize: Optimize) -> None:
     with pytest.raises(InvalidInputError, match=r"does not run: AttributeError.*exclude="):
         optimize(Reader(), inputs(), "60%")
 
@@ -227,7 +227,7 @@ def frozen() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("build", "given", "options", "words"),
+    ("build", "example_inputs", "options", "words"),
     [
         (lambda: 7, inputs(), {}, "must be a torch.nn.Module, and is int"),
         (lambda: nn.Sequential(nn.ReLU()), inputs(), {}, "has no linear layer"),
@@ -251,10 +251,10 @@ def frozen() -> nn.Module:
     ],
 )
 def test_misuse_is_one_sentence(
-    optimize: Optimize, build: Any, given: Any, options: dict[str, Any], words: str
+    optimize: Optimize, build: Any, example_inputs: Any, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidInputError) as refusal:
-        optimize(build(), given, **{"budget": "60%", **options})
+        optimize(build(), example_inputs, **{"budget": "60%", **options})
     assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -265,7 +265,7 @@ def test_a_loss_without_a_gradient_is_refused(optimize: Optimize) -> None:
         optimize(model(), inputs(), "60%", "training", loss=lambda y: y.detach().mean())
 
 
-def test_a_loss_is_found_in_what_a_model_returns() -> None:
+def test_the_loss_of_a_models_output() -> None:
     two = torch.tensor([1.0, 3.0])
     assert speed.own_loss([two, {"b": two}]) == 10.0
     assert speed.own_loss({"loss": torch.tensor(7.0), "logits": two}) == 7.0

@@ -1,4 +1,4 @@
-"""What is said of a model that was optimized."""
+"""The description of an optimized model."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""docs/patterns.md runs as it stands, and prints what it says."""
+"""docs/patterns.md runs as written, with the documented output."""
 
 import pages
 

@@ -1,4 +1,4 @@
-"""The named families against what their names mean, built without the formulas of Table 1."""
+"""The named families against their definitions, built without the formulas of Table 1."""
 
 from itertools import pairwise
 
@@ -70,8 +70,8 @@ def test_kaleidoscope_is_a_butterfly_and_a_transposed_one(levels: int) -> None:
     n = 2**levels
     butterfly = supports(Chain.square_dyadic(n))
     kaleidoscope = Chain.kaleidoscope(n)
-    wanted = butterfly + [factor.T for factor in reversed(butterfly)]
-    for support, factor in zip(supports(kaleidoscope), wanted, strict=True):
+    expected = butterfly + [factor.T for factor in reversed(butterfly)]
+    for support, factor in zip(supports(kaleidoscope), expected, strict=True):
         np.testing.assert_array_equal(support, factor)
     assert kaleidoscope.shape == (n, n)
     assert kaleidoscope.is_dense_support

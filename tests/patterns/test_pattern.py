@@ -277,19 +277,19 @@ def test_sizes_that_do_not_meet_are_named() -> None:
 
 
 @given(st.lists(patterns, min_size=1, max_size=3))
-def test_is_valid_agrees_with_the_constructor(given_patterns: list[Pattern]) -> None:
-    shapes = [support_matrix(pattern).shape for pattern in given_patterns]
+def test_is_valid_agrees_with_the_constructor(sequence: list[Pattern]) -> None:
+    shapes = [support_matrix(pattern).shape for pattern in sequence]
     fits = all(left[1] == right[0] for left, right in pairwise(shapes))
-    assert Chain.is_valid(given_patterns) == fits
+    assert Chain.is_valid(sequence) == fits
     if fits:
-        Chain(tuple(given_patterns))
+        Chain(tuple(sequence))
     else:
         with pytest.raises(InvalidInputError):
-            Chain(tuple(given_patterns))
+            Chain(tuple(sequence))
 
 
 @pytest.mark.parametrize(
-    ("given_patterns", "words"),
+    ("sequence", "words"),
     [
         ((), "at least one pattern"),
         ("(1,2,3,4)", "use Chain.parse"),
@@ -298,9 +298,9 @@ def test_is_valid_agrees_with_the_constructor(given_patterns: list[Pattern]) -> 
         (((1, 2, 3, 4),), "Chain.deformable_butterfly takes"),
     ],
 )
-def test_what_is_not_patterns_gets_a_sentence(given_patterns: object, words: str) -> None:
+def test_what_is_not_patterns_gets_a_sentence(sequence: object, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        Chain(given_patterns)  # type: ignore[arg-type]
+        Chain(sequence)  # type: ignore[arg-type]
 
 
 # --- the algebra of products ---------------------------------------------------------------------
@@ -317,12 +317,12 @@ def brute_force_support(chain: Chain) -> Pattern | None:
 
 @given(chains())
 def test_product_support_is_exact(chain: Chain) -> None:
-    found, wanted = chain.product_support, brute_force_support(chain)
-    assert (found is None) == (wanted is None)
-    if found is not None and wanted is not None:
-        np.testing.assert_array_equal(support_matrix(found), support_matrix(wanted))
-        if found.b == found.c == 1:
-            assert (found.a, found.d) == (chain.out_features, 1)
+    computed, expected = chain.product_support, brute_force_support(chain)
+    assert (computed is None) == (expected is None)
+    if computed is not None and expected is not None:
+        np.testing.assert_array_equal(support_matrix(computed), support_matrix(expected))
+        if computed.b == computed.c == 1:
+            assert (computed.a, computed.d) == (chain.out_features, 1)
     assert chain.is_dense_support == bool((product_matrix(chain) > 0).all())
 
 
@@ -334,18 +334,18 @@ def test_product_support_is_exact_on_every_small_pair() -> None:
         for right in small:
             if left.in_features != right.out_features:
                 continue
-            wanted = brute_force_support(Chain((left, right)))
+            expected = brute_force_support(Chain((left, right)))
             by_rows = support._by_rows((left, right))
             closed_form = support.pair_support(left, right)
-            for found in (by_rows, closed_form) if closed_form else (by_rows,):
-                assert (found is None) == (wanted is None), (left, right)
-                if found is not None and wanted is not None:
-                    assert np.array_equal(support_matrix(found), support_matrix(wanted))
-            if wanted is not None and closed_form is None:
+            for computed in (by_rows, closed_form) if closed_form else (by_rows,):
+                assert (computed is None) == (expected is None), (left, right)
+                if computed is not None and expected is not None:
+                    assert np.array_equal(support_matrix(computed), support_matrix(expected))
+            if expected is not None and closed_form is None:
                 # A closed form is missed only where shared factors of a and d leave more zeros.
                 g, h = np.gcd(left.a, right.a), np.gcd(left.d, right.d)
-                assert wanted.a * wanted.d > g * h
-            kinds[wanted is not None] += 1
+                assert expected.a * expected.d > g * h
+            kinds[expected is not None] += 1
     assert min(kinds.values()) > 30  # both answers were put to the test
 
 
@@ -379,7 +379,7 @@ def test_chainable_is_the_definition(chain: Chain) -> None:
 
 def test_why_the_rank_of_a_chainable_pair_must_be_an_integer() -> None:
     """a_l | a_{l+1} and d_{l+1} | d_l alone: the smallest pair whose support is not Kronecker."""
-    found = []
+    matches = []
     for values in np.ndindex(3, 3, 3, 3, 3, 3, 3, 3):
         if min(values) == 0:
             continue
@@ -389,8 +389,8 @@ def test_why_the_rank_of_a_chainable_pair_must_be_an_integer() -> None:
             chain = Chain((left, right))
             if brute_force_support(chain) is None:
                 assert not chain.is_chainable
-                found.append(chain)
-    assert min(found, key=lambda chain: (sum(chain.shape), chain.nnz)) == Chain.parse(
+                matches.append(chain)
+    assert min(matches, key=lambda chain: (sum(chain.shape), chain.nnz)) == Chain.parse(
         "(1,2,1,2)*(2,1,2,1)"
     )
     # r = 3/2: the support is Kronecker-sparse, but not every entry is a sum of as many paths.

@@ -52,10 +52,10 @@ def test_every_colour_is_one_of_the_table() -> None:
 
 
 def test_a_picture_has_the_letters() -> None:
-    found = drawing_style.png(drawn())
-    assert found.startswith(b"\x89PNG")
-    assert int.from_bytes(found[16:20], "big") == 1600
-    assert found != drawing_style.png(drawn("other"))
+    picture = drawing_style.png(drawn())
+    assert picture.startswith(b"\x89PNG")
+    assert int.from_bytes(picture[16:20], "big") == 1600
+    assert picture != drawing_style.png(drawn("other"))
 
 
 def test_without_the_library_a_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the drawings of reports are made of."""
+"""The elements of the drawings in reports."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tables: what is wrong with one, and what of a cell is escaped where."""
+"""Tables: the refused ones, and the escaping of cells in each format."""
 
 import io
 

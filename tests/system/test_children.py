@@ -41,7 +41,7 @@ def test_it_ends_with_a_killed_parent_while_it_imports(kind: str, tmp_path: Path
     until = time.monotonic() + 5
     while Path(f"/proc/{child}").exists() and time.monotonic() < until:
         state = Path(f"/proc/{child}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        if state[0] == "Z":  # nobody buries it where no process takes orphans in
+        if state[0] == "Z":  # it stays a zombie where no process adopts orphans
             return
         time.sleep(0.02)
     assert not Path(f"/proc/{child}").exists()

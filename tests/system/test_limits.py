@@ -1,4 +1,4 @@
-"""What no machine can hold is refused at once, with a sentence; what fits is not."""
+"""Sizes that no machine can hold are refused at once, with a sentence; others are not."""
 
 import time
 from pathlib import Path

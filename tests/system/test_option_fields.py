@@ -25,7 +25,7 @@ from ksopt.system.option_fields import (
 
 @dataclass(frozen=True)
 class Toy:
-    """What a command may be asked."""
+    """The options of a command."""
 
     wheels: int = option(4, "how many (%(default)s)", "the car", parse=whole_number, metavar="N")
     top_speed: float | None = option(None, "m/s", "the car", flag="speed", parse=number)
@@ -38,9 +38,9 @@ class Toy:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(allow_abbrev=False)
-    add_arguments(made, Toy, before={"colours": lambda add: add("--other", help="of no field")})
-    return made
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_arguments(parser, Toy, before={"colours": lambda add: add("--other", help="of no field")})
+    return parser
 
 
 def toy(*arguments: str) -> Toy:
@@ -53,13 +53,13 @@ def test_no_argument_is_the_defaults() -> None:
 
 
 def test_arguments_are_values_and_values_are_a_command() -> None:
-    made = toy("--wheels", "3", "--speed", "1.50", "--names", "a b", "--names", "c", "--loud")
-    assert made == Toy(wheels=3, top_speed=1.5, names=("a b", "c"), loud=True)
-    command = [*words(made)]
+    parsed = toy("--wheels", "3", "--speed", "1.50", "--names", "a b", "--names", "c", "--loud")
+    assert parsed == Toy(wheels=3, top_speed=1.5, names=("a b", "c"), loud=True)
+    command = [*words(parsed)]
     assert command == ["--wheels", "3", "--speed", "1.5", "--names", "'a b' c", "--loud"]
-    assert toy(*shlex.split(" ".join(command))) == made
+    assert toy(*shlex.split(" ".join(command))) == parsed
     assert toy("--colour", "red", "--colour", "blue").colours == ("blue",)
-    assert [*words(made, wheels=5, names=())] == ["--wheels", "5", "--speed", "1.5", "--loud"]
+    assert [*words(parsed, wheels=5, names=())] == ["--wheels", "5", "--speed", "1.5", "--loud"]
 
 
 def test_the_help_has_groups_in_order() -> None:
@@ -140,17 +140,17 @@ def test_a_searchs_command_makes_the_same_search(name: str) -> None:
     command = argparse.ArgumentParser(allow_abbrev=False)
     add_arguments(command, SearchRequest)
 
-    def asked(text: str) -> SearchRequest:
+    def request_of(text: str) -> SearchRequest:
         return SearchRequest(
             "32x64", **values(SearchRequest, command.parse_args(shlex.split(text)))
         )
 
     typed = f"--{flag} {TYPED[name]}".rstrip()
     needs = "--weights w " if name == "max_error" else ""
-    request = asked(needs + typed)
+    request = request_of(needs + typed)
     assert getattr(request, name) != getattr(SearchRequest("32x64"), name)
     assert typed in request.command
-    again = asked(request.command.partition("--dims 32x64")[2])
+    again = request_of(request.command.partition("--dims 32x64")[2])
     assert again.command == request.command
     assert SearchRequest.from_json(request.to_json()) == request
 

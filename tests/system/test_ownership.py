@@ -47,12 +47,12 @@ class Tree:
 @pytest.fixture
 def tree() -> Tree:
     """A cache that is fine: a sticky /tmp, and all below it the user's own."""
-    made = Tree()
-    made.add("/tmp", DIR | 0o1777, 0)
-    made.add("/tmp/cache", DIR | 0o700, ME, ME)
-    made.add("/tmp/cache/1.0", DIR | 0o755, ME, ME)
-    made.add("/tmp/cache/1.0/lib.so", FILE | 0o644, ME, ME)
-    return made
+    tree = Tree()
+    tree.add("/tmp", DIR | 0o1777, 0)
+    tree.add("/tmp/cache", DIR | 0o700, ME, ME)
+    tree.add("/tmp/cache/1.0", DIR | 0o755, ME, ME)
+    tree.add("/tmp/cache/1.0/lib.so", FILE | 0o644, ME, ME)
+    return tree
 
 
 ARTIFACT, CACHE = "/tmp/cache/1.0/lib.so", "/tmp/cache"
@@ -136,7 +136,7 @@ def test_a_group_of_ones_own_may_write() -> None:
     assert not ownership._is_private_group(4711_000, 0)
 
 
-def test_folders_are_made_private_at_every_level(tmp_path: Path) -> None:
+def test_folders_are_created_private_at_every_level(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         ownership.make_folder(tmp_path / "a" / "cache" / "1.0" / "x", tmp_path / "a" / "cache")
@@ -169,7 +169,7 @@ def test_a_file_of_another_user_is_not_read(tmp_path: Path) -> None:
 
 
 @as_root
-def test_nothing_is_made_in_a_folder_of_another_user(tmp_path: Path) -> None:
+def test_nothing_is_created_in_a_folder_of_another_user(tmp_path: Path) -> None:
     own = tmp_path / "theirs" / "cache"
     own.parent.mkdir()
     os.chown(own.parent, 54321, -1)
@@ -184,7 +184,7 @@ def test_temporary_files_are_not_put_into_others_hands(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with ownership.temporary_folder("x-") as name:
         assert Path(name).parent == tmp_path
-    tmp_path.chmod(0o777)  # everybody may replace what is in it
+    tmp_path.chmod(0o777)  # everybody may replace its files
     refused = pytest.raises(ownership.Distrusted, match="writable by other users")
     with refused, ownership.temporary_folder("x-"):
         pass

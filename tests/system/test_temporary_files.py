@@ -97,10 +97,10 @@ def test_nothing_is_left_after_an_error(tmp_path: Path) -> None:
     assert names(tmp_path) == set()
 
 
-def test_a_file_taken_for_a_leftover_before_it_is_locked_is_made_anew(
+def test_a_file_swept_before_it_is_locked_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process may see it between the moment it is made and the moment it is locked."""
+    """Another process may see it between its creation and its lock."""
     hold, removed = temporary_files._hold, []
 
     def late(descriptor: int, name: str) -> bool:
@@ -120,7 +120,7 @@ def test_a_file_taken_for_a_leftover_before_it_is_locked_is_made_anew(
     assert names(tmp_path) == set()
 
 
-def test_a_folder_taken_for_a_leftover_before_it_is_opened_is_made_anew(
+def test_a_folder_swept_before_it_is_opened_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, removed = temporary_files.tempfile.mkdtemp, []

@@ -1,4 +1,4 @@
-"""Files that others wrote: whatever is wrong with one is a sentence that names it."""
+"""Untrusted files: every defect of one is a sentence that names it."""
 
 import contextlib
 import json

@@ -1,1 +1,1 @@
-"""What ksopt costs as models, layers, chains, batches, studies and workers grow."""
+"""The cost of ksopt as models, layers, chains, batches, studies and workers grow."""

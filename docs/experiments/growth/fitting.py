@@ -1,4 +1,4 @@
-"""The law that fits some points: seconds = base + scale * size ** power."""
+"""Fits a law to points: seconds = base + scale * size ** power."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Student's t, 97.5 %, by degrees of freedom; beyond the table the normal one's value is near.
+# Student's t, 97.5 %, by degrees of freedom; beyond the table the normal distribution's is near.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 _T_OF_MANY = 2.0
-# A base is sought up to nearly the least cost, of which some must be left to grow.
+# Bases up to nearly the least cost, so that a part of it remains to grow.
 _BASES = np.linspace(0.0, 0.98, 50)
 _FEWEST = 4
 
@@ -20,11 +20,11 @@ class Law:
     """A cost of ``base + scale * size ** power``.
 
     Args:
-        base: What it costs however small the size.
-        scale: Of the power.
+        base: The cost in the limit of small sizes.
+        scale: The factor of the power.
         power: 1 is linear, 2 quadratic.
-        margin: The power's 95 % interval is power +- margin, with the base as it was fitted.
-        error: The middle (root mean square) relative error of the points.
+        margin: The power's 95 % interval is power +- margin, with the fitted base.
+        error: The root mean square relative error of the points.
     """
 
     base: float
@@ -34,12 +34,12 @@ class Law:
     error: float
 
     def at(self, size: float) -> float:
-        """What it says of a size."""
+        """The cost of a size."""
         return float(self.base + self.scale * size**self.power)
 
 
 def fit(sizes: Sequence[float], costs: Sequence[float]) -> Law | None:
-    """The law with the least squares of the logarithms; None of fewer than four points.
+    """The law with the least squares of the logarithms; None for fewer than four points.
 
     Example:
         >>> law = fit([1, 2, 4, 8, 16], [3.0, 5.0, 9.0, 17.0, 33.0])

@@ -1,4 +1,4 @@
-"""A point of a series: measured in a process of its own, and kept as soon as it is."""
+"""Points of a series, each measured in a separate process and stored at once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SCRIPT = Path(__file__).parents[1] / "how_it_grows.py"
 
 @dataclass(frozen=True)
 class Point:
-    """What one size costs.
+    """The cost of one size.
 
     Args:
         what: The series.
-        size: What grows.
-        seconds: By the clock on the wall.
-        cpu_s: Of all processors, of this process.
-        grown_mib: By how much the most memory that was resident exceeds that before.
+        size: The size that grows.
+        seconds: Wall time.
+        cpu_s: CPU time of this process, on all processors.
+        grown_mib: The growth of the peak resident memory.
         state: "done", "timeout", or "failed".
-        note: What else is to be known, such as how many chains there were.
+        note: A remark, such as the number of chains.
     """
 
     what: str
@@ -38,7 +38,7 @@ class Point:
 
 
 def read(file: Path) -> list[Point]:
-    """The points of a file; none where it is not there."""
+    """The points of a file; none if it does not exist."""
     if not file.exists():
         return []
     with file.open(encoding="utf-8", newline="") as stream:
@@ -57,7 +57,7 @@ def read(file: Path) -> list[Point]:
 
 
 def write(file: Path, points: list[Point]) -> None:
-    """All of them, in one file."""
+    """Write all points to one file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", encoding="utf-8", newline="") as stream:
         rows = csv.DictWriter(stream, [one.name for one in fields(Point)], lineterminator="\n")
@@ -66,7 +66,7 @@ def write(file: Path, points: list[Point]) -> None:
 
 
 def measured(what: str, size: int, limit_s: float) -> Point:
-    """One size of a series, in a fresh process that is ended after a time."""
+    """The point of one size of a series, in a fresh process with a time limit."""
     command = [sys.executable, str(SCRIPT), "--point", what, str(size)]
     with subprocess.Popen(
         command,

@@ -1,6 +1,6 @@
-"""The series: what is done at a size. Each prepares, and returns what is measured.
+"""The series: the work at each size. Each function prepares a size and returns the timed work.
 
-What is measured returns a note. Modules that it needs are imported before the clock runs.
+The work returns a note. Modules that it needs are imported before timing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Work = Callable[[], str]
 
 @dataclass(frozen=True)
 class Series:
-    """Something that grows.
+    """A series of growing sizes.
 
     Args:
-        of: What the size is.
-        sizes: That are measured.
-        prepare: Of a size, the work.
+        of: The unit of the size.
+        sizes: The measured sizes.
+        prepare: (size) -> the work.
     """
 
     of: str
@@ -35,7 +35,7 @@ class Series:
 
 
 def _blocks(count: int, width: int = 8192, middle: int = 28672) -> Any:
-    """Blocks of the shape of Llama 70B's, whose weights have memory that nobody touched."""
+    """Blocks of Llama 70B's shape, whose weights are allocated but not written."""
     import torch
     from torch import nn
 
@@ -70,11 +70,11 @@ def _blocks(count: int, width: int = 8192, middle: int = 28672) -> Any:
 
 
 class _EnoughError(Exception):
-    """The graph is rewritten; the model need not run."""
+    """The graph is captured; the model need not run."""
 
 
 def capture(blocks: int, deciding: bool = True) -> Work:
-    """The pass over one graph of so many blocks; without ``deciding`` Dynamo's part alone."""
+    """The pass over one graph of ``blocks`` blocks; without ``deciding``, only Dynamo's part."""
     import torch
     from torch._dynamo.exc import BackendCompilerFailed
 
@@ -112,7 +112,7 @@ def capture(blocks: int, deciding: bool = True) -> Work:
 
 
 def width(side: int) -> Work:
-    """The space of chains that a search of a square layer draws from."""
+    """Building the space of chains for a search of a square layer."""
     from ksopt.search.layer_request import LayerRequest
     from ksopt.search.space import space
 
@@ -124,7 +124,7 @@ def width(side: int) -> Work:
 
 
 def _chain(factors: int, bits: int = 12) -> Any:
-    """A square chain of so many butterfly-like factors of 2 ** bits features."""
+    """A square chain of 2 ** bits features with ``factors`` butterfly-like factors."""
     from ksopt.patterns.chain import Chain, Pattern
 
     each = [2 ** (bits // factors + (at < bits % factors)) for at in range(factors)]
@@ -136,7 +136,7 @@ def _chain(factors: int, bits: int = 12) -> Any:
 
 
 def projecting(side: int, factors: int = 2) -> Work:
-    """A dense matrix projected onto a chain."""
+    """Projecting a dense matrix onto a chain."""
     import torch
 
     import ksopt
@@ -152,7 +152,7 @@ def projecting(side: int, factors: int = 2) -> Work:
 
 
 def planning(rows: int, factors: int = 2) -> Work:
-    """The plan of a chain on an H200, by the cost models."""
+    """Planning a chain on an H200, by the cost models."""
     from ksopt.kernels import forecast, gpus
     from ksopt.kernels.problem import Epilogue, Problem
 
@@ -170,7 +170,7 @@ def planning(rows: int, factors: int = 2) -> Work:
 
 
 def enumerating(factors: int) -> Work:
-    """A walk through all chains of a 64x96 layer with so many factors."""
+    """Enumerating all chains of a 64x96 layer with ``factors`` factors."""
     from ksopt.patterns.size import Dims
     from ksopt.search.space.enumerate import Walk
 
@@ -184,7 +184,7 @@ def enumerating(factors: int) -> Work:
 def _studied(
     kind: str, trials: int, workers: int = 1, sleep_s: float = 0.0, on_disk: bool = False
 ) -> Work:
-    """A study, in memory where the system has a folder there, so that no disk is measured."""
+    """Running a study, in /dev/shm if it exists, so that no disk is measured."""
     shared = Path("/dev/shm")
     where = shared if shared.is_dir() and not on_disk else None
     folder = Path(tempfile.mkdtemp(prefix="ksopt-growth-", dir=where))

@@ -1,8 +1,8 @@
-"""Trials of a study whose measurements sleep: what drawing, storing and sharing cost by themselves.
+"""Trials of a study whose measurements sleep: the cost of drawing, storing and sharing alone.
 
-Each worker is a process with a device of its own that measures a chain in a time that is given. All
-else is the search's own: its space, sampler, turns, marks of life and storage. They are forked, for
-64 processes that import torch would measure that. On one machine their own work shares its cores.
+Each worker is a process with its own device that measures a chain in a fixed time. All else is
+the search's own: its space, sampler, turns, heartbeats and storage. Workers are forked, because 64
+processes that import torch would dominate the time. Their own work shares the machine's cores.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from ksopt.search.storage import Storage
 from ksopt.search.trial_loop import Campaign, Workplace, take_turns
 
 _STUDY = "growth"
-_DIMS = "768x3072"  # of enough chains for any study here
+_DIMS = "768x3072"  # has enough chains for any study here
 _ROOFLINE = Roofline("cpu", "float32", 1e10, 1e11, 2**27, 1024, "float32 GEMM")
 
 
 @contextmanager
 def _of_its_own(place: torch.device) -> Iterator[None]:
-    """In the place of a device's lock: no other worker has it."""
+    """A stand-in for a device's lock: no other worker uses the device."""
     yield
 
 
 class Sleeping(Objective):
-    """An objective that takes a time and measures nothing."""
+    """An objective that sleeps and measures nothing."""
 
     def __init__(self, request: LayerRequest, sleep_s: float) -> None:
         self._request, self._sleep_s = request, sleep_s
 
     def measure(self, chain: Any, limit: float | None = None) -> Outcome:
-        """A time in proportion to the weights."""
+        """Return a time proportional to the weights."""
         time.sleep(self._sleep_s)
         one = Measurement(chain.nnz / 1e3, chain.nnz / 1e3, chain.nnz / 1e3, 10)
         dense = Measurement(1e3, 1e3, 1e3, 10)
@@ -60,9 +60,9 @@ class Sleeping(Objective):
 
 
 def of(url: str, trials: int, workers: int, sleep_s: float) -> Callable[[], str]:
-    """A study of so many trials by so many workers, ready to begin."""
+    """The work of a study of ``trials`` trials by ``workers`` workers."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    # A device each: what waits for the device of another is not asked here.
+    # Each worker has its own device, so that none waits for another.
     device_locks.device = _of_its_own
     request = LayerRequest(_DIMS, batch=256, trials=trials, device="cpu")
     chains = space.build(request)

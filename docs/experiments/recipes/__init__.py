@@ -1,1 +1,1 @@
-"""Training from scratch, dense beside Kronecker-sparse, with ksopt's recipes and without."""
+"""Training from scratch: dense and Kronecker-sparse, with and without ksopt's recipes."""

@@ -1,4 +1,4 @@
-"""An MLP-Mixer and a GPT whose large linear layers are made by a function that is handed in."""
+"""An MLP-Mixer and a GPT with a factory for their large linear layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Linear = Callable[[int, int], nn.Module]
 
 @dataclass(frozen=True)
 class Size:
-    """How large a network is.
+    """The size of a network.
 
     Args:
         width: Features of a token.
@@ -43,8 +43,8 @@ def _mlp(width: int, hidden: int, linear: Linear) -> nn.Sequential:
 class Mixer(nn.Module):
     """An MLP-Mixer (Tolstikhin et al. 2021) for images of 8 x 8 pixels: patches of 2 x 2.
 
-    The MLPs over the channels have the layers that are handed in; those over the 16 patches are
-    too small for chains, and dense.
+    The MLPs over the channels use the factory's layers; those over the 16 patches are too small for
+    chains, and dense.
     """
 
     def __init__(self, size: Size, linear: Linear) -> None:
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         self.out = linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, width] -> the same."""
+        """[B, T, width] -> [B, T, width]."""
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # [B, 4, T, width / 4]
         return self.out(y.transpose(1, 2).flatten(2))
@@ -107,12 +107,12 @@ class GPT(nn.Module):
 
 
 def parameters(model: nn.Module) -> int:
-    """How many a model has."""
+    """The number of parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def dense_size(build: Callable[[Size, Linear], nn.Module], chains: Size, width: int) -> Size:
-    """A dense network of a width, whose MLPs make its parameters those of one with chains."""
+    """A dense size of a width, with MLPs that give it as many parameters as one with chains."""
     with torch.device("meta"):
         goal = parameters(build(chains, chain_linear))
         sizes = [Size(width, 8 * n, chains.depth) for n in range(1, 1024)]

@@ -14,18 +14,18 @@ from ksopt.search.report.axes import Axes, Scale
 from recipes.training import Point, Result, Run, Trial
 
 SCHEMA = "ksopt.training-recipes/1"
-_COLOURS = ("s1", "s0", "s2", "s3", "s4", "s5")  # the dense network has that of dense layers
+_COLOURS = ("s1", "s0", "s2", "s3", "s4", "s5")  # the first is the colour of dense layers
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What came out for one task.
+    """The results of one task.
 
     Args:
-        name, data: The task's.
-        steps: Of each training but the longer dense one's.
+        name, data: Of the task.
+        steps: Of each training except the longer dense one.
         settings: Sizes and batches.
-        sweep: The trainings that chose the learning rates.
+        sweep: The trainings that selected the learning rates.
         results: One for each way.
     """
 
@@ -38,13 +38,13 @@ class Learned:
 
 
 def write(file: Path, machine: dict[str, Any], tasks: Sequence[Learned]) -> None:
-    """Keep everything as JSON."""
+    """Write all results as JSON."""
     content = {"schema": SCHEMA, "machine": machine, "tasks": [asdict(task) for task in tasks]}
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def read(file: Path) -> tuple[dict[str, Any], list[Learned]]:
-    """What `write` kept.
+    """The results that `write` stored.
 
     Raises:
         ValueError: The file is of another schema.
@@ -64,12 +64,12 @@ def _learned(sweep: Any, results: Any, **rest: Any) -> Learned:
 
 
 def _result(runs: Any, **rest: Any) -> Result:
-    kept = (Run(one["seed"], tuple(Point(**point) for point in one["points"])) for one in runs)
-    return Result(runs=tuple(kept), **rest)
+    stored = (Run(one["seed"], tuple(Point(**point) for point in one["points"])) for one in runs)
+    return Result(runs=tuple(stored), **rest)
 
 
 def table(task: Learned) -> str:
-    """The ends of all trainings, as markdown."""
+    """The final results of all trainings, as markdown."""
     heads = ("", "parameters", "lr", "steps", "seconds", "loss", "over the seeds", "accuracy")
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     for result in task.results:
@@ -90,7 +90,7 @@ def table(task: Learned) -> str:
 
 
 def sweep_table(task: Learned) -> str:
-    """The losses at the end of the sweep's trainings, as markdown."""
+    """The final losses of the sweep's trainings, as markdown."""
     rates = sorted({trial.lr for trial in task.sweep})
     losses = {(trial.way, trial.lr): trial.loss for trial in task.sweep}
     lines = [
@@ -104,9 +104,9 @@ def sweep_table(task: Learned) -> str:
 
 
 def picture(task: Learned) -> str:
-    """The held-out loss against steps, and against seconds, as an SVG file of its own.
+    """The held-out loss against steps, and against seconds, as a standalone SVG.
 
-    A line is the mean over the seeds, and the band around it reaches from the least to the most.
+    A line is the mean over the seeds; the band around it is the range.
     """
     width, height, top = 480, 340, 46
     parts = []
@@ -131,7 +131,7 @@ def _panel(
     results: Iterable[Result], name: str, of: Callable[[Point], float], width: int, height: int
 ) -> list[str]:
     curves = [_curve(result, of) for result in results]
-    # Without the first point, which is that of a network that knows nothing.
+    # Without the first point, of the untrained network.
     losses = [loss for curve in curves for _, *three in curve[1:] for loss in three]
     most = max(x for curve in curves for x, *_ in curve)
     axes = Axes(
@@ -152,7 +152,7 @@ def _panel(
 
 
 def _curve(result: Result, of: Callable[[Point], float]) -> list[tuple[float, float, float, float]]:
-    """At each point: where it is (the mean over the seeds), and the least, mean and most loss."""
+    """The points of a curve: the mean x over the seeds, and the least, mean and largest loss."""
     curve = []
     for points in zip(*(run.points for run in result.runs), strict=True):
         losses = [point.loss for point in points]

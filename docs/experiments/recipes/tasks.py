@@ -1,4 +1,4 @@
-"""What is learned: handwritten digits that scikit-learn ships, and Python's standard library."""
+"""The tasks: scikit-learn's handwritten digits, and the text of Python's standard library."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Task:
 
     Args:
         name: For files and tables.
-        data: What the data is.
-        draw: A batch of inputs and labels, by a generator on the CPU.
+        data: A description of the data.
+        draw: (generator on the CPU) -> a batch of inputs and labels.
         held_out: Batches that are not trained on.
-        build: A network of a size.
+        build: (size, factory of layers) -> a network.
         sizes: Of the network of chains and of the dense one, which has as many parameters.
         steps: Of a training.
-        points: How often it is judged.
-        settings: What else it was run with.
+        points: Number of evaluations.
+        settings: Further settings of the run.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Task:
     settings: Mapping[str, Any]
 
     def network(self, is_dense: bool) -> nn.Module:
-        """A network, its parameters drawn anew."""
+        """A new network with random parameters."""
         if is_dense:
             return self.build(self.sizes["dense"], nn.Linear)
         return self.build(self.sizes["chains"], chain_linear)
@@ -51,7 +51,7 @@ class Task:
 
 def digits(device: torch.device, small: bool) -> Task:
     """The Mixer on scikit-learn's 1797 images of digits, a quarter of which is held out."""
-    from sklearn.datasets import load_digits  # which no other task needs
+    from sklearn.datasets import load_digits  # no other task needs it
     from sklearn.model_selection import train_test_split
 
     images, labels = load_digits(return_X_y=True)

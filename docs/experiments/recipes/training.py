@@ -1,4 +1,4 @@
-"""Trainings, and what is kept of them."""
+"""Trainings and their results."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from recipes.tasks import Task
 
 @dataclass(frozen=True)
 class Way:
-    """A network and how it is trained.
+    """A network and its training method.
 
     Args:
         name: In tables.
         is_dense: Whether its layers are dense.
-        has_groups: Whether its factors have learning rates of their own (`ksopt.param_groups`).
-        is_guided: Whether a dense matrix fades beside each chain in the first half.
+        has_groups: Whether its factors have separate learning rates (`ksopt.param_groups`).
+        is_guided: Whether a dense matrix beside each chain fades out in the first half.
     """
 
     name: str
@@ -49,13 +49,13 @@ DENSE_LONGER = Way("dense, KS's time", is_dense=True)
 
 @dataclass(frozen=True)
 class Point:
-    """A network in the middle of its training, judged by what is held out.
+    """An evaluation of a network during its training, on held-out data.
 
     Args:
         step: Steps so far.
-        seconds: That they took; to judge is not counted.
+        seconds: Time of the steps, without evaluations.
         loss: Cross-entropy, in nats.
-        accuracy: Share of the labels that are the likeliest.
+        accuracy: Share of labels that have the largest logit.
     """
 
     step: int
@@ -66,7 +66,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Run:
-    """A training.
+    """The evaluations of a training.
 
     Args:
         seed: Of the parameters and the batches.
@@ -82,9 +82,9 @@ class Result:
     """The trainings of a network.
 
     Args:
-        way: Its name.
-        parameters: Of the network when it is trained.
-        lr: The learning rate that was the best for it in the sweep.
+        way: Name of the way.
+        parameters: Of the trained network.
+        lr: The best learning rate in the sweep.
         runs: One for each seed.
     """
 
@@ -104,7 +104,7 @@ class Trial:
 
 
 def train(task: Task, way: Way, seed: int, steps: int, lr: float, device: torch.device) -> Run:
-    """Train a new network in a way."""
+    """Train a new network by a way."""
     torch.manual_seed(seed)
     model = task.network(way.is_dense).to(device)
     guide = SelfGuided(model, max(1, steps // 2)) if way.is_guided else None
@@ -125,14 +125,14 @@ def learn(
     """Train a network with AdamW, a warm-up of a tenth of the steps, and a cosine to 0.
 
     Args:
-        task: What it learns.
+        task: The task.
         model: The network, on the device; its parameters change.
-        groups: Those of them that learn, or groups with rates of their own.
+        groups: The parameters to train, or groups with separate rates.
         seed: Of the batches.
-        steps: How many.
-        lr: The highest rate.
-        device: Where.
-        guide: What fades beside its chains.
+        steps: Number of steps.
+        lr: The peak rate.
+        device: Of the model.
+        guide: The dense matrices that fade out beside its chains.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(
@@ -162,7 +162,7 @@ def learn(
 
 
 def _stretches(steps: int, points: int) -> Iterator[tuple[int, int]]:
-    """The steps after which a network is judged, each with the one before."""
+    """The steps after which a network is evaluated, each with the previous one."""
     marks = sorted({max(1, round(steps * part / points)) for part in range(1, points + 1)})
     yield from zip(marks, [0, *marks], strict=False)
 
@@ -193,11 +193,11 @@ def _point(task: Task, model: nn.Module, step: int, seconds: float, device: torc
 
 
 def sweep(
-    task: Task, rates: Sequence[float], device: torch.device, told: Callable[[str], None]
+    task: Task, rates: Sequence[float], device: torch.device, report: Callable[[str], None]
 ) -> tuple[Trial, ...]:
-    """Half as long trainings, of another seed, that choose a learning rate for each of three ways.
+    """Half as long trainings, of another seed, that select a learning rate for each of three ways.
 
-    The first steps of each are done before, so that the choice of kernels is in nobody's time.
+    Each way runs a few steps beforehand, so that no time includes the choice of kernels.
     """
     trials = []
     for way in WAYS:
@@ -206,12 +206,12 @@ def sweep(
         for lr in rates:
             run = train(task, way, 1000, max(3, task.steps // 2), lr, device)
             trials.append(Trial(way.name, lr, run.points[-1].loss))
-            told(f"{task.name}: {way.name}, lr {lr:g}: {run.points[-1].loss:.4f}")
+            report(f"{task.name}: {way.name}, lr {lr:g}: {run.points[-1].loss:.4f}")
     return tuple(trials)
 
 
 def best_rate(trials: Sequence[Trial], way: Way) -> float:
-    """The rate whose short training ended with the least loss; guided ways take the unguided's."""
+    """The rate whose short training has the least final loss; guided ways use the unguided's."""
     name = (DENSE if way.is_dense else GROUPS if way.has_groups else PLAIN).name
     return min((one for one in trials if one.way == name), key=lambda one: one.loss).lr
 
@@ -221,16 +221,16 @@ def compare(
     trials: Sequence[Trial],
     seeds: int,
     device: torch.device,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> tuple[Result, ...]:
-    """Each way with each seed for as many steps, and the dense one for as long as KS took."""
+    """Train each way with each seed for equal steps, and the dense one for the time of KS, too."""
     runs: dict[Way, list[Run]] = {way: [] for way in (*WAYS, DENSE_LONGER)}
 
     def run(way: Way, seed: int, steps: int) -> None:
         done = train(task, way, seed, steps, best_rate(trials, way), device)
         runs[way].append(done)
         last = done.points[-1]
-        told(f"{task.name}: {way.name}, seed {seed}: {last.loss:.4f} in {last.seconds:.1f} s")
+        report(f"{task.name}: {way.name}, seed {seed}: {last.loss:.4f} in {last.seconds:.1f} s")
 
     for seed in range(seeds):  # in turns, so that a busy machine slows all of them
         for way in WAYS:

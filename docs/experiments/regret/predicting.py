@@ -1,6 +1,6 @@
-"""Processes that predict, beside those that measure.
+"""A pool of processes that predict times while others measure.
 
-In a file of its own: what the script itself defines cannot be sent to another process.
+It is a separate module because functions of a script cannot be sent to another process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 
 def processes(count: int) -> ProcessPoolExecutor:
-    """So many, which leave the cores to others and end with this process."""
+    """A pool of ``count`` low-priority processes that end with this process."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(count, context, initializer=_stand_back)
 

@@ -1,11 +1,11 @@
-"""Which chains the reference measures: half drawn uniformly, half estimated to be the fastest.
+"""The chains that the reference measures: half drawn uniformly, half estimated to be fastest.
 
-Where a space is too large to be listed, a search draws from a sample of it. The reference has
-samples of its own, of other seeds, so that what the search's own sample lacks can be found.
-The uniform half, drawn from the first of them, says how well predictions rank the whole space. The
-other half looks for the best, in all samples: a chain's time is estimated as the sum of its
-factors', each as measured beside another chain where it was, else as predicted, corrected by how
-measurements stand to predictions. It learns as it goes, and needs no device.
+Where a space is too large to list, a search draws from a sample of it. The reference has samples of
+its own, of other seeds, so that it can find chains that the search's sample lacks. The uniform
+half, drawn from the first of them, shows how well predictions rank the whole space. The other half
+looks for the best chains in all samples: a chain's time is estimated as the sum of its factors'
+times, measured beside another chain if possible, else predicted and corrected by the ratio of
+measurements to predictions. The estimate improves with each measurement, and needs no device.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from regret.rows import Measured
 
 # Patterns that one process predicts at a time.
 _PREDICTED_TOGETHER = 200
-# Of the reference's own: with one alone all candidates of 384x384 and 4096x4096 had been measured
-# before they had held the device for ten times as long as the search.
+# Samples of the reference: with one, all candidates of 384x384 and 4096x4096 were measured before
+# they had held the device for ten times as long as the search.
 _SAMPLES = 3
 
 
@@ -41,14 +41,14 @@ def chains_of(candidates: Iterable[object]) -> tuple[Chain, ...]:
 def predicted(
     patterns: Sequence[Pattern], machine: DeviceSpec, dtype: str, batch: int, batch_last: bool
 ) -> list[float | None]:
-    """By the cost model, in microseconds: to be called in a process of its own."""
+    """The cost model's times in microseconds; runs in a separate process."""
     model = CostModel(machine, dtype, batch, batch_last)
     return [model.predicted_us(Chain((pattern,))) for pattern in patterns]
 
 
 @dataclass
 class Predictions:
-    """The cost model's times of all factors of a space, made meanwhile by other processes."""
+    """The cost model's times of all factors of a space, computed by other processes."""
 
     _coming: list[tuple[Sequence[Pattern], Future[list[float | None]]]] = field(
         default_factory=list
@@ -64,7 +64,7 @@ class Predictions:
         machine: DeviceSpec | None,
         pool: Executor | None,
     ) -> Predictions:
-        """Asked of the pool now; without one, or a machine, nothing is predicted."""
+        """Submit the predictions to a pool; without a pool or machine, nothing is predicted."""
         if pool is None or machine is None:
             return cls()
         assert request.batch is not None
@@ -82,7 +82,7 @@ class Predictions:
         )
 
     def factors_us(self) -> Mapping[Pattern, float | None]:
-        """All of them; waits for those that are not made yet."""
+        """The times of all factors; waits for those that are not computed yet."""
         with self._lock:
             for part, future in self._coming:
                 self._known.update(zip(part, future.result(), strict=True))
@@ -90,12 +90,12 @@ class Predictions:
         return self._known
 
     def of_factors(self, chain: Chain) -> tuple[float | None, ...]:
-        """Each factor's time; None if it was not predicted."""
+        """The time of each factor; None if it was not predicted."""
         known = self.factors_us()
         return tuple(known.get(pattern) for pattern in chain)
 
     def of_chain(self, chain: Chain) -> float | None:
-        """A chain's time; None if it was not predicted."""
+        """The time of a chain; None if it was not predicted."""
         times = self.of_factors(chain)
         return None if None in times else sum(us for us in times if us is not None)
 
@@ -105,12 +105,12 @@ class Reference:
     """The reference of one layer size.
 
     Args:
-        space: The search's.
+        space: Of the search.
         predictions: Of all factors.
-        size: Chains to measure, beside the search's own.
+        size: Number of chains to measure, besides the search's own.
         seed: Of the uniform half.
-        others: The candidates that another seed gives; the search's own where they are all.
-        more: Those of further seeds, for where that many are not enough.
+        others: The candidates of another seed; the search's own if they are complete.
+        more: The candidates of further seeds, used if those are not enough.
     """
 
     space: Space
@@ -129,7 +129,7 @@ class Reference:
         size: int,
         seed: int,
     ) -> Reference:
-        """For a request with its batch resolved."""
+        """The reference for a request with its batch resolved."""
         ways = [request, *(replace(request, seed=(seed + n) % SEEDS) for n in range(_SAMPLES))]
         listed = map(build, ways) if pool is None else pool.map(build, ways)
         space, other, *further = listed
@@ -140,7 +140,7 @@ class Reference:
         return cls(space, predictions, size, seed, others, more)
 
     def step_of(self, chain: Chain) -> Step | None:
-        """The step of the ladder that a chain is a candidate of, the smallest if several."""
+        """The smallest step of the ladder that a chain is a candidate of; None without one."""
         return next((step for step in self.space.steps if step.holds(chain.nnz)), None)
 
     @functools.cached_property
@@ -149,17 +149,17 @@ class Reference:
         return tuple(dict.fromkeys([*chains_of(self.space.candidates), *self.others, *self.more]))
 
     def _strata(self, chains: Sequence[Chain]) -> list[list[Chain]]:
-        """Chains by the step that they are of."""
-        found: dict[Step, list[Chain]] = {step: [] for step in self.space.steps}
+        """The chains of each step."""
+        strata: dict[Step, list[Chain]] = {step: [] for step in self.space.steps}
         for chain in chains:
             step = self.step_of(chain)
             if step is not None:
-                found[step].append(chain)
-        return list(found.values())
+                strata[step].append(chain)
+        return list(strata.values())
 
     @functools.cached_property
     def uniform(self) -> list[Chain]:
-        """Of every step as many, drawn uniformly, the steps in turns."""
+        """Uniformly drawn chains, equally many of every step, the steps in turns."""
         rng = random.Random(self.seed)
         each = self.size // 2 // len(self.space.steps)
         drawn = [rng.sample(inside, min(each, len(inside))) for inside in self._strata(self.others)]
@@ -168,7 +168,7 @@ class Reference:
         return list(dict.fromkeys(turns))
 
     def guided(self, measured: Sequence[Measured], count: int) -> list[Chain]:
-        """The next chains of every step that are estimated to be fastest, the steps in turns."""
+        """The chains estimated to be fastest among the remaining ones, the steps in turns."""
         done = {Chain.parse(row.chain) for row in measured}
         estimate = self._estimates(measured)
         ranked = []
@@ -182,10 +182,10 @@ class Reference:
     def _estimates(self, measured: Sequence[Measured]) -> dict[Chain, float]:
         times = factor_times((Chain.parse(row.chain), row.factors_us) for row in measured)
         timed = [(row.latency_us, row.factors_us) for row in measured if row.latency_us is not None]
-        found = estimates(self._all, times, self.predictions.factors_us(), overlaps_us(timed))
-        if not found:  # no cost model, as on a CPU: what moves and multiplies least
+        times_us = estimates(self._all, times, self.predictions.factors_us(), overlaps_us(timed))
+        if not times_us:  # no cost model, as on a CPU: rank by data moved and flops
             return {
                 chain: chain.flops(1) + 8.0 * sum(sum(pattern.shape) for pattern in chain)
                 for chain in self._all
             }
-        return found
+        return times_us

@@ -1,4 +1,4 @@
-"""What was measured, one JSON line each, appended as it comes: a run goes on where one stopped."""
+"""The measurements, one JSON line each, appended at once so that a run can be continued."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ Stage = Literal["search", "uniform", "guided", "final"]
 
 @dataclass(frozen=True)
 class Measured:
-    """A chain that was measured.
+    """The measurement of a chain.
 
     Args:
         dims: INxOUT.
-        budget: Text of the step that it belongs to.
-        stage: "search": a trial of the search in question. Of the reference: "uniform" (drawn
-            uniformly) or "guided" (of what was left, estimated to be fastest). "final": timed in
-            turns with the best of all stages.
+        budget: Text of its step.
+        stage: "search": a trial of the search. Of the reference: "uniform" (drawn uniformly) or
+            "guided" (estimated to be fastest of the remaining chains). "final": timed in turns with
+            the best of all stages.
         chain: The chain's text.
         parameters: Its weights.
-        rho, d_rho: As the search has them.
+        rho, d_rho: As in the search.
         latency_us: Median; None if it failed.
-        p20_us, p80_us: The band.
-        dense_us: The dense layer's median, in turns with it.
-        repeats: Samples.
+        p20_us, p80_us: The 20th and 80th percentile.
+        dense_us: The dense layer's median, timed in turns with it.
+        repeats: Number of samples.
         predicted_us: By the cost model; None without one.
-        factors_us: What the choice of each factor's kernel measured; None where it was not known.
+        factors_us: The time of each factor when its kernel was chosen; None if unknown.
         predicted_factors_us: The cost model's time of each factor.
-        reason: Why it failed, or was given up after its first repeats.
-        seconds: For how long it held the device.
-        device: torch's name of it.
-        after: Of a final: how many chains of the reference had been measured before it.
+        reason: The reason it failed, or was stopped after its first repeats.
+        seconds: Time that it held the device.
+        device: torch's name of the device.
+        after: For a final, the number of the reference's chains measured before it.
     """
 
     dims: str
@@ -62,7 +62,7 @@ class Measured:
 
     @property
     def ratio(self) -> float | None:
-        """Latency over the dense layer's."""
+        """The latency over the dense layer's."""
         if self.latency_us is None or self.dense_us is None:
             return None
         return self.latency_us / self.dense_us
@@ -70,17 +70,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Searched:
-    """A search that ended.
+    """A completed search.
 
     Args:
         dims: INxOUT.
-        chosen: The fastest chain of each step by the step's text; None where there was none.
-        trials: Chains that it measured.
-        device_seconds: For how long it held the device: its trials and its final.
-        seconds: From its start to its report; None if it was stopped in between and went on.
+        chosen: The fastest chain of each step by the step's text; None if there is none.
+        trials: Number of measured chains.
+        device_seconds: Time that its trials and its final held the device.
+        seconds: From its start to its report; None if it was stopped and continued.
         device_name: Such as "NVIDIA H200".
-        versions: Of ksopt and torch, for the record.
-        final_seconds: How much of device_seconds was the final.
+        versions: Of ksopt and torch.
+        final_seconds: The final's part of device_seconds.
     """
 
     dims: str
@@ -95,15 +95,15 @@ class Searched:
 
 @dataclass(frozen=True)
 class TimedWay:
-    """One way of computing a factor, timed when its kernel was chosen: what cost models fit.
+    """One way of computing a factor, timed when its kernel was chosen; cost models fit these.
 
     Args:
-        pattern: The factor's, as text.
+        pattern: Text of the factor's pattern.
         way: A kernel family with its configuration, or one of PyTorch's ways.
         predicted_us: By the cost model; None if it has none for that way.
         us: Measured.
-        chosen: Whether it is the one that chains are run with.
-        device: torch's name of it.
+        chosen: Whether chains run with it.
+        device: torch's name of the device.
     """
 
     pattern: str
@@ -116,11 +116,11 @@ class TimedWay:
 
 @dataclass
 class Book:
-    """All rows of a file.
+    """The rows of a file.
 
     Args:
-        path: The file; made if it is not there.
-        settings: What was measured; a file of other settings is refused.
+        path: The file, created if it does not exist.
+        settings: Of the measurements; a file of other settings is refused.
     """
 
     path: Path
@@ -132,7 +132,7 @@ class Book:
 
     @classmethod
     def open(cls, path: Path, settings: dict[str, Any]) -> Book:
-        """The file's rows.
+        """Open a file for reading and appending.
 
         Raises:
             InvalidInputError: It cannot be used, or holds rows of other settings.
@@ -140,27 +140,27 @@ class Book:
         book = cls(path, settings)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept = path.read_bytes() if path.exists() else b""
-            book._read_all(kept)
-            if not kept:
+            content = path.read_bytes() if path.exists() else b""
+            book._read_all(content)
+            if not content:
                 book._append([{"kind": "settings", **settings}])
-            elif not kept.endswith(b"\n"):
+            elif not content.endswith(b"\n"):
                 with path.open("ab") as file:
-                    file.write(b"\n")  # so that the next row is a line of its own
+                    file.write(b"\n")  # so that the next row starts a line
         except OSError as error:
             raise InvalidInputError(f"out {path}: {error.strerror}") from None
         return book
 
     @classmethod
     def read(cls, path: Path) -> Book:
-        """The rows of a file that is only read, whatever its settings.
+        """Open a file for reading, with any settings.
 
         Raises:
-            InvalidInputError: It cannot be read, or is no such file.
+            InvalidInputError: It cannot be read, or has no settings.
         """
         try:
-            kept = path.read_bytes()
-            first = json.loads(kept.split(b"\n", 1)[0])
+            content = path.read_bytes()
+            first = json.loads(content.split(b"\n", 1)[0])
             if not isinstance(first, dict) or first.pop("kind", None) != "settings":
                 raise ValueError
         except OSError as error:
@@ -171,11 +171,11 @@ class Book:
                 "python docs/experiments/search_regret.py --out writes"
             ) from None
         book = cls(path, first)
-        book._read_all(kept)
+        book._read_all(content)
         return book
 
-    def _read_all(self, kept: bytes) -> None:
-        for line in kept.decode(errors="replace").splitlines():
+    def _read_all(self, content: bytes) -> None:
+        for line in content.decode(errors="replace").splitlines():
             self._read(line)
 
     def _read(self, line: str) -> None:
@@ -183,7 +183,7 @@ class Book:
             row = json.loads(line)
             kind = row.pop("kind")
         except (ValueError, KeyError, AttributeError):
-            return  # cut off when the process was killed: it is measured again
+            return  # cut off when the process was killed; it is measured again
         if kind == "settings" and row != self.settings:
             other = ", ".join(
                 f"{name} {row.get(name)} there and {value} here"
@@ -207,7 +207,7 @@ class Book:
         searched: Searched | None = None,
         ways: Iterable[TimedWay] = (),
     ) -> None:
-        """Keep rows, and the search that they belong to: all of them, or none if it is killed."""
+        """Append rows, and the search that they belong to, in one write."""
         with self._lock:
             rows, ways = list(rows), list(ways)
             written: list[dict[str, Any]] = [{"kind": "way", **asdict(one)} for one in ways]
@@ -222,20 +222,20 @@ class Book:
                 self.searched[searched.dims] = searched
 
     def of(self, dims: str, *stages: Stage) -> list[Measured]:
-        """Rows of some stages of one size."""
+        """The rows of some stages of one size."""
         return [row for row in self.measured if row.dims == dims and row.stage in stages]
 
     def reference(self, dims: str) -> list[Measured]:
-        """Rows of the reference of one size."""
+        """The rows of the reference of one size."""
         return self.of(dims, "uniform", "guided")
 
     def final(self, dims: str) -> list[Measured]:
-        """Rows of the last final of one size: one that was held early is held again later."""
+        """The rows of the last final of one size; an early final is repeated later."""
         rows = self.of(dims, "final")
         last = max((row.after for row in rows), default=0)
         return [row for row in rows if row.after == last]
 
     def _append(self, values: Iterable[dict[str, Any]]) -> None:
         text = "".join(json.dumps(value) + "\n" for value in values)
-        with self.path.open("ab", buffering=0) as file:  # in one call, which nothing cuts in two
+        with self.path.open("ab", buffering=0) as file:  # one call, which cannot be cut in two
             file.write(text.encode())

@@ -1,10 +1,10 @@
-"""What each device does next: all searches, then one size after the other its reference and final.
+"""The order of work: all searches, then the reference and the final of each size in turn.
 
-So whenever a run is cut off, as many sizes as possible are complete. Devices take different sizes
-as long as there are any, then chunks of the same size's reference. Times of different devices of
-one host are compared by their ratio to the dense layer timed beside them; the verdict rests on a
-final, in one process on one device. When time runs out, the sizes that are not complete have an
-early final, of what was measured until then; it is held again when there is more.
+So as many sizes as possible are complete whenever a run is cut off. Devices take different sizes
+while there are any, then chunks of the same size's reference. Times of different devices of one
+host are compared by their ratio to the dense layer timed beside them; the verdict rests on a final,
+in one process on one device. When time runs out, incomplete sizes have an early final of the
+measurements so far, which is repeated when there are more.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from regret.rows import Book, Measured, Searched, Stage, TimedWay
 CHUNK = 24
 """Chains that a device measures between two answers."""
 FINALISTS = 3
-"""Chains of each step, beside the recommended one, that the final times."""
+"""The number of chains of each step, besides the recommended one, in the final."""
 
 FINAL_S = 20.0
-"""About how long a final takes, with the choice of its kernels: for so long time is kept free."""
+"""The approximate time of a final with the choice of its kernels, reserved at the end."""
 
 Kind = Literal["search", "chains", "final"]
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Something that a device is to do.
+    """A unit of work for a device.
 
     Args:
-        kind: What.
-        dims: Of which size.
-        chains: Which; empty for a search.
+        kind: Of the work.
+        dims: The size of the layer.
+        chains: The chains to measure; empty for a search.
         stage: Of the reference.
         seed: Of inputs and weights.
     """
@@ -53,14 +53,14 @@ class Unit:
 
 @dataclass
 class Schedule:
-    """Hands out units to the devices' threads, and keeps what they find.
+    """Assigns units to the devices' threads, and stores their results.
 
     Args:
-        book: What was measured.
-        requests: The search of each size, with batch resolved; what comes first is done first.
+        book: The measurements.
+        requests: The search of each size, with batch resolved, in order.
         references: Of each size.
-        times: A reference goes on until it has held the device for so many times as long as its
-            search did, or the space has no more chains.
+        times: A reference continues until it has held the device this many times as long as its
+            search, or the space has no more chains.
     """
 
     book: Book
@@ -68,7 +68,7 @@ class Schedule:
     references: Mapping[str, Reference]
     times: float = 0.0
     _taken: set[Unit] = field(default_factory=set)
-    _given: dict[str, set[Chain]] = field(default_factory=dict)
+    _assigned: dict[str, set[Chain]] = field(default_factory=dict)
     _failed: set[tuple[Kind, str]] = field(default_factory=set)
     _at: dict[str, str] = field(default_factory=dict)  # the size that each device works on
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -76,7 +76,7 @@ class Schedule:
     _ending: bool = False
 
     def next(self, device: str = "") -> Unit | None:
-        """What a device does now; waits for what it depends on. None when all is done, or ended."""
+        """The next unit of a device; waits for its prerequisites. None when all work has ended."""
         with self._changed:
             while not self._stopped:
                 unit = self._ready(device)
@@ -84,7 +84,7 @@ class Schedule:
                     self._taken.add(unit)
                     if unit.kind != "search":
                         self._at[device] = unit.dims
-                    self._given.setdefault(unit.dims, set()).update(
+                    self._assigned.setdefault(unit.dims, set()).update(
                         unit.chains if unit.kind == "chains" else ()
                     )
                     return unit
@@ -94,24 +94,24 @@ class Schedule:
             return None
 
     def soon(self, unit: Unit) -> tuple[Chain, ...]:
-        """Chains that are likely to come after a unit, to be compiled meanwhile."""
+        """The chains that are likely to follow a unit, to compile ahead."""
         with self._changed:
             return () if unit.kind != "chains" else self._chunk(unit.dims, 2 * CHUNK)[0]
 
     def stop(self) -> None:
-        """Hand out nothing more."""
+        """Assign no further units."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def end_early(self) -> None:
-        """Begin no search and no chains any more, only finals of what there is."""
+        """Start no further search or chains, only finals of the measurements so far."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
 
     def finals_take_s(self, devices: int) -> float:
-        """About how long so many devices need for the finals that are not held yet."""
+        """The approximate time that ``devices`` devices need for the remaining finals."""
         with self._changed:
             left = sum(
                 bool(self.book.reference(dims)) and self._is_due(dims) for dims in self.requests
@@ -119,27 +119,27 @@ class Schedule:
             return ceil(left / devices) * FINAL_S
 
     def give_back(self, unit: Unit) -> None:
-        """A unit ended before its time: what is left of it comes again."""
+        """Return a unit that ended early; its remaining work is assigned again."""
         with self._changed:
             self._taken.discard(unit)
-            self._given.get(unit.dims, set()).difference_update(unit.chains)
+            self._assigned.get(unit.dims, set()).difference_update(unit.chains)
             self._changed.notify_all()
 
     def failed(self, unit: Unit) -> None:
-        """A unit failed: it comes again in the next run, not in this one."""
+        """Record a failed unit; it is repeated in the next run, not in this one."""
         with self._changed:
             self._taken.discard(unit)
-            if unit.kind != "chains":  # chains that were given out are not given again
+            if unit.kind != "chains":  # assigned chains are not assigned again
                 self._failed.add((unit.kind, unit.dims))
             self._changed.notify_all()
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing is handed out any more."""
+        """Whether no further units are assigned."""
         return self._stopped
 
-    def keep(self, rows: Iterable[Measured], ways: Iterable[TimedWay] = ()) -> None:
-        """Keep some of what comes of a unit that is under way."""
+    def store(self, rows: Iterable[Measured], ways: Iterable[TimedWay] = ()) -> None:
+        """Store partial results of a running unit."""
         with self._changed:
             self.book.add(rows, ways=ways)
 
@@ -147,23 +147,23 @@ class Schedule:
         self,
         unit: Unit,
         rows: Iterable[Measured] = (),
-        found: Searched | None = None,
+        searched: Searched | None = None,
         ways: Iterable[TimedWay] = (),
     ) -> None:
-        """Keep what came of a unit that has ended."""
+        """Store the results of a unit that has ended."""
         with self._changed:
-            self.book.add(rows, found, ways)
+            self.book.add(rows, searched, ways)
             self._taken.discard(unit)
             self._changed.notify_all()
 
     def row(self, dims: str, stage: Stage, values: Mapping[str, Any]) -> Measured | None:
-        """What a device says of a chain, with what is known of it; None outside of all steps."""
+        """The row of a device's answer for a chain; None if it is outside of all steps."""
         reference, chain = self.references[dims], Chain.parse(values["chain"])
         step = reference.step_of(chain)
         if step is None:
             return None
         rho, d_rho = priors.rhos(chain)
-        given = {**values, "factors_us": tuple(values.get("factors_us", ()))}
+        fields = {**values, "factors_us": tuple(values.get("factors_us", ()))}
         return Measured(
             dims=dims,
             budget=step.budget.text,
@@ -173,7 +173,7 @@ class Schedule:
             d_rho=d_rho,
             predicted_us=reference.predictions.of_chain(chain),
             predicted_factors_us=reference.predictions.of_factors(chain),
-            **given,
+            **fields,
         )
 
     def _ready(self, device: str) -> Unit | None:
@@ -185,8 +185,8 @@ class Schedule:
         for dims in self._order(device):
             chains, stage = self._chunk(dims, CHUNK)
             if chains and not self._ending:
-                given = len(self._given.get(dims, ()))
-                seed = given + len(self.book.reference(dims))
+                assigned = len(self._assigned.get(dims, ()))
+                seed = assigned + len(self.book.reference(dims))
                 return Unit("chains", dims, chains, stage, seed)
             pending = any(unit.dims == dims for unit in self._taken)
             if not pending and self._is_due(dims):
@@ -196,14 +196,14 @@ class Schedule:
         return None
 
     def _order(self, device: str) -> list[str]:
-        """Sizes that were searched: the device's own, then those where no other device is."""
+        """The searched sizes: the device's own first, then those without another device."""
         own = self._at.get(device)
         others = {dims for other, dims in self._at.items() if other != device}
         searched = [dims for dims in self.requests if dims in self.book.searched]
         return sorted(searched, key=lambda dims: (dims != own, dims in others))
 
     def _is_due(self, dims: str) -> bool:
-        """Whether a final would say what the last one did not."""
+        """Whether a final would add to the last one."""
         if ("final", dims) in self._failed:
             return False
         measured, held = len(self.book.reference(dims)), self.book.final(dims)
@@ -212,21 +212,21 @@ class Schedule:
     def _chunk(self, dims: str, count: int) -> tuple[tuple[Chain, ...], Stage]:
         reference = self.references[dims]
         rows = self.book.of(dims, "search", "uniform", "guided")
-        done = {Chain.parse(row.chain) for row in rows} | self._given.get(dims, set())
+        done = {Chain.parse(row.chain) for row in rows} | self._assigned.get(dims, set())
         uniform = [chain for chain in reference.uniform if chain not in done]
         if uniform:
             return tuple(uniform[:count]), "uniform"
         left = self._left(dims)
         if left <= 0:
             return (), "guided"
-        following = reference.guided(rows, count + len(self._given.get(dims, ())))
+        following = reference.guided(rows, count + len(self._assigned.get(dims, ())))
         chosen = [chain for chain in following if chain not in done]
         return tuple(chosen[: min(count, left)]), "guided"
 
     def _left(self, dims: str) -> int:
-        """Chains that the guided half still needs: for its size, and to take as long as it has to.
+        """The number of chains that the guided half still needs, by its size and by its time.
 
-        Those under way count as measured, at what a chain has taken until now.
+        Running chains count as measured, at the mean time of a chain so far.
         """
         reference, rows = self.references[dims], self.book.reference(dims)
         known = {row.chain for row in rows}
@@ -247,7 +247,7 @@ class Schedule:
         return max(left, ceil(short_s / (held / len(rows))) - coming)
 
     def finalists(self, dims: str) -> list[Chain]:
-        """The search's answers, and the best of each step in all that was measured."""
+        """The search's answers, and the best measured chains of each step."""
         chosen = [Chain.parse(text) for text in self.book.searched[dims].chosen.values() if text]
         rows = self.book.of(dims, "search", "uniform", "guided")
         for step in self.references[dims].space.steps:

@@ -1,4 +1,4 @@
-"""What the rows come to: regret, shares of device time, rank correlations; as CSV and markdown."""
+"""The results: regret, shares of device time, rank correlations; as CSV and markdown."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ksopt.system.atomic_files import write_whole
 from regret.rows import Book, Measured, Stage
 
 CLOSE = 0.03
-"""A regret that counts as none: what the searches are held to."""
+"""The largest regret that counts as none: the goal of the searches."""
 CHEAP = 0.10
-"""The share of its reference's device time that a search is held to."""
+"""The goal for a search's share of its reference's device time."""
 RANKED = 0.9
-"""The rank correlation that the cost model is held to."""
+"""The goal for the cost model's rank correlation."""
 _FEWEST_RANKED = 5
 _SEVERAL = ("factors_us", "predicted_factors_us")
 _REFERENCE: tuple[Stage, ...] = ("uniform", "guided")
@@ -29,26 +29,26 @@ _REFERENCE: tuple[Stage, ...] = ("uniform", "guided")
 
 @dataclass(frozen=True)
 class Cell:
-    """One size and budget.
+    """The result of one size and budget.
 
     Args:
-        dims, budget: Which.
+        dims, budget: The size and the budget.
         recommended: The search's fastest chain.
         recommended_us: Its time in the final; None until there is one.
-        best: The fastest chain of the final, whoever found it.
+        best: The fastest chain of the final, of any stage.
         best_us: Its time.
-        best_from: Stage that found it: "search", "uniform" or "guided".
+        best_from: The stage of the best chain: "search", "uniform" or "guided".
         regret: recommended_us / best_us - 1.
-        within_noise: Whether the two were not told apart (each median in the other's band).
+        within_noise: Whether the two are indistinguishable (each median in the other's band).
         dense_us: The dense layer's time in the final.
-        searched: Chains of the budget that the search measured.
-        reference: Chains that the reference measured.
+        searched: Number of the budget's chains that the search measured.
+        reference: Number of chains that the reference measured.
         spearman_predicted: Spearman's coefficient of the cost model's prediction with the measured
             latency, over the reference's uniform half.
-        spearman_rho: The same of rho; an ideal heuristic, large where a chain is fast, has -1.
-        ranked: Chains that both are over.
-        spearman_factors: The same of the sum of the factors' own measured times: what a perfect
-            model of the factors, and a sum, could reach.
+        spearman_rho: The coefficient of rho; an ideal heuristic, large for fast chains, has -1.
+        ranked: Number of chains in both coefficients.
+        spearman_factors: The coefficient of the sum of the factors' own measured times: the limit
+            for a sum over a perfect model of the factors.
     """
 
     dims: str
@@ -71,16 +71,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a size's search and reference cost.
+    """The cost of a size's search and reference.
 
     Args:
-        dims: Which.
-        search_seconds: For how long the search's trials and final held the device.
-        reference_seconds: For how long the reference's chains and its last final did.
+        dims: The size.
+        search_seconds: Time that the search's trials and final held the device.
+        reference_seconds: Time that the reference's chains and its last final held the device.
         share: search_seconds over reference_seconds; None without a reference.
-        search_chains, reference_chains: How many each measured.
-        until_report_s: From the search's start to its report; None if it went on after a stop.
-        final_seconds: How much of search_seconds was the search's final.
+        search_chains, reference_chains: Number of chains that each measured.
+        until_report_s: From the search's start to its report; None if it was stopped in between.
+        final_seconds: The final's part of search_seconds.
     """
 
     dims: str
@@ -94,21 +94,21 @@ class Cost:
 
 
 def cells(book: Book) -> list[Cell]:
-    """Every size and budget that was searched."""
+    """The results of every searched size and budget."""
     return [
         _cell(book, dims, budget)
-        for dims, found in book.searched.items()
-        for budget in found.chosen
+        for dims, search in book.searched.items()
+        for budget in search.chosen
     ]
 
 
 def costs(book: Book) -> list[Cost]:
-    """Every size that was searched."""
-    found = []
+    """The costs of every searched size."""
+    result = []
     for dims, search in book.searched.items():
         rows = book.reference(dims)
         seconds = sum(row.seconds for row in [*rows, *book.final(dims)])
-        found.append(
+        result.append(
             Cost(
                 dims,
                 search.device_seconds,
@@ -120,7 +120,7 @@ def costs(book: Book) -> list[Cost]:
                 search.final_seconds,
             )
         )
-    return found
+    return result
 
 
 def _cell(book: Book, dims: str, budget: str) -> Cell:
@@ -173,7 +173,7 @@ def _sum_of_factors(row: Measured) -> float | None:
 
 
 def _is_faster(this: Measured, other: Measured) -> bool:
-    """As `ksopt.measure.timing.compare` tells two measurements apart."""
+    """Whether a measurement is faster beyond noise, as in `ksopt.measure.timing.compare`."""
     if this.latency_us is None or this.p80_us is None:
         return False
     if other.latency_us is None or other.p20_us is None:
@@ -182,7 +182,7 @@ def _is_faster(this: Measured, other: Measured) -> bool:
 
 
 def spearman(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
-    """Rank correlation of pairs; None for fewer than five, or where one side is all alike.
+    """The rank correlation of pairs; None for fewer than five, or if one side is constant.
 
     Example:
         >>> spearman([(1, 10), (2, 20), (3, 30), (4, 40), (5, 35)])
@@ -192,8 +192,8 @@ def spearman(pairs: Sequence[tuple[float | None, float | None]]) -> float | None
     if len(known) < _FEWEST_RANKED:
         return None
     ranks = pd.DataFrame(known, columns=["predicted", "measured"]).rank()
-    found = float(ranks["predicted"].corr(ranks["measured"]))
-    return round(found, 12) if found == found else None
+    coefficient = float(ranks["predicted"].corr(ranks["measured"]))
+    return round(coefficient, 12) if coefficient == coefficient else None
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Ranking:
         predicted: Of the cost model.
         factors: Of the sum of the factors' own measured times.
         rho: Of the heuristic.
-        chains: How many of the uniform half they are over.
+        chains: Number of chains of the uniform half.
     """
 
     predicted: float | None
@@ -214,7 +214,7 @@ class Ranking:
 
 
 def overall(book: Book, dims: str) -> Ranking:
-    """How well chains of a size are ranked, whatever their budget."""
+    """The rank correlations over the chains of a size, of all budgets."""
     rows = [row for row in book.of(dims, "uniform") if row.ratio is not None]
     return Ranking(
         spearman([(row.predicted_us, row.ratio) for row in rows]),
@@ -225,7 +225,7 @@ def overall(book: Book, dims: str) -> Ranking:
 
 
 def write(book: Book) -> list[Path]:
-    """Write the tables beside the book; their paths."""
+    """Write the tables beside the book, and return their paths."""
     stem = book.path.with_suffix("")
     texts = {
         stem.with_name(f"{stem.name}-cells.csv"): _csv([asdict(cell) for cell in cells(book)]),
@@ -245,7 +245,7 @@ def write(book: Book) -> list[Path]:
 
 
 def markdown(book: Book) -> str:
-    """What it comes to in sentences, and the tables, for docs/searching.md."""
+    """The summary in sentences, and the tables, for docs/searching.md."""
     rows = [
         [
             cell.dims,
@@ -288,14 +288,14 @@ def markdown(book: Book) -> str:
 
 
 def sentences(book: Book) -> list[str]:
-    """What it comes to; what is not finished is said to be so."""
+    """The summary in sentences, which name unfinished parts."""
     known = cells(book)
     judged = [(cell.regret, cell) for cell in known if cell.regret is not None]
-    found = []
+    lines = []
     if judged:
         near = sum(regret <= CLOSE for regret, _ in judged)
         _, where = max(judged, key=lambda pair: pair[0])
-        found.append(
+        lines.append(
             f"In {near} of {len(judged)} cases the recommended chain is within "
             f"{100 * CLOSE:.0f}% of the best chain of search and reference, timed in turns; the "
             f"largest regret is {_regret(where)}, for {where.dims} at {where.budget}."
@@ -304,14 +304,14 @@ def sentences(book: Book) -> list[str]:
     waiting = list(dict.fromkeys(c.dims for c in known if c.regret is None and c not in none))
     if none:
         cases = ", ".join(f"{cell.dims} at {cell.budget}" for cell in none)
-        found.append(f"No chain was recommended for {cases}.")
+        lines.append(f"No chain was recommended for {cases}.")
     if waiting:
-        found.append(f"Of {', '.join(waiting)} the final is still to come.")
+        lines.append(f"Of {', '.join(waiting)} the final is still to come.")
     shares = [(c.share, c.dims) for c in costs(book) if c.share is not None]
     if shares:
         near = sum(share <= CHEAP for share, _ in shares)
         share, dearest = max(shares)
-        found.append(
+        lines.append(
             f"For {near} of {len(shares)} sizes the search held the device for at most "
             f"{100 * CHEAP:.0f}% of the time that the reference, chains and final, held it for; "
             f"the largest share is {phrases.percent(share)}, for {dearest}."
@@ -321,7 +321,7 @@ def sentences(book: Book) -> list[str]:
     if known_ranks:
         near = sum(rank >= RANKED for rank, _ in known_ranks)
         least, worst = min(known_ranks)
-        found.append(
+        lines.append(
             f"For {near} of {len(known_ranks)} sizes Spearman's coefficient of the cost model "
             f"with the measured latency, over chains drawn uniformly, is at least {RANKED}; the "
             f"least is {least:+.2f}, for {worst}."
@@ -332,7 +332,7 @@ def sentences(book: Book) -> list[str]:
     ):
         ranks = [value for value in values if value is not None]
         if ranks:
-            found.append(
+            lines.append(
                 f"That {name} is {min(ranks):+.2f} to {max(ranks):+.2f} over the sizes."
                 if known_ranks
                 else f"Spearman's coefficient {name} with the measured latency is "
@@ -340,10 +340,10 @@ def sentences(book: Book) -> list[str]:
             )
     early = [dims for dims in book.searched if _is_early(book, dims)]
     if early:
-        found.append(
+        lines.append(
             f"The reference of {', '.join(early)} has grown since its final, which was held early."
         )
-    return found
+    return lines
 
 
 def _is_early(book: Book, dims: str) -> bool:
@@ -356,7 +356,7 @@ def _csv(rows: list[dict[str, object]]) -> str:
 
 
 def _joined(values: Sequence[float | None]) -> str:
-    """Of several factors, left to right, in one cell."""
+    """The values of several factors, left to right, in one cell."""
     return ";".join("" if value is None else f"{value:g}" for value in values)
 
 

@@ -1,8 +1,8 @@
-"""One process on one device, which does what it is told.
+"""A process on one device that runs the tasks of its parent.
 
-It reads one JSON document a line from stdin and answers each with one on stdout: a search, some
-chains of the reference (each said in a line of its own before the answer), or a final. It ends when
-stdin does, and by itself where the device has failed: another process can go on there.
+It reads one JSON document per line from stdin and answers each with one on stdout: a search, some
+chains of the reference (each reported in a separate line before the answer), or a final. It ends
+when stdin does, and by itself if the device has failed: another process can continue there.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _HOPELESS = 3.0
 
 
 class Bench:
-    """What a device is asked.
+    """The tasks of a device.
 
     Args:
-        device: torch's name of it.
+        device: torch's name.
     """
 
     def __init__(self, device: str) -> None:
         self.device = devices.resolve(device)
         self._compilers = Compilers(Target.of(self.device))
         self._spare = Spare.of(self.device)
-        self._told: set[Pattern] = set()  # those whose ways were told
+        self._reported: set[Pattern] = set()  # patterns whose ways were reported
 
     def hello(self) -> dict[str, Any]:
-        """Which device it is, and what its cost model has to know."""
+        """The device's name, and the parameters of its cost model."""
         target = Target.of(self.device)
         return {
             "device": devices.record(self.device).name,
@@ -56,12 +56,14 @@ class Bench:
         }
 
     def search(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """A search as its user makes it, in a folder of its own: one that was cut off goes on."""
-        found = run_search(SearchRequest.of_layer(self._request(task)))
-        if found.stopped is not None:
-            return {"stopped": found.stopped}
-        (result,) = found.layers
-        trials = [trial for trial in result.trials if trial.state != "lost"]  # they were redone
+        """Run a search as a user would, in a separate folder; an earlier one is continued."""
+        searched = run_search(SearchRequest.of_layer(self._request(task)))
+        if searched.stopped is not None:
+            return {"stopped": searched.stopped}
+        (result,) = searched.layers
+        trials = [
+            trial for trial in result.trials if trial.state != "lost"
+        ]  # lost ones were redone
         held = sum(trial.seconds or 0.0 for trial in trials)
         return {
             "chosen": {
@@ -77,7 +79,7 @@ class Bench:
             ),
             "device_seconds": held + (result.final_seconds or 0.0),
             "final_seconds": result.final_seconds,
-            "seconds": found.seconds if result.run == 1 else None,
+            "seconds": searched.seconds if result.run == 1 else None,
             "device_name": result.device.name,
             "versions": {"ksopt": result.device.ksopt, "torch": result.device.torch},
         }
@@ -85,9 +87,9 @@ class Bench:
     def chains(
         self, task: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]
     ) -> dict[str, Any]:
-        """Some chains, each in turns with the dense layer; ``next`` are compiled meanwhile.
+        """Measure chains, each in turns with the dense layer; compile ``next`` meanwhile.
 
-        Each is told as soon as it is measured: a process that is killed loses one at most.
+        Each is reported at once, so that a killed process loses one at most.
         """
         request = self._request(task)
         chains = [Chain.parse(text) for text in task["chains"]]
@@ -105,12 +107,12 @@ class Bench:
         return {"measured": len(chains)}
 
     def final(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Chains against each other and dense in turns, in a process that did nothing else."""
+        """Time chains and the dense layer in turns, in a process that did nothing else."""
         chains = [Chain.parse(text) for text in task["chains"]]
-        found = finals.final(self._request(task), self.device, chains, self._spare)
+        times = finals.final(self._request(task), self.device, chains, self._spare)
         self._spare.close()
         self._spare = Spare.of(self.device)
-        return {"times": {name: asdict(one) for name, one in found.items()}}
+        return {"times": {name: asdict(one) for name, one in times.items()}}
 
     def _request(self, task: Mapping[str, Any]) -> LayerRequest:
         return LayerRequest.from_json({**task["request"], "device": str(self.device)})
@@ -119,31 +121,31 @@ class Bench:
         row: dict[str, Any] = {"chain": str(chain), "device": str(self.device)}
         try:
             with device_locks.device(self.device):
-                found = objective.measure(chain, _HOPELESS)
+                outcome = objective.measure(chain, _HOPELESS)
         except (KsoptError, RuntimeError) as error:
             return {**row, "reason": f"{type(error).__name__}: {error}".splitlines()[0]}
-        given_up = found.latency.given_up
+        stopped_early = outcome.latency.given_up
         return {
             **row,
-            "latency_us": found.latency.median_us,
-            "p20_us": found.latency.p20_us,
-            "p80_us": found.latency.p80_us,
-            "dense_us": found.dense.median_us,
-            "repeats": found.latency.repeats,
-            "factors_us": found.factors_us,
-            "reason": "given up after its first repeats" if given_up else None,
-            "seconds": found.seconds,
+            "latency_us": outcome.latency.median_us,
+            "p20_us": outcome.latency.p20_us,
+            "p80_us": outcome.latency.p80_us,
+            "dense_us": outcome.dense.median_us,
+            "repeats": outcome.latency.repeats,
+            "factors_us": outcome.factors_us,
+            "reason": "given up after its first repeats" if stopped_early else None,
+            "seconds": outcome.seconds,
         }
 
     def _ways(self, objective: Objective, chains: Iterable[Chain]) -> list[dict[str, Any]]:
-        """What was timed when the kernels of factors were chosen, each factor's once."""
-        found = []
+        """The timings of the choice of the factors' kernels, once per factor."""
+        ways = []
         for chain in chains:
             for pattern, record in zip(chain, objective.choices(chain), strict=False):
-                if record is None or pattern in self._told:
+                if record is None or pattern in self._reported:
                     continue
-                self._told.add(pattern)
-                found += [
+                self._reported.add(pattern)
+                ways += [
                     {
                         "pattern": str(pattern),
                         "way": timed.label,
@@ -154,7 +156,7 @@ class Bench:
                     }
                     for place, timed in enumerate(record.timed)
                 ]
-        return found
+        return ways
 
 
 def _trial_row(trial: Any, device: str) -> dict[str, Any]:
@@ -173,14 +175,14 @@ def _trial_row(trial: Any, device: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Answer what stdin asks, until it ends."""
+    """Run the tasks from stdin until it ends."""
     say = worker_process.answers()
     first = worker_process.first_task()
     if first is None:
         return 0  # the parent has ended
-    asked = worker_process.listen()  # and end with the parent from now on
+    queue = worker_process.listen()  # this process now ends with its parent
     if first["cores"] and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, first["cores"])  # its compilers' too: each device has its share
+        os.sched_setaffinity(0, first["cores"])  # inherited by its compilers: each device's share
     if first["device"].startswith("cuda"):
         torch.cuda.set_device(first["device"])
     Path(first["folder"]).mkdir(parents=True, exist_ok=True)
@@ -192,7 +194,7 @@ def main() -> int:
     }
     say(bench.hello())
     while True:
-        task = asked.get()
+        task = queue.get()
         try:
             say(tasks[task["task"]](task))
         except device_health.DeviceLostError as error:

@@ -1,1 +1,1 @@
-"""Chains and their rivals at the same budget, in the place of a trained network's layers."""
+"""Chains and their rivals at the same budget, in place of a trained network's layers."""

@@ -1,4 +1,4 @@
-"""Which operator of a structure stands for it at a budget."""
+"""The choice of the operator that represents a structure at a budget."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.space.space import build
 
 MOST_FITTED = 16
-"""Of the operators with the most weights, so many are fitted."""
+"""The number of operators, those with the most weights, that are fitted."""
 
 
 def chosen(structure: str, budget: str, dims: Dims, matrix: Tensor) -> StructuredOperator | None:
-    """Of the operators with the most weights within a budget the one that is nearest to a matrix.
+    """The operator nearest to a matrix among those with the most weights within a budget.
 
-    A device that does not run it is no matter here. None where no operator has so few weights.
+    It may be one that the device does not run. None if no operator is within the budget.
     """
     most = Budget.parse(budget, dims).parameters
     inside = [one for one in _candidates(structure, budget, dims) if one.nnz <= most]
@@ -33,7 +33,7 @@ def _candidates(structure: str, budget: str, dims: Dims) -> list[StructuredOpera
         sizes = (dims.in_features, dims.out_features)
         return list(registry.structure_of(structure).candidates(*sizes))
     try:
-        # Two factors: what a search recommends most, and what is fitted in closed form.
+        # Two factors: most common in recommendations, and fitted in closed form.
         space = build(LayerRequest(dims, budgets=(budget,), max_factors=2, device="cpu"))
     except InvalidInputError:
         return []

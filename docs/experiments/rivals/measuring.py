@@ -1,4 +1,4 @@
-"""A row of the table: an operator's speed, its fit, and what the network learns with it."""
+"""The measurement of a row: an operator's speed, its fit, and the network's training with it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from recipes.training import learn
 from rivals.network import Sizes, converted
 from rivals.rows import DENSE, Row, Speed
 
-_SWEEP_SEED = 1000  # of the batches that choose a rate; those of the results have 0, 1, ...
+_SWEEP_SEED = 1000  # of the sweep's batches; the results' batches have 0, 1, ...
 
 
 @dataclass(frozen=True)
 class _Tuned:
-    """How well a network did before a training, and how it ended."""
+    """The accuracy of a network before a training, and its final loss and accuracy."""
 
     accuracy_before: float
     loss: float
@@ -34,19 +34,19 @@ class _Tuned:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all rows have in common.
+    """The settings of all rows.
 
     Args:
-        task: What is learnt.
+        task: The task.
         dense: The trained network.
         sizes: Its layers that are replaced.
-        device: Where.
-        dtype: Of the products that are timed.
+        device: Of the network.
+        dtype: Of the timed products.
         steps: Of a fine-tuning.
         rates: Learning rates to choose from.
         seeds: Fine-tunings of each row.
         commit: Of ksopt.
-        told: Told of each training.
+        report: Called with a line about each training.
     """
 
     task: Task
@@ -58,12 +58,12 @@ class Bench:
     rates: Sequence[float]
     seeds: int
     commit: str | None
-    told: Callable[[str], None]
+    report: Callable[[str], None]
 
     def row(
         self, structure: str, budget: str, operators: Mapping[Dims, StructuredOperator] | None
     ) -> Row:
-        """Of operators for every size; of the dense network, trained on, for None."""
+        """The row of operators for every size, or of the further trained dense network for None."""
         speeds = tuple(
             self._speed(dims, len(names), None if operators is None else operators[dims])
             for dims, names in self.sizes.names.items()
@@ -74,11 +74,11 @@ class Bench:
         sweep = {lr: self._tuned(model, _SWEEP_SEED, half, lr) for lr in self.rates}
         lr = min(sweep, key=lambda rate: sweep[rate].loss)
         before = sweep[lr].accuracy_before
-        self.told(f"{name}: error of the fit {error:.3f}, accuracy {before:.3f}")
+        self.report(f"{name}: error of the fit {error:.3f}, accuracy {before:.3f}")
         ends = []
         for seed in range(self.seeds):
             ends.append(self._tuned(model, seed, self.steps, lr))
-            self.told(f"{name}: lr {lr:g}, seed {seed}: accuracy {ends[-1].accuracy:.3f}")
+            self.report(f"{name}: lr {lr:g}, seed {seed}: accuracy {ends[-1].accuracy:.3f}")
         return Row(
             structure,
             budget,
@@ -92,7 +92,7 @@ class Bench:
         )
 
     def _tuned(self, model: nn.Module, seed: int, steps: int, lr: float) -> _Tuned:
-        """What a copy of a network learns."""
+        """Train a copy of a network."""
         model = copy.deepcopy(model)
         run = learn(self.task, model, model.parameters(), seed, steps, lr, self.device)
         begin, end = run.points[0], run.points[-1]

@@ -1,4 +1,4 @@
-"""A trained network, and operators in the place of its large layers."""
+"""A trained network, and the replacement of its large layers by operators."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from recipes.tasks import Task
 
 
 class LargeLinear(nn.Linear):
-    """A layer that an operator may replace: those that the task's networks are handed."""
+    """A layer that an operator may replace, created by the factory of the task's networks."""
 
 
 class ReferenceLinear(StructuredLinear):
-    """A layer that computes its operator's reference, in the place of kernels of other devices.
+    """A layer that computes its operator's reference, in place of kernels of other devices.
 
-    What it rounds or leaves out is the same, so that the network learns the same.
+    It rounds and omits the same values, so that the network learns the same.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,18 +47,18 @@ class Sizes:
 
 
 def new_network(task: Task) -> nn.Module:
-    """The network whose large layers are dense, and as wide as with chains."""
+    """The network with dense large layers, of the width of the network with chains."""
     return task.build(task.sizes["chains"], LargeLinear)
 
 
 def sizes_of(task: Task, model: nn.Module) -> Sizes:
-    """Which layers of a network may be replaced, and how many rows they see."""
-    found: dict[Dims, list[str]] = {}
+    """The layers of a network that may be replaced, and the rows of their input."""
+    names_of: dict[Dims, list[str]] = {}
     rows: set[int] = set()
     hooks = []
     for name, layer in model.named_modules():
         if isinstance(layer, LargeLinear):
-            found.setdefault(Dims(layer.in_features, layer.out_features), []).append(name)
+            names_of.setdefault(Dims(layer.in_features, layer.out_features), []).append(name)
             hooks.append(layer.register_forward_hook(lambda _, x, y: rows.add(y[..., 0].numel())))
     x, _ = task.draw(torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -66,13 +66,13 @@ def sizes_of(task: Task, model: nn.Module) -> Sizes:
     for hook in hooks:
         hook.remove()
     (seen,) = rows  # all layers of these networks see every token
-    return Sizes({dims: tuple(names) for dims, names in found.items()}, seen)
+    return Sizes({dims: tuple(names) for dims, names in names_of.items()}, seen)
 
 
 def converted(
     dense: nn.Module, operators: Mapping[Dims, StructuredOperator]
 ) -> tuple[nn.Module, float]:
-    """A copy with operators fitted to its large layers, and the error of all fits together."""
+    """A copy with operators fitted to its large layers, and the total error of the fits."""
     model = copy.deepcopy(dense)
     missed = whole = 0.0
     for name, layer in list(model.named_modules()):
@@ -81,7 +81,7 @@ def converted(
         operator = operators[Dims(layer.in_features, layer.out_features)]
         matrix = layer.weight.detach()
         fit = operator.nearest(matrix)
-        # The parameters are in float32: what only runs in 16 bit is refused on every device.
+        # The parameters are in float32: operators of 16 bit are refused on every device.
         runs = operator.refusal(str(matrix.device), "float32") is None
         new = (StructuredLinear if runs else ReferenceLinear)(operator).to(matrix.device)
         with torch.no_grad():

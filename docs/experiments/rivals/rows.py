@@ -1,4 +1,4 @@
-"""The rows of a comparison as JSON, and as the one table of it."""
+"""The rows of a comparison, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Speed:
 
     Args:
         dims: INxOUT.
-        layers: How many layers of the network have that size.
+        layers: Number of layers of that size in the network.
         operator: Its text.
-        parameters: What a budget counts of one layer.
+        parameters: Weights of one layer, as a budget counts them.
         flops: Of one layer's product.
-        latency_us: Of one layer's product; None where it does not run.
-        dense_us: The dense layer's, measured in turns with it; None where it does not run.
-        refusal: Why it was not timed; None where it was.
+        latency_us: Of one layer's product; None if it does not run.
+        dense_us: The dense layer's, measured in turns with it; None if it does not run.
+        refusal: The reason it was not timed; None if it was.
     """
 
     dims: str
@@ -44,17 +44,17 @@ class Speed:
 
 @dataclass(frozen=True)
 class Row:
-    """A structure at a budget in the place of the network's large layers.
+    """The results of a structure at a budget in place of the network's large layers.
 
     Args:
         structure: Its name, or "dense".
-        budget: As a search is asked for it; empty for what no budget allows.
+        budget: As in a search's options; empty for operators above every budget.
         speeds: One for each layer size.
         fit_error: Of all fitted matrices together, in the Frobenius norm.
-        fitted_accuracy: On what is held out, right after the fit.
-        lr: The rate that was the best in the sweep.
-        accuracies: On what is held out, after each fine-tuning.
-        losses: The same, in nats.
+        fitted_accuracy: On held-out data, right after the fit.
+        lr: The best rate in the sweep.
+        accuracies: On held-out data, after each fine-tuning.
+        losses: On held-out data, after each fine-tuning, in nats.
         commit: Of ksopt.
     """
 
@@ -70,7 +70,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Time of all layers' products over the dense layers'; None where one does not run."""
+        """The time of all layers' products over the dense layers'; None if one does not run."""
         if any(one.latency_us is None or one.dense_us is None for one in self.speeds):
             return None
         ours = sum(one.layers * (one.latency_us or 0.0) for one in self.speeds)
@@ -79,13 +79,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """All of a comparison.
+    """A comparison.
 
     Args:
-        machine: What it was measured on (`ksopt.measure.device.record`).
-        settings: What it was asked.
-        task: What the data is, and what the dense network has learnt of it.
-        rows: As far as it came.
+        machine: The device of the measurements (`ksopt.measure.device.record`).
+        settings: The options.
+        task: The name and the data of the task, and the rows of a batch.
+        rows: The rows so far.
     """
 
     machine: Mapping[str, Any]
@@ -94,12 +94,12 @@ class Table:
     rows: tuple[Row, ...] = ()
 
     def write(self, file: Path) -> None:
-        """Keep it, whole or not at all."""
+        """Write the table atomically."""
         write_whole(file, json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n")
 
     @classmethod
     def read(cls, file: Path) -> Table:
-        """What `write` kept.
+        """The table that `write` stored.
 
         Raises:
             InvalidInputError: The file is of another schema.
@@ -121,7 +121,7 @@ def _row(speeds: Any, accuracies: Any, losses: Any, **rest: Any) -> Row:
 
 
 def markdown(table: Table) -> str:
-    """The table, what it was measured on, and why cells are empty."""
+    """The table with the device of the measurements and the reasons for empty cells."""
     dense = next((row for row in table.rows if row.structure == DENSE), None)
     cells = [_cells(row, dense) for row in table.rows]
     heads = ["budget", "structure", "operator of the first layer", ">weights", ">operations"]

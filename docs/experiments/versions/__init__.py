@@ -1,1 +1,1 @@
-"""Two versions of ksopt run on the same inputs, with the same times played to both."""
+"""Runs two versions of ksopt on the same inputs, with the same simulated times."""

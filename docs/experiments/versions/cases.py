@@ -1,4 +1,4 @@
-"""What both versions are asked: command lines, the files that they read, what is compared."""
+"""The cases for both versions: command lines, input files and the compared documents."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Case:
     Attributes:
         command: of ksopt.
         title: the input, as the table names it.
-        lines: command lines behind ``ksopt``, one after the other in one folder.
-        document: of what they leave, what is compared.
+        lines: arguments of ``ksopt``, run in sequence in one folder.
+        document: (the outputs) -> the compared document.
         code: the exit code of each.
-        environment: more variables.
-        module: what is run instead of ``ksopt``.
+        environment: additional variables.
+        module: the module to run instead of ``ksopt``.
     """
 
     command: str
@@ -38,11 +38,11 @@ class Case:
     module: str = "ksopt"
 
     def run(self, version: Version, folder: Path) -> dict[str, Any]:
-        """What one version leaves of it.
+        """The document of one version.
 
         Args:
-            version: laid out.
-            folder: an empty one.
+            version: a version that is laid out.
+            folder: an empty folder.
 
         Raises:
             RunError: a command ended with another exit code.
@@ -56,7 +56,7 @@ class Case:
 
 
 def write_files(folder: Path) -> None:
-    """Write what the commands read: trained weights, plans, a config."""
+    """Write the input files of the commands: trained weights, plans, a config."""
     random = np.random.default_rng(0)
     blocks = np.kron(np.eye(4), np.ones((16, 8))) * random.standard_normal((64, 32))
     noisy = blocks + 0.1 * random.standard_normal((64, 32))
@@ -74,7 +74,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "vocab_size": 96,
 }
-"""Of a transformers model."""
+"""The config.json of a transformers model."""
 
 _SQUARE = {"in_features": 32, "out_features": 32}
 PLANS = {
@@ -101,7 +101,7 @@ _PATTERNS = "--pattern (4,8,8,4) (1,16,16,3) (6,5,7,1) --chain (1,16,8,4)*(4,8,8
 
 
 def _search(title: str, words: str, *again: str) -> Case:
-    """A search on the CPU, and others that go on in its folder."""
+    """A search on the CPU, and others that continue in its folder."""
     lines = tuple(f"search {words} {more} --device cpu --out out" for more in again or ("",))
     return Case("search", title, lines, documents.search)
 

@@ -1,4 +1,4 @@
-"""What differs between two documents, and which differences are deliberate."""
+"""The differences between two documents, and the deliberate ones among them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class _Nothing:
 
 
 NOTHING = _Nothing()
-"""Stands where one document has no such key, or its list has ended."""
+"""A placeholder where a document has no such key or list entry."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What two documents hold at one place.
+    """The values of two documents at one place.
 
     Attributes:
-        path: the keys that lead there.
+        path: the keys of the place.
         before, now: the values; `NOTHING` for none.
     """
 
@@ -43,11 +43,11 @@ class Deliberate:
     """A kind of deliberate differences.
 
     Attributes:
-        command: where they appear.
-        place: what their paths match, whole; a regular expression.
-        change: a regular expression that is somewhere in "before -> now".
-        reason: why it is so, and since which commit.
-        title: the one case where they appear; empty for all cases of the command.
+        command: the command of their cases.
+        place: a regular expression that matches their whole paths.
+        change: a regular expression that occurs in "before -> now".
+        reason: the reason, and the commit.
+        title: the title of their only case; empty for all cases of the command.
         at_most: the largest change of a number, as a share of the larger one; None for any.
     """
 
@@ -77,9 +77,9 @@ def _are_near(one: Difference, share: float) -> bool:
 
 
 def differences(before: Any, now: Any, path: str = "") -> Iterator[Difference]:
-    """Where two documents differ; numbers that are equal to rounding are equal.
+    """The differences of two documents; numbers that are equal to rounding are equal.
 
-    A key that only the later document has is none: keys are added.
+    A key that only the later document has is no difference, as keys may be added.
 
     Example:
         >>> before = {"chain": "(1,8,8,1)", "us": 27.904000000000035, "old": 1}
@@ -104,14 +104,14 @@ def _are_equal(before: Any, now: Any) -> bool:
     if isinstance(before, float) and isinstance(now, (int, float)):
         both_nan = math.isnan(before) and math.isnan(now)
         return both_nan or math.isclose(before, now, rel_tol=_ROUNDING)
-    # True is no number here.
+    # bool counts as no number here.
     return type(before) is type(now) and bool(before == now)
 
 
 def sorted_out(
     command: str, differing: Sequence[Difference], kinds: Sequence[Deliberate], title: str = ""
 ) -> tuple[list[Difference], dict[Deliberate, list[Difference]]]:
-    """Differences that no kind covers, and the others by their kinds."""
+    """The differences that no kind covers, and the others by kind."""
     unexpected: list[Difference] = []
     deliberate: dict[Deliberate, list[Difference]] = {}
     for one in differing:
@@ -124,7 +124,7 @@ def sorted_out(
 
 
 def counted(document: Mapping[str, Any]) -> str:
-    """The parts of a document, and how many entries each has.
+    """The parts of a document with their numbers of entries.
 
     Example:
         >>> counted({"plan": {"rules": 2}, "trials": {"8x8": [1, 2], "8x4": [3]}, "code": 0})

@@ -1,7 +1,7 @@
-"""What a command leaves, as a document whose parts mean the same in both versions.
+"""The output of a command as a document whose parts have the same meaning in both versions.
 
-Left out is what two runs of one version do not share (times that nothing plays, folders, commits)
-and what is prose: sentences may be put otherwise. Keys that were renamed have their later name.
+Values that differ between two runs of one version (times that are not simulated, folders, commits)
+and prose, which may be reworded, are omitted. Renamed keys have their later name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAYER_PARTS = {
 
 
 def shared(value: Any) -> Any:
-    """A value without what two runs do not share.
+    """A value without the keys that differ between two runs.
 
     Example:
         >>> shared({"chain": "(1,8,8,1)", "seconds": 0.2, "times": [{"commit": "a", "us": 3.0}]})
@@ -81,9 +81,9 @@ def search(done: Finished) -> dict[str, Any]:
 
 
 def _layers(results: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Each size's part of results.json, and what is said of them all.
+    """Each size's part of results.json, and the common part.
 
-    A search of one size had a schema of its own, and each size what was asked of it in full.
+    A search of one size had its own schema, and each size its request in full.
     """
     if "layers" in results:
         request = results.pop("request")
@@ -102,7 +102,7 @@ def _layers(results: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def explained(done: Finished) -> dict[str, Any]:
-    """Of `versions.explained`: every layer, every way that it is called."""
+    """Of `versions.explained`: every call of every layer."""
     calls = {
         f"{layer}, {way}": answer
         for layer, ways in json.loads(done.printed[-1]).items()
@@ -130,13 +130,13 @@ def _explanations(calls: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _counts(passes: dict[str, int]) -> dict[str, int]:
-    """But for those that follow from the sites."""
+    """The counters of the pass, without those that follow from the sites."""
     follow = ("chains_decided", "products_lowered")
     return {name: number for name, number in passes.items() if name not in follow}
 
 
 def _sites(sites: list[dict[str, Any]]) -> list[str]:
-    """What became of the sites of each line."""
+    """The verdicts of the sites of each line."""
     lines: dict[str, list[str]] = {}
     for site in sites:
         where = f"{Path(site['place']['file']).name}:{site['place']['line']}"
@@ -145,7 +145,7 @@ def _sites(sites: list[dict[str, Any]]) -> list[str]:
 
 
 def _site(site: dict[str, Any]) -> str:
-    # A layer's own operator: each of its factors called the one before.
+    # A layer of ksopt: now one operator, before one for each factor.
     spelling = "a layer of ksopt's" if site["spelling"].startswith("ks_") else site["spelling"]
     text = f"{site['verdict']}: {site['chain']} as {spelling}"
     if site["verdict"] == "not recognised":
@@ -156,7 +156,7 @@ def _site(site: dict[str, Any]) -> str:
 
 
 def convert(done: Finished) -> dict[str, Any]:
-    """Of ``ksopt convert``: its config.json, and the norms of the weights that it wrote."""
+    """Of ``ksopt convert``: config.json, and the norms of the written weights."""
     converted = _read(done.out / "config.json")
     layers = {one["names"][0]: one for one in converted.pop("layers")}
     weights = load_file(done.out / "model.safetensors")
@@ -198,7 +198,7 @@ def doctor(done: Finished) -> dict[str, Any]:
     as_json, as_text = done.printed
     answer = json.loads(as_json)
     host = answer["facts"]["host_library"]
-    host["path"] = host["path"] is not None  # a digest of the sources is in it
+    host["path"] = host["path"] is not None  # it contains a digest of the sources
     rows = [line.split("  ")[0].strip("│ ") for line in as_text.splitlines() if line.strip()]
     return {
         "facts": answer["facts"],
@@ -208,7 +208,7 @@ def doctor(done: Finished) -> dict[str, Any]:
 
 
 def refusal(done: Finished) -> dict[str, Any]:
-    """Of a command that is refused: its exit code was looked at already."""
+    """Of a refused command, whose exit code was checked before."""
     return {"exit code 2, and nothing printed": list(done.printed)}
 
 

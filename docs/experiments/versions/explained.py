@@ -1,9 +1,9 @@
-"""What one version says of layers: `ksopt.explain` of every module of a folder, as JSON.
+"""The explanations of one version: `ksopt.explain` of every module of a folder, as JSON.
 
 python -m versions.explained FOLDER [FOLDER ...]
 
 A module has ``build()``, which returns a model, and its input: ``INPUT``, a shape, or
-``example()``. Or it is one that tests/fuzz has written, with ``M``, ``inputs(B)`` and ``DYNAMIC``.
+``example()``. Modules of tests/fuzz have ``M``, ``inputs(B)`` and ``DYNAMIC`` instead.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def loaded(path: Path) -> ModuleType:
 
 
 def calls(layer: ModuleType) -> Iterator[tuple[str, dict[str, Any]]]:
-    """How a layer is explained: the name of a way, and what `explain` and the call take."""
+    """The calls of a layer: a name, and the arguments of `explain` and of the call."""
     if hasattr(layer, "M"):
         grad = layer.CALLS[0]["mode"] == "grad"
         dynamic = True if layer.DYNAMIC else None
@@ -62,7 +62,7 @@ def calls(layer: ModuleType) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def of_call(call: dict[str, Any]) -> dict[str, Any]:
-    """The explanation of one call; the error's type where there is none."""
+    """The explanation of one call, or the error's type."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     layer, grad = call.pop("layer"), call.pop("grad")

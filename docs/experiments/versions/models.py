@@ -1,4 +1,4 @@
-"""Models and functions of a user's, which the commands of both versions are run on."""
+"""A user's models and functions, on which the commands of both versions run."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ def build() -> nn.Module:
 
 
 def inputs() -> Tensor:
-    """What `build`'s model is timed on."""
+    """The inputs on which `build`'s model is timed."""
     return torch.ones(4, 16, 32)
 
 
 def build_tied() -> nn.Module:
-    """See `Tied`."""
+    """A seeded `Tied`."""
     torch.manual_seed(1)
     return Tied()
 
 
 def build_monarch() -> nn.Module:
-    """See `Monarch`."""
+    """A seeded `Monarch`."""
     torch.manual_seed(2)
     return Monarch()
 

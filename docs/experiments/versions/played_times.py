@@ -1,8 +1,8 @@
-"""Times that are played: a clock that only what is timed moves on, the same in every version.
+"""Simulated times: a clock that only timed calls advance, equal in every version.
 
-What a call takes follows from its name and the size of its result, so that two versions that time
-the same chain read the same microseconds. Each call is made once, for what it raises, and for the
-size; how versions sample, sum up, give up and choose is their own.
+The time of a call follows from its name and the size of its result, so that two versions that time
+the same chain read the same microseconds. Each call runs once, for its exceptions and its size.
+Versions sample, summarize, stop and choose in their own ways.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 import torch
 
 _FIXED_US = {"copy": 13_000.0, "gemm": 330.0}
-"""Of the roofline: 10 GB/s and 100 Gflop/s."""
+"""The times of the roofline's calls: 10 GB/s and 100 Gflop/s."""
 _WAVE = (1.0, 1.01, 0.99, 1.02, 0.98)
-"""Samples of one function, one after the other: two that are near each other are not told apart."""
+"""The successive samples of one function, relative: close functions are indistinguishable."""
 _CHAIN = re.compile(r"\([\d,]+\)(\*\([\d,]+\))*")
 
 
 @dataclass(frozen=True)
 class Names:
-    """Where a version has what is played.
+    """The names that a version has for the replaced functions.
 
     Attributes:
         clocks: modules that read ``time``.
         measure: the module of ``measure``.
-        flush: (module, name) of how many bytes are overwritten before a sample.
+        flush: (module, name) of the number of bytes overwritten before a sample.
         roofline: the module of its sizes on a CPU.
         products: the module of the choice of a CPU's product.
         sites: the module that times a site both ways.
@@ -64,7 +64,7 @@ BEFORE = Names(
 
 
 class Clock:
-    """Stands in for the module ``time``."""
+    """A stand-in for the module ``time``."""
 
     def __init__(self) -> None:
         self._now_ns = 0
@@ -78,19 +78,18 @@ class Clock:
         return self._now_ns
 
     def pass_us(self, us: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self._now_ns += round(us * 1e3)
 
 
 def played_us(name: str, numbers: int) -> float:
-    """What a function takes, microseconds.
+    """The simulated time of a function, microseconds.
 
-    A chain takes from 0.3 to 1.8 times what the dense layer does; any other function from 0.4 to
-    2.8 times.
+    A chain takes 0.3 to 1.8 times the dense layer's time, any other function 0.4 to 2.8 times.
 
     Args:
         name: of the function: a chain's text, "dense", a way to multiply.
-        numbers: that its result has.
+        numbers: elements of its result.
 
     Example:
         >>> played_us("dense", 2_000)
@@ -110,7 +109,7 @@ def played_us(name: str, numbers: int) -> float:
 
 
 class Played:
-    """A function whose calls take what is played."""
+    """A function whose calls advance the clock by simulated times."""
 
     def __init__(self, name: str, call: Callable[[], object], clock: Clock) -> None:
         self._name, self._call, self._clock = name, call, clock
@@ -124,7 +123,7 @@ class Played:
 
 
 def numbers_of(result: object) -> int:
-    """How many numbers a result holds.
+    """The number of elements of a result.
 
     Example:
         >>> numbers_of((torch.ones(2, 3), [torch.ones(4)], None))
@@ -138,7 +137,7 @@ def numbers_of(result: object) -> int:
 
 
 def install() -> None:
-    """Play times to the version that is imported here."""
+    """Install the simulated times in the imported version."""
     names = NOW if util.find_spec("ksopt.measure") is not None else BEFORE
     clock = Clock()
     for module in names.clocks:
@@ -171,14 +170,14 @@ def _play_products(module: str, clock: Clock) -> None:
 
 
 def _both_us(question: Any, device: torch.device) -> dict[str, float]:
-    asked = f"{question.chain}, {question.dtype}, {question.batch} rows"
+    description = f"{question.chain}, {question.dtype}, {question.batch} rows"
     kinds = ("training", "to_input", "computed", "fused")
-    asked += "".join(f", {kind}: {getattr(question, kind)}" for kind in kinds)
+    description += "".join(f", {kind}: {getattr(question, kind)}" for kind in kinds)
     numbers = question.batch * question.chain.out_features
-    return {way: played_us(f"{way}: {asked}", numbers) for way in ("ksopt", "inductor")}
+    return {way: played_us(f"{way}: {description}", numbers) for way in ("ksopt", "inductor")}
 
 
 def _put(module: str, name: str, value: object) -> None:
     home = import_module(module)
-    getattr(home, name)  # there is such a name
+    getattr(home, name)  # raises if there is no such name
     setattr(home, name, value)

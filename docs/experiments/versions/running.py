@@ -1,4 +1,4 @@
-"""One version of ksopt, run from a checkout as if it were installed, with times that are played."""
+"""Runs one version of ksopt from a checkout as if it were installed, with simulated times."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 EXPERIMENTS = Path(__file__).parents[1]
 ROOT = EXPERIMENTS.parents[1]
 _FOLDERS = ("search", "csrc")
-"""Of a checkout, beside ``ksopt/``: packages in it where it is installed."""
+"""The folders beside ``ksopt/`` in a checkout, which are packages in it when installed."""
 _LONGEST_S = 1800.0
 
 
 class RunError(Exception):
-    """A command did not end as its case says; the message has what it printed last."""
+    """A command ended with another exit code than its case; the message has its last line."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a case left.
+    """The outputs of a case.
 
     Attributes:
         folder: where it ran; its output is in ``out`` there.
@@ -45,7 +45,7 @@ class Version:
     Attributes:
         name: of the version.
         tree: the checkout.
-        home: a folder for it alone.
+        home: a private folder.
     """
 
     name: str
@@ -54,11 +54,11 @@ class Version:
 
     @property
     def package(self) -> Path:
-        """The folder that is to be in Python's path."""
+        """The folder for Python's path."""
         return self.home / "package"
 
     def lay_out(self) -> None:
-        """Make the package of links."""
+        """Create the package from links."""
         package = self.package / "ksopt"
         package.mkdir(parents=True)
         parts = [*(self.tree / "ksopt").iterdir(), *(self.tree / name for name in _FOLDERS)]
@@ -73,14 +73,14 @@ class Version:
         more: Mapping[str, str] | None = None,
         path: Sequence[Path] = (),
     ) -> str:
-        """Run ``python -m`` with some words, and return what it prints.
+        """Run ``python -m`` with some words, and return its output.
 
         Args:
-            folder: where; its caches are kept there.
-            words: behind ``python -m``.
-            code: the exit code that it is to end with.
-            more: of its environment.
-            path: more folders in which Python looks for modules.
+            folder: the working folder, which also holds the caches.
+            words: the arguments of ``python -m``.
+            code: the expected exit code.
+            more: additional environment variables.
+            path: additional folders of Python's path.
 
         Raises:
             RunError: it ended with another code.
@@ -106,12 +106,12 @@ class Version:
             "PYTHONPATH": os.pathsep.join(map(str, [start, self.package, EXPERIMENTS, *path])),
             "KSOPT_CACHE_DIR": str(folder / "cache"),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-            # More threads choose other ways to add, and other processes' cores are theirs.
+            # More threads change the order of sums, and would use other processes' cores.
             "OMP_NUM_THREADS": "1",
         }
 
     def _without_folders(self, text: str, folder: Path) -> str:
-        """What was printed, without what differs between any two folders."""
+        """The output with the folders' names replaced."""
         for place, name in ((folder, "<folder>"), (self.tree.resolve(), "<checkout>")):
             text = text.replace(str(place), name)
         return text

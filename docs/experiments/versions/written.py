@@ -1,4 +1,4 @@
-"""Writes random modules, as tests/fuzz makes them for the backend: differently written layers.
+"""Writes the random modules of tests/fuzz for the backend: differently written layers.
 
 python -m versions.written FOLDER COUNT
 """
@@ -13,7 +13,7 @@ from tests.fuzz.modules import program
 
 
 def main() -> int:
-    """Write them, the same for the same count."""
+    """Write the modules, deterministically by their number."""
     warnings.simplefilter("ignore")
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """The layers of a crossover map: y = gelu(x W^T + bias), dense, in FP8, or by a chain.
 
-x is [rows, n], W [n, n]; GELU is the tanh approximation, which every way computes.
+x is [rows, n], W [n, n]; every way computes GELU by its tanh approximation.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ class Dense(nn.Module):
 
 
 def dense_layers(module: Dense, is_training: bool) -> dict[str, Layer]:
-    """The dense layer's forms, by name: of its own, and with GELU inside cuBLAS's product.
+    """The dense layer's forms by name: the module, and cuBLAS's product with GELU fused into it.
 
-    The latter has no gradient, so it is for inference; on a CPU it is another GELU's.
+    The fused form has no gradient, so it is for inference; on a CPU it computes another GELU.
     """
-    found: dict[str, Layer] = {DENSE: module}
+    forms: dict[str, Layer] = {DENSE: module}
     on_gpu = module.linear.weight.is_cuda
     if on_gpu and not is_training and hasattr(torch, "_addmm_activation"):
         weight, bias = module.linear.weight, module.linear.bias
-        found[DENSE_FUSED] = lambda x: torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
-    return found
+        forms[DENSE_FUSED] = lambda x: torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
+    return forms
 
 
 def fp8_layer(module: Dense, x: Tensor) -> Layer:
-    """The same in FP8: x is scaled and rounded in each call, the weight was before.
+    """The dense layer in FP8: each call scales and rounds x; the weight is rounded beforehand.
 
-    Scales are static, one for each operand, so that the largest number is FP8's largest.
+    Each operand has one static scale, which maps its largest number to FP8's largest.
 
     Args:
         module: the dense layer, in 16 bit.
-        x: [rows, n], of which x's scale is.
+        x: [rows, n], which sets the scale of later inputs.
 
     Raises:
-        RuntimeError: the device or torch has no such product, or not of this size.
+        RuntimeError: the device or torch has no FP8 product, or none of this size.
     """
     weight, bias = module.linear.weight.detach(), module.linear.bias.detach()
     largest = torch.finfo(_FP8).max
@@ -96,7 +96,7 @@ def ks_layer(chain: Chain, dtype: torch.dtype, device: torch.device) -> KSLinear
 
 
 def fault_of_ks(layer: KSLinear, x: Tensor) -> str | None:
-    """What is wrong with its result for x, in words; None if nothing is."""
+    """The fault of a Kronecker-sparse layer's result for x, in words; None if it is correct."""
     weights = [weight.detach() for weight in layer.weights]
     bias = None if layer.bias is None else layer.bias.detach()
     around = Around(bias=bias, activation=ACTIVATION)
@@ -104,14 +104,14 @@ def fault_of_ks(layer: KSLinear, x: Tensor) -> str | None:
 
 
 def fault_of_dense(layer: Layer, module: Dense, x: Tensor) -> str | None:
-    """The same of a dense form."""
+    """The fault of a dense form's result for x, in words; None if it is correct."""
     weight = module.linear.weight.detach()[None, :, :, None]
     around = Around(bias=module.linear.bias.detach(), activation=ACTIVATION)
     return AccuracyCheck(x, [weight], "batch_first", around=around).fault_of(layer)
 
 
 def fault_of_fp8(layer: Layer, module: Dense, x: Tensor) -> str | None:
-    """The same of FP8, which may be as far off as its rounding makes it."""
+    """The fault of an FP8 result for x beyond FP8's rounding, in words; None if it is correct."""
     few = x[:_CHECKED_ROWS].double()
     weight, bias = module.linear.weight.double(), module.linear.bias.double()
     truth = with_epilogue(few @ weight.t(), bias, ACTIVATION)
@@ -120,23 +120,23 @@ def fault_of_fp8(layer: Layer, module: Dense, x: Tensor) -> str | None:
 
 
 def step(layer: Layer, parameters: Sequence[Tensor], x: Tensor, g: Tensor) -> Callable[[], object]:
-    """Forward and backward: the gradients of x and of the parameters, given that of the result.
+    """A training step: the gradients of x and of the parameters from that of the result.
 
     Args:
         layer: [rows, n] -> [rows, n].
-        parameters: of it.
+        parameters: of the layer.
         x: [rows, n], which requires a gradient.
         g: [rows, n], the gradient of the result.
     """
-    wanted = [x, *parameters]
-    return lambda: torch.autograd.grad(layer(x), wanted, g)
+    inputs = [x, *parameters]
+    return lambda: torch.autograd.grad(layer(x), inputs, g)
 
 
 def fault_of_gradients(layer: KSLinear, x: Tensor) -> str | None:
-    """What is wrong with a layer's gradients for x, in words; None if nothing is.
+    """The fault of a layer's gradients for x, in words; None if they are correct.
 
-    The gradient of the result is random in the first rows and 0 in the others, so that those rows
-    alone are needed for the truth, and the whole batch is computed.
+    The gradient of the result is random in the first rows and 0 in the others: the layer computes
+    the whole batch, and the reference needs those rows only.
     """
     g = torch.zeros_like(x)
     rows = min(_CHECKED_ROWS, x.shape[0])
@@ -144,8 +144,8 @@ def fault_of_gradients(layer: KSLinear, x: Tensor) -> str | None:
     weights = list(layer.weights)
     assert layer.bias is not None
     parameters = [*weights, layer.bias]
-    found = torch.autograd.grad(layer(x), [x, *parameters], g)
-    mine = [found[0][:rows], *found[1:]]
+    gradients = torch.autograd.grad(layer(x), [x, *parameters], g)
+    mine = [gradients[0][:rows], *gradients[1:]]
 
     def plain(kind: torch.dtype) -> list[Tensor]:
         few, *own = (one.detach().to(kind).requires_grad_() for one in (x[:rows], *parameters))

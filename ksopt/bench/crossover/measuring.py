@@ -1,4 +1,4 @@
-"""One layer of a crossover map: every way made ready, checked, and timed in turns."""
+"""One layer of a crossover map: every way prepared, checked, and timed in turns."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from ksopt.patterns.chain import Chain
 _SECONDS, _FEWEST = 0.4, 5
 _PRECISION = 0.01
 
-_Made = tuple[str | None, Callable[[], object]]
-"""What is wrong with a way, and its call."""
+_CheckedCall = tuple[str | None, Callable[[], object]]
+"""The fault of a way, None if it is correct, and its call."""
 
 
 @dataclass
 class _Ready:
-    """The ways of a layer: to be called, or with a reason why not; a budget has several chains."""
+    """The ways of a layer: the call of each, or the reason it has none."""
 
     calls: dict[str, Callable[[], object]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     chains: dict[str, str] = field(default_factory=dict)
     budgets: dict[str, str] = field(default_factory=dict)
 
-    def prepare(self, name: str, make: Callable[[], _Made]) -> None:
-        """Put a way down: ``make`` gives what is wrong with it, and its call."""
+    def prepare(self, name: str, make: Callable[[], _CheckedCall]) -> None:
+        """Record a way: ``make`` returns its fault and its call."""
         try:
             fault, call = make()
         except torch.OutOfMemoryError:
             self.reasons[name] = "out of memory"
         except (RuntimeError, KsoptError) as error:
-            said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            # Whether there is such a product is known to torch alone.
+            message = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            # Only torch knows whether this product exists on the device.
             is_optional = name in (FP8, DENSE_FUSED)
-            self.reasons[name] = f"{'not there' if is_optional else 'failed'}: {said[:200]}"
+            self.reasons[name] = f"{'not there' if is_optional else 'failed'}: {message[:200]}"
         else:
             if fault is None:
                 self.calls[name] = call
@@ -97,11 +97,11 @@ def _timed(ready: _Ready, device: torch.device) -> dict[str, Measurement]:
     """The times of all ways.
 
     Raises:
-        DeviceLost: a way failed that had worked before: what comes after it says nothing.
+        DeviceLost: a way failed that had worked before: later results mean nothing.
     """
     try:
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # where a kernel that broke it is noticed
+            torch.cuda.synchronize(device)  # reports the error of a faulty kernel
         if not ready.calls:
             return {}
         return measure(
@@ -112,15 +112,15 @@ def _timed(ready: _Ready, device: torch.device) -> dict[str, Measurement]:
         ready.calls.clear()
         return {}
     except RuntimeError as error:
-        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise DeviceLost(f"timing on {device} failed: {said}", []) from error
+        message = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise DeviceLost(f"timing on {device} failed: {message}", []) from error
 
 
 def _dense(site: Site, ready: _Ready, x: Tensor, g: Tensor) -> None:
     module = Dense(site.width).to(device=x.device, dtype=x.dtype)
     for name, layer in layers.dense_layers(module, x.requires_grad).items():
 
-        def make(layer: Layer = layer) -> _Made:
+        def make(layer: Layer = layer) -> _CheckedCall:
             with torch.no_grad():
                 fault = layers.fault_of_dense(layer, module, x.detach())
             if x.requires_grad:
@@ -131,14 +131,14 @@ def _dense(site: Site, ready: _Ready, x: Tensor, g: Tensor) -> None:
     if x.requires_grad or x.dtype.itemsize != 2:
         return
 
-    def fp8() -> _Made:
+    def fp8() -> _CheckedCall:
         layer = layers.fp8_layer(module, x)
         return layers.fault_of_fp8(layer, module, x), partial(layer, x)
 
     ready.prepare(FP8, fp8)
 
 
-def _chain(chain: Chain, x: Tensor, g: Tensor) -> _Made:
+def _chain(chain: Chain, x: Tensor, g: Tensor) -> _CheckedCall:
     layer = layers.ks_layer(chain, x.dtype, x.device)
     with torch.no_grad():
         fault = layers.fault_of_ks(layer, x.detach())

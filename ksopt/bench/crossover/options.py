@@ -1,4 +1,4 @@
-"""What `ksopt bench crossover` can be asked, as texts: its options. Without torch."""
+"""The options of `ksopt bench crossover` as texts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WHAT, _HOW = "what is measured", "how it is measured"
 
 @dataclass(frozen=True)
 class CrossoverOptions:
-    """What is measured, as on the command line, whose options the fields are."""
+    """The options of the command line, one field each."""
 
     minutes: float = option(
         10.0, "time for all of it; the most informative layers come first (%(default)s)", _HOW,

@@ -1,4 +1,4 @@
-"""What `ksopt bench crossover` leaves: a page, markdown, CSV and the maps as pictures."""
+"""The output of `ksopt bench crossover`: a page, markdown, CSV and the maps as pictures."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ def sections(
     measured: Mapping[Site, SiteResult],
     runs: Sequence[Mapping[str, Any]],
 ) -> list[Section]:
-    """The whole page."""
+    """The sections of the page."""
     every = views.cells(request, measured)
-    found = [Section("Answer", (*request.remarks,), (_TEXT,), views.counts_table(every, request))]
+    page = [Section("Answer", (*request.remarks,), (_TEXT,), views.counts_table(every, request))]
     for plane in request.planes:
         own = [cell for cell in every if cell.site.plane == plane]
         if any(cell.best is not None for cell in own):
             table = views.map_table(plane, own, request)
-            found.append(Section(str(plane).capitalize(), figure=drawn(plane, own, request),
-                                 table=table))  # fmt: skip
+            page.append(Section(str(plane).capitalize(), figure=drawn(plane, own, request),
+                                table=table))  # fmt: skip
     faults = [fault for result in measured.values() for fault in result.faults]
     if faults:
-        found.append(Section("Faults", ("These have no times.", *faults)))
-    found.append(Section("How it was measured", (), (_METHOD,)))
+        page.append(Section("Faults", ("These have no times.", *faults)))
+    page.append(Section("How it was measured", (), (_METHOD,)))
     for run in runs:
         table = tables.of(("what", "value"), DeviceRecord(**run["device"]).rows())
-        found.append(Section("Device of a run", table=table, code=str(run["command"]),
-                             language="sh", is_folded=True))  # fmt: skip
-    return found
+        page.append(Section("Device of a run", table=table, code=str(run["command"]),
+                            language="sh", is_folded=True))  # fmt: skip
+    return page
 
 
 def drawn(plane: Plane, cells: Sequence[Cell], request: CrossoverRequest) -> Figure:
-    """A map as a picture: rows of x rise, widths grow to the right."""
+    """The picture of a map: rows of x grow upwards, widths to the right."""
     by_site = {cell.site: cell for cell in cells}
     tiles = [
         [_tile(by_site[Site(plane, width, rows)], request) for width in request.widths]
@@ -100,7 +100,7 @@ def write(
     Raises:
         InvalidInputError: the folder cannot be written.
     """
-    found = sections(request, measured, runs)
+    page = sections(request, measured, runs)
     devices = dict.fromkeys(
         f"{run['device']['name']}, torch {run['device']['torch']}, commit {run['device']['commit']}"
         for run in runs
@@ -108,14 +108,14 @@ def write(
     where = "; ".join(devices)
     texts = {
         "crossover.csv": views.to_csv(views.cells(request, measured), request, measured),
-        "crossover.md": document.markdown(_TITLE, found, where),
-        "crossover.html": document.html(_TITLE, where, found),
+        "crossover.md": document.markdown(_TITLE, page, where),
+        "crossover.html": document.html(_TITLE, where, page),
     }
     try:
         make_folder(out)
         for name, text in texts.items():
             write_whole(out / name, text)
-        drawing_files.write(document.figures(found), out / "maps")
+        drawing_files.write(document.figures(page), out / "maps")
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"the report cannot be written to {out} ({reason(error)}): the measurements are kept; "

@@ -1,4 +1,4 @@
-"""What `ksopt bench crossover` is asked to measure: read from words, checked."""
+"""The request of `ksopt bench crossover`, parsed from its options and checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROWS, _CPU_ROWS = (1, 16, 64, 256, 1024, 4096, 25088), (1, 16, 128, 1024)
 
 @dataclass(frozen=True)
 class Plane:
-    """What one map is of.
+    """The precision and the pass of one map.
 
     Attributes:
         precision: of `PRECISIONS`.
@@ -50,7 +50,7 @@ class Site:
     """A square layer, its bias and activation, and the rows of its input.
 
     Attributes:
-        plane: of which map.
+        plane: the map that it belongs to.
         width: features of its input and output.
         rows: of x.
     """
@@ -68,8 +68,8 @@ class Budget:
     """A share of the dense layer's weights.
 
     Attributes:
-        text: as it was given: "25%".
-        parts: the chains of `chains` have 2/q of them: q.
+        text: as written in the options: "25%".
+        parts: q, where the chains of `chains` have 2/q of the weights.
     """
 
     text: str
@@ -77,11 +77,11 @@ class Budget:
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """The share of the weights, from 0 to 1."""
         return 2 / self.parts
 
     def chains(self, width: int) -> tuple[Chain, ...]:
-        """Chains of a square layer; none where its width is no multiple of q.
+        """The chains of a square layer; none where its width is no multiple of q.
 
         Monarch's, (1,n/q,n/q,q)*(q,n/q,n/q,1), which has q blocks in both factors, and where the
         width is even (1,n/2,n/q,2)*(2,n/q,n/2,1), whose 2 large blocks suit tensor cores.
@@ -96,15 +96,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class CrossoverRequest:
-    """Everything that decides what is measured. Made by `of`, which checks it.
+    """The checked request: everything that decides the measurements. `of` creates it.
 
     Attributes:
-        options: what it was made of.
+        options: the source of the request.
         planes: the maps.
         widths, rows: ascending.
-        budgets: from the largest on.
+        budgets: in descending order.
         device: torch's name of the device.
-        remarks: what is left out, and why, in sentences.
+        remarks: sentences that name each omission and its reason.
     """
 
     options: CrossoverOptions
@@ -120,7 +120,7 @@ class CrossoverRequest:
         """Check a request as it comes from a command line.
 
         Raises:
-            InvalidInputError: something is not allowed; the sentence says what is.
+            InvalidInputError: an option is invalid; the sentence names the allowed values.
 
         Example:
             >>> request = CrossoverRequest.of(CrossoverOptions(device="cpu", budgets="25%"))
@@ -167,16 +167,16 @@ class CrossoverRequest:
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """All of them."""
+        """The layers of all maps."""
         return tuple(Site(*one) for one in product(self.planes, self.widths, self.rows))
 
     def grid(self) -> dict[str, Any]:
-        """The maps and their places, as JSON can hold them; `with_grids` reads them."""
+        """The maps, widths and rows as JSON values; `with_grids` reads them."""
         planes = [[plane.precision, plane.pass_] for plane in self.planes]
         return {"planes": planes, "widths": list(self.widths), "rows": list(self.rows)}
 
     def with_grids(self, grids: Sequence[Mapping[str, Any]]) -> CrossoverRequest:
-        """The same with the maps and places of all runs of a folder, without their remarks."""
+        """This request with the maps, widths and rows of all runs of a folder."""
         planes = dict.fromkeys(Plane(*one) for grid in grids for one in grid["planes"])
         widths, rows = (
             tuple(sorted({int(one) for grid in grids for one in grid[key]}))
@@ -185,7 +185,7 @@ class CrossoverRequest:
         return replace(self, planes=tuple(planes), widths=widths, rows=rows)
 
     def identity(self) -> dict[str, object]:
-        """What must be the same for times to stand in one folder; more sites may follow."""
+        """The values that all runs of a folder share; more sites may follow."""
         return {
             "device": torch.device(self.device).type,
             "budgets": [one.text for one in self.budgets],
@@ -216,7 +216,7 @@ def _numbers(option: str, text: str | None, default: tuple[int, ...]) -> tuple[i
 
 
 def _budgets(text: str) -> tuple[Budget, ...]:
-    found = []
+    budgets = []
     for word in text.split(","):
         try:
             share = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
@@ -228,5 +228,5 @@ def _budgets(text: str) -> tuple[Budget, ...]:
                 f"--budgets {text}: {word!r} is no share 2/q with a whole q of 2 or more, such as "
                 "50%, 25% or 12.5%: a chain (1,n/q,n/q,q)*(q,n/q,n/q,1) has that of the weights"
             )
-        found.append(Budget(f"{200 / round(parts):g}%", round(parts)))
-    return tuple(sorted(dict.fromkeys(found), key=lambda one: one.parts))
+        budgets.append(Budget(f"{200 / round(parts):g}%", round(parts)))
+    return tuple(sorted(dict.fromkeys(budgets), key=lambda one: one.parts))

@@ -1,4 +1,4 @@
-"""What is kept of a crossover map: a line a layer, with dense, FP8 and each budget."""
+"""The stored results of a crossover map: a line per layer, with dense, FP8 and each budget."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ DENSE, DENSE_FUSED, FP8 = "dense", "dense, fused", "fp8"
 
 @dataclass(frozen=True)
 class Timed:
-    """A way to compute a layer: its time, or why it has none.
+    """A way to compute a layer: its time, or the reason it has none.
 
     Attributes:
         name: "dense", "dense, fused", "fp8", or a budget such as "25%".
-        chain: of a budget.
+        chain: the chain of a budget, else "".
         time: of a pass.
-        reason: why there is no time.
+        reason: the reason there is no time.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Timed:
 
 @dataclass(frozen=True)
 class SiteResult:
-    """What was measured of a layer.
+    """The measurements of a layer.
 
     Attributes:
-        site: which.
+        site: the layer.
         ways: dense ones, FP8, and the budgets.
     """
 
@@ -43,7 +43,7 @@ class SiteResult:
     ways: tuple[Timed, ...]
 
     def way(self, name: str) -> Timed | None:
-        """The way of that name; of a budget's chains the fastest."""
+        """The way of that name; for a budget, its fastest chain."""
         ways = [way for way in self.ways if way.name == name]
         timed = [way for way in ways if way.time is not None]
         if timed:
@@ -51,9 +51,7 @@ class SiteResult:
         return next(iter(ways), None)
 
     def us(self, name: str) -> float | None:
-        """Microseconds of a way; of "dense" those of its faster form, of a budget those of its
-        fastest chain.
-        """
+        """Microseconds of a way: of the faster form of "dense", of a budget's fastest chain."""
         names = (DENSE, DENSE_FUSED) if name == DENSE else (name,)
         return min(
             (way.time.median_us for way in self.ways if way.name in names and way.time),
@@ -67,7 +65,7 @@ class SiteResult:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong, in sentences."""
+        """The faults of the ways, in sentences."""
         return [
             f"{self.site}: {' '.join(filter(None, (way.name, way.chain)))}: {way.reason}"
             for way in self.ways
@@ -75,7 +73,7 @@ class SiteResult:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; `of_json` reads it."""
+        """The result as plain values; `of_json` reads them."""
         return asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A crossover map from request to a folder: the most informative layers first, until time is up."""
+"""Measures a crossover map into a folder: the most informative layers first, until time is up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
 from ksopt.precision import fp32_products
 
-# What a time can depend on. A change anywhere else (reports, search, documents) changes none.
+# The sources that a time can depend on. No other change (reports, search, docs) affects a time.
 _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.nn.layers"),
     *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.epilogue", "ksopt.precision"),
@@ -32,25 +32,25 @@ Progress = Callable[[str], None]
 
 
 def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lambda _: None) -> str:
-    """Measure until the time is up, or all is measured.
+    """Measure until the time is up or every layer is measured.
 
     Args:
         request: what to measure, and for how long.
-        out: the folder; a run of the same request in the same folder goes on, for as long again.
+        out: the folder; another run of the same request in it continues, for as long again.
         progress: called with a line of text after each layer.
 
     Returns:
-        "" if every layer is measured, else "timeout" or "interrupted". Ctrl-C loses the layer under
-        way only.
+        "" if every layer is measured, else "timeout" or "interrupted". Ctrl-C loses only the layer
+        being measured.
 
     Raises:
-        InvalidInputError: the folder holds something else.
+        InvalidInputError: the folder holds other measurements.
     """
     began = time.monotonic()
     record = devices.record(request.device)
-    asked = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
+    identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
     grid, sites = Grid.of(request), request.sites
-    with journal.opened(out, FORM, asked) as book:
+    with journal.opened(out, FORM, identity) as book:
         if all(site in book.measured for site in sites):
             return ""
         book.begin_run(request.command, record, grid=request.grid())
@@ -59,7 +59,9 @@ def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lam
             try:
                 while True:
                     left = [site for site in sites if site not in book.measured]
-                    ahead = surface.coming(grid, left, doubts(request, book.measured), _AHEAD)
+                    ahead = surface.next_sites(
+                        grid, left, tie_margins(request, book.measured), _AHEAD
+                    )
                     if not ahead:
                         return ""
                     spent_s = time.monotonic() - began
@@ -76,9 +78,11 @@ def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lam
                 return "interrupted"
 
 
-def doubts(request: CrossoverRequest, measured: Mapping[Site, SiteResult]) -> dict[Site, float]:
-    """log(speed-up) of each layer's budget that is nearest to a tie with dense."""
-    found = {}
+def tie_margins(
+    request: CrossoverRequest, measured: Mapping[Site, SiteResult]
+) -> dict[Site, float]:
+    """log(speed-up) of the budget nearest to a tie with dense, by layer."""
+    margins = {}
     for site, result in measured.items():
         values = [
             value
@@ -86,8 +90,8 @@ def doubts(request: CrossoverRequest, measured: Mapping[Site, SiteResult]) -> di
             if (value := result.log_speed_up(budget.text)) is not None
         ]
         if values:
-            found[site] = min(values, key=abs)
-    return found
+            margins[site] = min(values, key=abs)
+    return margins
 
 
 def _compile(request: CrossoverRequest, site: Site, compilers: Compilers) -> None:

@@ -1,6 +1,6 @@
-"""What is known of layers that were not measured, and which one to measure next.
+"""Estimates for layers that were not measured, and the choice of the layer to measure next.
 
-A map's places are counted in steps of its grid, whose widths and rows rise by factors.
+Distances on a map are steps of its grid, whose widths and rows rise by factors.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from math import exp, hypot
 
 from ksopt.bench.crossover.request import CrossoverRequest, Plane, Site
 
-_FAR = 2.0  # steps from anything measured, from which on nothing is said
-_NEAR_TIE = 0.25  # in log(speed-up): within a quarter a measurement may turn the verdict
-_CERTAIN = 0.2  # what a step is worth where the verdict is sure
+_FAR = 2.0  # steps from the nearest measurement, beyond which there is no estimate
+_NEAR_TIE = 0.25  # in log(speed-up): within a quarter a measurement may reverse the verdict
+_CERTAIN = 0.2  # weight of a step where the verdict is certain
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The places of a map.
+    """The widths and rows of a map.
 
     Attributes:
         widths, rows: ascending.
@@ -29,18 +29,18 @@ class Grid:
 
     @classmethod
     def of(cls, request: CrossoverRequest) -> Grid:
-        """A request's."""
+        """The grid of a request."""
         return cls(request.widths, request.rows)
 
     def steps(self, one: Site, other: Site) -> float:
-        """How far two layers of a map are apart."""
+        """The distance between two layers of a map."""
         return hypot(
             self.widths.index(one.width) - self.widths.index(other.width),
             self.rows.index(one.rows) - self.rows.index(other.rows),
         )
 
     def skeleton(self) -> list[tuple[int, int]]:
-        """The places that are measured first: the middle, then the corners."""
+        """The (width, rows) to measure first: the middle, then the corners."""
         middle = (self.widths[len(self.widths) // 2], self.rows[len(self.rows) // 2])
         ends = [(w, r) for w in (self.widths[-1], self.widths[0])
                 for r in (self.rows[-1], self.rows[0])]  # fmt: skip
@@ -48,12 +48,12 @@ class Grid:
 
 
 def estimate(grid: Grid, site: Site, known: Mapping[Site, float]) -> float | None:
-    """A value between those that were measured on the same map; None far from all of them.
+    """The value of a site, interpolated from its map's measurements; None far from all of them.
 
     Args:
         grid: of the map.
-        site: where.
-        known: values at other sites; those of other maps are left out.
+        site: the layer.
+        known: values at other sites; those of other maps are ignored.
 
     Source: inverse distance weighting, Shepard, "A two-dimensional interpolation function for
     irregularly-spaced data", 1968, with the power 2.
@@ -72,19 +72,19 @@ def estimate(grid: Grid, site: Site, known: Mapping[Site, float]) -> float | Non
     return sum(w * value for w, value in weights) / sum(w for w, _ in weights)
 
 
-def coming(
+def next_sites(
     grid: Grid, sites: Sequence[Site], known: Mapping[Site, float], count: int = 2
 ) -> list[Site]:
     """The sites to measure next, the most informative one first.
 
-    First the middle and the corners of every map in turn. Then the site that is far from all that
-    is known of its map, and whose winner is in doubt.
+    The middle and the corners of every map come first. Then come sites that are far from all
+    measurements of their map and whose winner is uncertain.
 
     Args:
         grid: of the maps.
         sites: all of them.
-        known: log(speed-up) of what was measured, of the budget that is nearest to a tie.
-        count: how many.
+        known: log(speed-up) of the measured sites, each of its budget nearest to a tie.
+        count: the number of sites to return.
     """
     left = [site for site in sites if site not in known]
     first = [
@@ -106,8 +106,8 @@ def _information(grid: Grid, site: Site, known: Mapping[Site, float]) -> float:
         default=_FAR + 1,
     )
     value = estimate(grid, site, known)
-    doubt = 1.0 if value is None else exp(-((value / _NEAR_TIE) ** 2))
-    return steps * (_CERTAIN + doubt)
+    uncertainty = 1.0 if value is None else exp(-((value / _NEAR_TIE) ** 2))
+    return steps * (_CERTAIN + uncertainty)
 
 
 def _is_beside(grid: Grid, plane: Plane, other: Site) -> bool:

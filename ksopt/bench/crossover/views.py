@@ -1,4 +1,4 @@
-"""A crossover map as cells, tables, CSV and heat maps: functions of what was measured."""
+"""A crossover map as cells, tables, CSV and heat maps: functions of the measurements."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Cell:
     """A layer of a map.
 
     Attributes:
-        site: which.
+        site: the layer.
         status: "measured", "interpolated" from layers near it, or "not measured".
-        speed_ups: of each budget over dense; those that are not known are not there.
-        over_fp8: the same over FP8 dense.
+        speed_ups: of each budget over dense; unknown ones are absent.
+        over_fp8: of each budget over FP8 dense; unknown ones are absent.
     """
 
     site: Site
@@ -37,13 +37,14 @@ class Cell:
     over_fp8: Mapping[str, float]
 
     def largest(self, budgets: Sequence[Budget], *, fp8: bool = False) -> Budget | None:
-        """The largest budget that is faster; None if none is."""
+        """The largest budget that is faster than dense, or than FP8 dense; None if none is."""
         known = self.over_fp8 if fp8 else self.speed_ups
         return next((one for one in budgets if known.get(one.text, 0.0) > 1), None)
 
     def crossover(self, budgets: Sequence[Budget]) -> float | None:
-        """The share of weights at which a chain is as fast as dense, on a line in logarithms
-        between the two budgets on either side; None where they are all faster or all slower."""
+        """The share of weights at which a chain is as fast as dense; None if no budget ties.
+
+        Interpolated in logarithms between the two budgets on either side."""
         known = [one for one in budgets if one.text in self.speed_ups]
         for large, small in itertools.pairwise(known):
             above, below = log(self.speed_ups[large.text]), log(self.speed_ups[small.text])
@@ -54,12 +55,12 @@ class Cell:
 
     @property
     def best(self) -> float | None:
-        """The largest speed-up over dense; None if nothing is known."""
+        """The largest speed-up over dense; None if none is known."""
         return max(self.speed_ups.values(), default=None)
 
 
 def cells(request: CrossoverRequest, measured: Mapping[Site, SiteResult]) -> list[Cell]:
-    """Every layer of every map."""
+    """The cells of every map, measured or not."""
     grid = Grid.of(request)
     logs = {
         (budget.text, rival): {
@@ -70,7 +71,7 @@ def cells(request: CrossoverRequest, measured: Mapping[Site, SiteResult]) -> lis
         for budget in request.budgets
         for rival in (DENSE, FP8)
     }
-    found = []
+    every = []
     for site in request.sites:
         over: dict[str, dict[str, float]] = {}
         for rival in (DENSE, FP8):
@@ -82,12 +83,12 @@ def cells(request: CrossoverRequest, measured: Mapping[Site, SiteResult]) -> lis
             }
             over[rival] = {name: exp(value) for name, value in values.items() if value is not None}
         status = MEASURED if site in measured else BETWEEN if over[DENSE] else UNKNOWN
-        found.append(Cell(site, status, over[DENSE], over[FP8]))
-    return found
+        every.append(Cell(site, status, over[DENSE], over[FP8]))
+    return every
 
 
 def map_table(plane: Plane, cells: Sequence[Cell], request: CrossoverRequest) -> Table:
-    """A map as a table: rows of x down, widths across."""
+    """The table of a map: rows of x down, widths across."""
     by_site = {cell.site: cell for cell in cells}
     heads = ("rows of x", *(f">{width:,}" for width in request.widths))
     lines = [
@@ -102,7 +103,7 @@ def map_table(plane: Plane, cells: Sequence[Cell], request: CrossoverRequest) ->
 def verdict(cell: Cell, budgets: Sequence[Budget]) -> str:
     """The largest budget that is faster than dense, and the largest speed-up of any.
 
-    ~ stands before what was interpolated, - for what is not known.
+    ~ precedes an interpolated value, and - stands for an unknown one.
     """
     if cell.best is None:
         return "-"
@@ -112,7 +113,7 @@ def verdict(cell: Cell, budgets: Sequence[Budget]) -> str:
 
 
 def counts_table(cells: Sequence[Cell], request: CrossoverRequest) -> Table:
-    """By map: how many layers were measured, and in how many of those a chain wins."""
+    """The number of layers measured in each map, and of those in which a chain wins."""
     heads = ("map", ">layers", ">measured", ">interpolated", ">not measured",
              ">faster than dense", ">faster than FP8 dense")  # fmt: skip
     lines = []
@@ -124,16 +125,16 @@ def counts_table(cells: Sequence[Cell], request: CrossoverRequest) -> Table:
         wins = sum(cell.largest(request.budgets) is not None for cell in sure)
         with_fp8 = [cell for cell in sure if cell.over_fp8]
         over = sum(cell.largest(request.budgets, fp8=True) is not None for cell in with_fp8)
-        told = f"{over} of {len(with_fp8)}" if with_fp8 else "no FP8 beside it"
+        fp8_wins = f"{over} of {len(with_fp8)}" if with_fp8 else "no FP8 beside it"
         lines.append((str(plane), str(len(own)), *(str(one) for one in count.values()),
-                      f"{wins} of {len(sure)}", told))  # fmt: skip
+                      f"{wins} of {len(sure)}", fp8_wins))  # fmt: skip
     return tables.of(heads, lines)
 
 
 def to_csv(
     cells: Sequence[Cell], request: CrossoverRequest, measured: Mapping[Site, SiteResult]
 ) -> str:
-    """crossover.csv: a line a layer and budget."""
+    """The text of crossover.csv: a line per layer and budget."""
     heads = (
         *("pass", "precision", "width", "rows", "budget", "chain", "status", "ks_us", "dense_us"),
         *("fp8_us", "speed_up", "speed_up_over_fp8", "largest_faster_budget", "crossover_share"),
@@ -161,6 +162,6 @@ def to_csv(
 
 
 def to_json(cells: Sequence[Cell]) -> str:
-    """The same as one JSON document."""
-    found = [asdict(cell) for cell in cells]
-    return json.dumps({"schema": "ksopt.bench.crossover.cells/1", "cells": found}, indent=2) + "\n"
+    """The cells as one JSON document."""
+    every = [asdict(cell) for cell in cells]
+    return json.dumps({"schema": "ksopt.bench.crossover.cells/1", "cells": every}, indent=2) + "\n"

@@ -1,8 +1,8 @@
-"""How far a pass of a model is from the same in float64, and how far it may be.
+"""The error of a model's pass against float64, and the largest allowed error.
 
-What ksopt computes may be as far from the truth as twice the larger of the uncompiled model's and
-Inductor's own error: another order of summation rounds differently, a wrong product does not stay
-within that. Errors are compared as those of every product are: see measure/accuracy.py.
+ksopt's error may be up to twice the larger of the uncompiled model's and Inductor's own error:
+another order of summation rounds differently, and a wrong product exceeds that. Errors are
+compared as those of every product are: see measure/accuracy.py.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ksopt.measure.accuracy import allowed_error, relative_error
 
 _GRADIENT = "gradient of "
 _NOTHING = 1e-6  # of the norm of all gradients
-# PyTorch's own compiled ways may round as much worse than its uncompiled model; more is wrong.
+# PyTorch's compiled ways may have up to this multiple of its uncompiled model's error.
 _INDUCTORS_SHARE = 8.0
-# Where Inductor's own error is not measured, it is taken for no more than so many times the other.
+# An Inductor error that was not measured is assumed to be at most this multiple of the other.
 _WITHOUT_INDUCTOR = 2.0
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a call computed.
+    """The results of a call.
 
     Args:
         logits: of the model.
@@ -39,10 +39,10 @@ class Outputs:
 
 
 def relative_errors(outputs: Outputs, truth: Outputs) -> dict[str, float]:
-    """Relative errors: the norm of the difference from the truth over the truth's norm.
+    """Relative errors by result: the norm of the difference from the truth over the truth's norm.
 
-    Of each parameter's gradient, too, but for those that are nothing beside the others (in
-    attention, a bias of the keys changes no result): they are all rounding.
+    Gradients of single parameters are included, except those that are negligible beside the others
+    (in attention, a bias of the keys changes no result): those are pure rounding.
     """
     errors = {"logits": relative_error(outputs.logits, truth.logits)}
     if truth.loss is None or outputs.loss is None:
@@ -61,10 +61,10 @@ def relative_errors(outputs: Outputs, truth: Outputs) -> dict[str, float]:
 
 
 def with_worst_gradient(errors: dict[str, float]) -> dict[str, float]:
-    """The errors of all, and the worst of single parameters' gradients."""
+    """The errors with the worst one in place of those of single parameters' gradients."""
     worst = [error for what, error in errors.items() if what.startswith(_GRADIENT)]
-    kept = {what: error for what, error in errors.items() if not what.startswith(_GRADIENT)}
-    return kept | ({"worst gradient": max(worst)} if worst else {})
+    totals = {what: error for what, error in errors.items() if not what.startswith(_GRADIENT)}
+    return totals | ({"worst gradient": max(worst)} if worst else {})
 
 
 def faults_of(
@@ -73,11 +73,11 @@ def faults_of(
     eps: float,
     is_pytorch: bool,
 ) -> list[str]:
-    """What is wrong with a way's results, in words.
+    """The faults of a way's results, in words.
 
     Args:
         errors: of the way.
-        references: of the uncompiled model; and of Inductor's, where those are measured.
+        references: errors of the uncompiled model, and Inductor's, where they are measured.
         eps: of the model's dtype.
         is_pytorch: whether the way is PyTorch's own.
     """

@@ -82,16 +82,16 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Built:
-    """A model, three times, and what it is called with.
+    """A model in three versions, and its inputs.
 
     Args:
-        dense: as the library makes it; gives logits [..., classes].
-        ks: its linear layers replaced by an author's.
-        linear: the same by `KSLinear`, with the author's weights.
+        dense: the library's model; returns logits [..., classes].
+        ks: the model with its linear layers replaced by an author's.
+        linear: the model with its linear layers replaced by `KSLinear`, with the author's weights.
         inputs: one tensor: images [B, 3, H, W], or tokens [B, T].
-        targets: classes, as the logits without their last dim.
-        chains: how many chains there are in its place.
-        weights: of the chains, in the place of how many.
+        targets: classes, of the logits' shape without its last dim.
+        chains: number of chains in the model.
+        weights: (weights of the chains, weights of the dense layers that they replace).
     """
 
     dense: nn.Module
@@ -103,7 +103,7 @@ class Built:
     weights: tuple[int, int]
 
     def twin(self, name: str) -> nn.Module:
-        """The model of that name."""
+        """The version of that name."""
         return {"dense": self.dense, "ks": self.ks, "linear": self.linear}[name]
 
 
@@ -111,10 +111,10 @@ def size_of(
     name: str, small: bool = False, layers: int | None = None, batch: int | None = None,
     length: int | None = None,
 ) -> Size:  # fmt: skip
-    """Sizes of a model, some of them others than its own.
+    """The sizes of a model, with the passed ones in place of its own.
 
     Raises:
-        InvalidInputError: there is no such model, or it has no such size.
+        InvalidInputError: the model is unknown, or it has no such size.
     """
     if name not in SIZES:
         raise InvalidInputError(
@@ -135,19 +135,19 @@ def build(
     size: Size, dtype: torch.dtype, device: torch.device, *, rule: str = "half",
     plan: Plan | None = None, seed: int = 0,
 ) -> Built:  # fmt: skip
-    """A model, its two twins, and random inputs.
+    """A model, its two Kronecker-sparse versions, and random inputs.
 
     Args:
-        size: what it is.
+        size: the model and its sizes.
         dtype: of the parameters.
-        device: where it is.
+        device: of the model and its inputs.
         rule: see `ksopt.bench.models.chains.chain_of`.
-        plan: which layers become which chains, in the rule's place.
+        plan: the chain of each replaced layer; used instead of the rule.
         seed: of the weights and inputs.
 
     Raises:
         InvalidInputError: the rule or the plan does not fit the model.
-        UnavailableError: the library ``transformers`` is not installed, or its models are others.
+        UnavailableError: the library ``transformers`` is not installed, or its models differ.
     """
     on_gpu = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=on_gpu), device:
@@ -183,25 +183,25 @@ def build(
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy, in float32 at least."""
+    """The cross entropy, in at least float32."""
     kind = torch.promote_types(logits.dtype, torch.float32)
     return F.cross_entropy(logits.flatten(0, -2).to(kind), targets.flatten())
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    """The gradients of a model's parameters, by the names and in the form that `KSLinear` has."""
-    found: dict[str, Tensor] = {}
+    """The gradients of a model's parameters, with `KSLinear`'s names and shapes."""
+    gradients: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         own = list(module.named_parameters(path, recurse=False))
         if isinstance(module, Spelled):
             factors = module.factors(_gradient)
-            found |= {f"{path}.weights.{at}": factor for at, factor in enumerate(factors)}
+            gradients |= {f"{path}.weights.{at}": factor for at, factor in enumerate(factors)}
             own = [(f"{path}.bias", module.bias)] if module.bias is not None else []
         elif path.endswith(".weights") and isinstance(module, nn.ParameterList):
             parent = model.get_submodule(path.removesuffix(".weights"))
             own = [] if isinstance(parent, Spelled) else own
-        found |= {name: _gradient(one) for name, one in own if one.grad is not None}
-    return found
+        gradients |= {name: _gradient(one) for name, one in own if one.grad is not None}
+    return gradients
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
@@ -210,7 +210,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def by_ks_linear(layer: nn.Module) -> nn.Module:
-    """An author's layer, one or several side by side, by `KSLinear` with its weights."""
+    """An author's layer, single or stacked, as `KSLinear` with the same weights."""
     if isinstance(layer, SideBySide):
         return KSStacked([_single(part) for part in layer.parts])
     return _single(layer)
@@ -219,17 +219,17 @@ def by_ks_linear(layer: nn.Module) -> nn.Module:
 def _single(layer: nn.Module) -> KSLinear:
     assert isinstance(layer, Spelled)
     chain = layer.chain
-    made = KSLinear(chain.in_features, chain.out_features, chain, bias=layer.bias is not None)
+    layer_ks = KSLinear(chain.in_features, chain.out_features, chain, bias=layer.bias is not None)
     with torch.no_grad():
-        for own, factor in zip(made.weights, layer.factors(lambda one: one), strict=True):
+        for own, factor in zip(layer_ks.weights, layer.factors(lambda one: one), strict=True):
             own.copy_(factor)
-        if made.bias is not None and layer.bias is not None:
-            made.bias.copy_(layer.bias)
-    return made
+        if layer_ks.bias is not None and layer.bias is not None:
+            layer_ks.bias.copy_(layer.bias)
+    return layer_ks
 
 
 class Logits(nn.Module):
-    """A model of the library, its result the logits alone."""
+    """A model of the library that returns its logits only."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ def _vit(size: Size) -> nn.Module:
         num_labels=size.classes,
     )  # fmt: skip
     library.AttentionInterface.register(_UNMASKED, _unmasked_attention)
-    return _made(library.ViTForImageClassification, config, _UNMASKED)
+    return _model(library.ViTForImageClassification, config, _UNMASKED)
 
 
 _UNMASKED = "unmasked_sdpa"
@@ -261,7 +261,7 @@ def _unmasked_attention(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Attention of all tokens to all, [B, heads, T, d] each -> [B, T, heads, d].
 
-    The library's own hands over a mask of ones when it is compiled, with which PyTorch computes the
+    The library's own passes a mask of ones when it is compiled; with a mask, PyTorch computes the
     attention of 197 tokens by products in float32.
     """
     y = nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
@@ -275,7 +275,7 @@ def _gpt2(size: Size) -> nn.Module:
         n_positions=size.length, vocab_size=size.classes, use_cache=False, resid_pdrop=0.0,
         embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    return _made(library.GPT2LMHeadModel, config)
+    return _model(library.GPT2LMHeadModel, config)
 
 
 def _llama(size: Size) -> nn.Module:
@@ -285,7 +285,7 @@ def _llama(size: Size) -> nn.Module:
         num_attention_heads=size.heads, num_key_value_heads=size.key_heads,
         max_position_embeddings=size.length, vocab_size=size.classes, use_cache=False,
     )  # fmt: skip
-    return _made(library.LlamaForCausalLM, config)
+    return _model(library.LlamaForCausalLM, config)
 
 
 _MAKERS: dict[str, Callable[[Size], nn.Module]] = {"vit": _vit, "gpt2": _gpt2, "llama": _llama}
@@ -302,6 +302,6 @@ def _transformers() -> Any:
     return transformers
 
 
-def _made(model: type[nn.Module], config: Any, attention: str = "sdpa") -> nn.Module:
+def _model(model: type[nn.Module], config: Any, attention: str = "sdpa") -> nn.Module:
     config._attn_implementation = attention
     return model(config)

@@ -1,4 +1,4 @@
-"""Which chain takes the place of which linear layer: a rule for sizes, or a plan."""
+"""The chains that replace the linear layers of a model: by a rule for sizes, or by a plan."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _FUSED = ".c_attn"  # GPT-2's layer for q, k and v: three siblings
 
 
 def chain_of(rule: str, n_in: int, n_out: int) -> Chain:
-    """The chain that a rule has for a layer.
+    """The chain of a rule for a layer.
 
     Args:
         rule: one of `NAMED`, or a chain with ``in``, ``out``, ``mid`` (the smaller of both) and
-            parts of them, such as ``out/4``, in the place of numbers.
+            parts of them, such as ``out/4``, instead of numbers.
         n_in: features of the layer's input.
         n_out: features of its output.
 
     Raises:
-        InvalidInputError: the rule is no chain, or has none for this size.
+        InvalidInputError: the rule is no chain, or none that fits this size.
 
     Example:
         >>> str(chain_of("half", 384, 1536))
@@ -47,12 +47,12 @@ def chain_of(rule: str, n_in: int, n_out: int) -> Chain:
     names = {"in": n_in, "out": n_out, "mid": min(n_in, n_out)}
     text = NAMED[rule][n_in == n_out] if rule in NAMED else rule
 
-    def number(found: re.Match[str]) -> str:
-        whole, part = names[found[1]], int(found[2] or 1)
+    def number(match: re.Match[str]) -> str:
+        whole, part = names[match[1]], int(match[2] or 1)
         if part == 0 or whole % part:
             raise InvalidInputError(
-                f"--chain {rule}: {found[1]}/{found[2]} is no whole number for a layer of "
-                f"{n_in}x{n_out}, where {found[1]} is {whole}"
+                f"--chain {rule}: {match[1]}/{match[2]} is no whole number for a layer of "
+                f"{n_in}x{n_out}, where {match[1]} is {whole}"
             )
         return str(whole // part)
 
@@ -73,12 +73,12 @@ def chain_of(rule: str, n_in: int, n_out: int) -> Chain:
 
 
 def choices(model: nn.Module, rule: str, plan: Plan | None) -> list[Choice]:
-    """The layers of a model that become chains, and which.
+    """The layers of a model to replace, and their chains.
 
     Args:
         model: of transformers.
-        rule: see `chain_of`; for all layers but the head.
-        plan: in its place.
+        rule: see `chain_of`; for all layers except the head.
+        plan: used instead of the rule.
 
     Raises:
         InvalidInputError: the rule or the plan does not fit the model.

@@ -1,7 +1,7 @@
-"""One model in one dtype, one pass and one mode: checked, then all ways timed in turns.
+"""Checks one model in one dtype, pass and mode, then times all ways in turns.
 
-The truth is the model in float64 (as far as its library computes in float64); accuracy.py says how
-far a pass may be from it.
+The truth is the model in float64 (as far as its library computes in float64); accuracy.py has the
+allowed error.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Way:
 
     Args:
         name: of `ksopt.bench.models.results.WAYS`.
-        twin: which of the three models: "dense", "ks", "linear".
+        twin: the version of the model: "dense", "ks", "linear".
         backend: "" (uncompiled), "inductor" or "ksopt".
-        mode: torch.compile's own word.
+        mode: of torch.compile.
         tune: ksopt's option; None is its default.
     """
 
@@ -69,16 +69,16 @@ class Way:
 
 @dataclass(frozen=True)
 class How:
-    """How a case is measured.
+    """The settings of a case's measurement.
 
     Args:
         is_step: a training step rather than a forward pass.
-        is_graphs: in CUDA graphs.
-        dynamic: compile for any batch and length.
-        fresh_caches: compile each way with empty caches of torch.
+        is_graphs: whether to run in CUDA graphs.
+        dynamic: whether to compile for any batch and length.
+        fresh_caches: whether to compile each way with empty caches of torch.
         tune: ksopt's option.
-        seconds: about how long to time the ways.
-        ways: names of the ways that are measured.
+        seconds: approximate time for timing the ways.
+        ways: names of the ways to measure.
     """
 
     is_step: bool
@@ -112,8 +112,8 @@ def measure_case(
 
     Args:
         built: the model and its inputs.
-        how: what is measured of it.
-        progress: called with a phrase before each thing that takes long.
+        how: the settings.
+        progress: called with a phrase before each long step.
     """
     device = built.inputs.device
     progress("float64")
@@ -133,13 +133,13 @@ def measure_case(
             result = WayResult(way.name, sum(one.numel() for one in model.parameters()))
             try:
                 run = _compiled(model, way, how)
-                result, found = _first_calls(built, way, run, how, result)
+                result, outputs = _first_calls(built, way, run, how, result)
             except RuntimeError as error:  # torch's compiler, a device without memory
                 line = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 results.append(replace(result, faults=(f"failed: {line[:300]}",)))
                 continue
-            errors = relative_errors(found, truths[truth_of])
-            del found
+            errors = relative_errors(outputs, truths[truth_of])
+            del outputs
             if way.name == KS_INDUCTOR:
                 inductors = errors
             known = [uncompiled[truth_of], *([inductors] if inductors else [])]
@@ -159,7 +159,7 @@ def measure_case(
 
 
 def _pass(how: How) -> contextlib.AbstractContextManager[object]:
-    """In which a pass is made."""
+    """The gradient mode of a pass."""
     return contextlib.nullcontext() if how.is_step else torch.inference_mode()
 
 
@@ -168,7 +168,7 @@ def _eager(built: Built, twin: str) -> Run:
 
 
 def _call(built: Built, twin: str, run: Run, how: How) -> Callable[[], Outputs]:
-    """A pass whose results are kept."""
+    """A pass that returns its results."""
     return lambda: _outputs(built.twin(twin), run, built.inputs, built.targets, how)
 
 
@@ -189,7 +189,7 @@ def _outputs(model: nn.Module, run: Run, inputs: Tensor, targets: Tensor, how: H
 
 
 def _timed_call(built: Built, twin: str, run: Run, how: How) -> Callable[[], object]:
-    """A pass as it is timed: a step ends with plain SGD."""
+    """The timed form of a pass: a step ends with plain SGD."""
     optimizer = torch.optim.SGD(built.twin(twin).parameters(), lr=_LEARNING_RATE)
     return _plain_call(built, twin, run, how, optimizer.step)
 
@@ -197,7 +197,7 @@ def _timed_call(built: Built, twin: str, run: Run, how: How) -> Callable[[], obj
 def _plain_call(
     built: Built, twin: str, run: Run, how: How, update: Callable[[], object]
 ) -> Callable[[], object]:
-    """A pass whose results are dropped."""
+    """A pass that drops its results."""
     model = built.twin(twin).train(how.is_step)
     inputs, targets = built.inputs, built.targets
     begin = torch.compiler.cudagraph_mark_step_begin if how.is_graphs else _do_nothing
@@ -213,7 +213,7 @@ def _plain_call(
         begin()
         loss(run(inputs), targets).backward()
         update()
-        # Now, and not before the next: another way's step comes between, with the same memory.
+        # Not before the next step: another way's step, in the same memory, runs between the two.
         model.zero_grad()
 
     return step
@@ -232,7 +232,7 @@ def _truth(built: Built, twin: str, how: How) -> Outputs:
 def _first_calls(
     built: Built, way: Way, run: Run, how: How, result: WayResult
 ) -> tuple[WayResult, Outputs]:
-    """The first call, timed, and those after it, whose memory and results count."""
+    """Time the first call, then record the memory and the results of later calls."""
     device, model = built.inputs.device, built.twin(way.twin)
     call = _call(built, way.twin, run, how)
     _free_workspaces(device)
@@ -242,10 +242,10 @@ def _first_calls(
         if how.fresh_caches:
             stack.enter_context(_fresh_caches())
         began = time.perf_counter()
-        found = call()
+        outputs = call()
         _wait(device)
         first_s = time.perf_counter() - began
-        del found
+        del outputs
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         plain = _plain_call(built, way.twin, run, how, lambda: None)
@@ -254,18 +254,18 @@ def _first_calls(
                 plain()
         _wait(device)
     peak = None
-    if device.type == "cuda":  # other models lie in the same memory
+    if device.type == "cuda":  # the same memory holds other models
         own = sum(one.numel() * one.element_size() for one in model.parameters())
         peak = torch.cuda.max_memory_allocated(device) - before + own
-    found = call()
+    outputs = call()
     result = replace(result, first_s=first_s, peak_bytes=peak)
     if way.backend == "ksopt":
         total = _sum(reports)
-        # What is a KSLinear need not be recognised.
+        # A KSLinear need not be recognised.
         chains = built.chains if way.twin == "ks" else None
         faults = tuple(_missing(total, chains))
         result = replace(result, sites=_sites(total), faults=faults)
-    return result, found
+    return result, outputs
 
 
 def _sum(reports: Sequence[Report]) -> Report:
@@ -288,7 +288,7 @@ def _sites(report: Report) -> Sites:
 
 
 def _missing(report: Report, chains: int | None) -> list[str]:
-    """What the backend left out that it must not."""
+    """The faults of the backend's report, such as chains that it did not recognise."""
     if not report.graphs:
         return ["the backend saw no graph"]
     faults = list(report.notes)
@@ -315,7 +315,7 @@ def _compiled(model: nn.Module, way: Way, how: How) -> Run:
 
 
 def _words(way: Way) -> dict[str, Any]:
-    """torch.compile's arguments for a way. Tests put a quicker compiler here."""
+    """torch.compile's arguments for a way. Tests replace this to use a faster compiler."""
     if way.tune is None:
         return {"backend": way.backend, "mode": way.mode}
     return {"backend": way.backend, "options": {"mode": way.mode, "tune": way.tune}}
@@ -327,11 +327,11 @@ def _nothing(x: Tensor) -> Tensor:
 
 @contextmanager
 def _alone(device: torch.device) -> Iterator[None]:
-    """Nothing compiled before or after; and no quiet return to the uncompiled model."""
+    """Isolates compilation: no compiled code before or after, no silent eager fallback."""
     torch._dynamo.reset()
     torch.compile(_nothing)(torch.ones(8, device=device))  # Inductor's workers start untimed
     try:
-        # All ways share the model's code, which Dynamo compiles anew for each.
+        # All ways share the model's code, which Dynamo compiles again for each.
         with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
             yield
     finally:
@@ -340,8 +340,8 @@ def _alone(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _fresh_caches() -> Iterator[None]:
-    """Compilation from nothing: what is found in torch's caches would take no time."""
-    from torch._inductor.utils import fresh_cache  # which makes a folder as soon as it is imported
+    """Empty caches of torch: an entry in them would take no time to compile."""
+    from torch._inductor.utils import fresh_cache  # its import creates a folder
 
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
@@ -351,7 +351,7 @@ def _fresh_caches() -> Iterator[None]:
 
 
 def _free_workspaces(device: torch.device) -> None:
-    """Free cuBLAS's workspaces, as recording a CUDA graph does, before memory is counted."""
+    """Free cuBLAS's workspaces before memory is counted, as recording a CUDA graph does."""
     if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
 

@@ -1,4 +1,4 @@
-"""What `ksopt bench models` can be asked, as texts: its options. Without torch."""
+"""The options of `ksopt bench models` as texts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WHAT, _HOW = "what is measured", "how it is measured"
 
 @dataclass(frozen=True)
 class ModelsOptions:
-    """What is measured, as on the command line, whose options the fields are."""
+    """The options of the command line, one field each."""
 
     models: str = option(
         "vit,gpt2,llama",

@@ -1,7 +1,7 @@
-"""What `ksopt bench models` says: sentences, tables, Markdown, CSV and JSON.
+"""The report of `ksopt bench models`: sentences, tables, Markdown, CSV and JSON.
 
-The dense model is the first column of every table, and the faster of its two ways is what each
-time is compared with.
+The dense model is the first column of every table, and each time is compared with the faster of
+its two ways.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ _KSOPTS = (KS_KSOPT, LINEAR_KSOPT)
 
 
 def sentences(cases: Sequence[Case]) -> list[str]:
-    """The answer: how ksopt's faster way stands to the dense model."""
-    found = []
+    """The answer: ksopt's faster way compared with the dense model."""
+    answers = []
     for case in cases:
         ours = [way for way in case.ways if way.name in _KSOPTS and way.time is not None]
         best = min(ours, key=lambda way: way.time.median_us if way.time else 0.0, default=None)
         rival = case.rival
         if best is None or best.time is None or rival is None or rival.time is None:
             continue
-        told = compare(best.time, rival.time).value
-        found.append(
+        verdict = compare(best.time, rival.time).value
+        answers.append(
             f"{case.subject}: {best.name} takes {best.time.median_us / 1e3:.2f} ms, "
             f"{_over(best, rival):.2f} of the dense model's {rival.time.median_us / 1e3:.2f} ms "
-            f"({told}), with {100 * _share(case):.0f} % of the weights of its linear layers."
+            f"({verdict}), with {100 * _share(case):.0f} % of the weights of its linear layers."
         )
-    return found
+    return answers
 
 
 def main_tables(cases: Sequence[Case]) -> list[Table]:
-    """What a terminal is shown."""
+    """The tables for the terminal."""
     memory = [memory_table(cases)] if _has_memory(cases) else []
     shown = (times_table(cases), *memory, parameters_table(cases), sites_table(cases))
     return [table for table in shown if table.rows]
 
 
 def times_table(cases: Sequence[Case]) -> Table:
-    """A row for each case: milliseconds of each way, and how many of the dense model's."""
+    """A row for each case: milliseconds of each way, and their ratio to the dense model's."""
     return _by_way(cases, lambda case, way: _time_cell(case, way))
 
 
 def memory_table(cases: Sequence[Case]) -> Table:
-    """A row for each case: GiB at the peak of a call, and how many of the dense model's."""
+    """A row for each case: GiB at the peak of a call, and their ratio to the dense model's."""
 
     def cell(case: Case, way: WayResult) -> str:
         dense = case.way(DENSE)
@@ -81,7 +81,7 @@ def memory_table(cases: Sequence[Case]) -> Table:
 
 
 def parameters_table(cases: Sequence[Case]) -> Table:
-    """A row for each model: parameters of each way's, and what its chains have of the weights."""
+    """A row for each model: parameters, and the chains' share of the linear layers' weights."""
     models = {(case.subject.model, case.inputs): case for case in cases}
     heads = ("model", ">dense parameters", ">KS parameters", "input", ">blocks", ">chains")
     rows = []
@@ -118,7 +118,7 @@ def errors_table(cases: Sequence[Case]) -> Table:
 
 
 def sites_table(cases: Sequence[Case]) -> Table:
-    """A row for each case and way of ksopt: what was lowered."""
+    """A row for each case and way of ksopt: the lowered sites."""
     heads = (
         *_SUBJECT, "way", ">chains", "lowered/kept/missed", ">linear flops lowered", ">pass ms",
         ">deciding s",
@@ -135,7 +135,7 @@ def sites_table(cases: Sequence[Case]) -> Table:
 
 
 def decisions_table(cases: Sequence[Case]) -> Table:
-    """A row for each different site, with how often it was met, and why it was decided so."""
+    """A row for each distinct site: its count, the decision and its reason."""
     heads = (*_SUBJECT, "way", "chain", ">rows", ">sites", "decision", "reason")
     rows = []
     for case, way in _of_ksopt(cases):
@@ -178,15 +178,15 @@ def sections(cases: Sequence[Case], setting: Mapping[str, Any]) -> list[Section]
     device = [
         (key, str(value)) for key, value in run.get("device", {}).items() if value is not None
     ]
-    found = [
+    first = [
         Section("Answer", lead=tuple(sentences(cases)), paragraphs=tuple(faults)),
         Section("Times", paragraphs=(_TIMES,), table=times_table(cases)),
         Section("Parameters", table=parameters_table(cases)),
     ]
     if _has_memory(cases):
-        found.append(Section("Peak memory", paragraphs=(_MEMORY,), table=memory_table(cases)))
+        first.append(Section("Peak memory", paragraphs=(_MEMORY,), table=memory_table(cases)))
     return [
-        *found,
+        *first,
         Section(
             "Errors", ("Relative, against the same model in float64.",), (), errors_table(cases)
         ),
@@ -214,7 +214,7 @@ _FIRST = (
 
 
 def to_json(cases: Sequence[Case], setting: Mapping[str, Any]) -> str:
-    """All of it as one JSON document, for --json and models.json."""
+    """The results as one JSON document, for --json and models.json."""
     run = (setting.get("runs") or [{}])[-1]
     value = {
         "schema": SCHEMA,
@@ -297,7 +297,7 @@ def _by_way(cases: Sequence[Case], cell: Callable[[Case, WayResult], str]) -> Ta
 
 
 def _columns(cases: Sequence[Case]) -> list[str]:
-    """The ways that a case has, the dense one first."""
+    """The ways that any case has, the dense one first."""
     return [name for name in WAYS if any(case.way(name) is not None for case in cases)]
 
 

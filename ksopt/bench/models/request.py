@@ -1,4 +1,4 @@
-"""What `ksopt bench models` is asked to measure: read from words, checked."""
+"""The request of `ksopt bench models`, parsed from its options and checked."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TUNES = ("measure", "model", "off")
 
 @dataclass(frozen=True)
 class ModelsRequest:
-    """Everything that decides what is measured. Made by `of`, which checks it.
+    """The checked request: everything that decides the measurements. `of` creates it.
 
     Args:
-        options: what it was made of.
-        subjects: what is measured, in order.
+        options: the source of the request.
+        subjects: in the order measured.
         device: torch's name of the device.
-        plan: which layers become which chains, in the place of a rule.
+        plan: the chain of each replaced layer; used instead of a rule.
         ways: of `ksopt.bench.models.results.WAYS`, the dense one first.
-        remarks: what is left out, and why, in sentences.
+        remarks: sentences that name each omission and its reason.
     """
 
     options: ModelsOptions
@@ -48,7 +48,7 @@ class ModelsRequest:
         """Check a request as it comes from a command line.
 
         Raises:
-            InvalidInputError: something is not allowed; the sentence says what is.
+            InvalidInputError: an option is invalid; the sentence names the allowed values.
         """
         device = devices.resolve(options.device)
         models = _words("--models", options.models, tuple(SIZES))
@@ -112,7 +112,7 @@ class ModelsRequest:
         return _size(subject.model, self.options)
 
     def identity(self) -> dict[str, object]:
-        """What must be the same for times to stand in one folder, as JSON can hold it.
+        """The values that all runs of a folder share, as JSON values.
 
         More models, dtypes, passes and modes may follow.
         """

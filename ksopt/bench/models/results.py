@@ -1,4 +1,4 @@
-"""What was measured of a model, as values that a line of a file can hold."""
+"""The results of a model benchmark, as values that one line of a file holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = {
     "ksopt": KS_KSOPT,
     "kslinear": LINEAR_KSOPT,
 }
-"""The ways by their words on the command line, but for the dense one, which is always measured."""
+"""The ways by their names on the command line, without the dense one, which always runs."""
 
 WAYS = (DENSE, *WORDS.values())
 """The columns of every table, the dense model first."""
@@ -28,7 +28,7 @@ WAYS = (DENSE, *WORDS.values())
 
 @dataclass(frozen=True, order=True)
 class Subject:
-    """One thing to measure, all ways in turns.
+    """One model, dtype, pass and mode, in which all ways are measured in turns.
 
     Args:
         model: its name.
@@ -48,13 +48,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class Sites:
-    """What the backend ksopt did to a model's graphs.
+    """The sites of a model's graphs, as the backend ksopt reported them.
 
     Args:
         lowered, kept, missed: sites by verdict.
-        share: of the linear flops, in lowered sites.
+        share: of the linear flops, those in lowered sites.
         pass_s: time of the pass, seconds.
-        deciding_s: time to decide what is faster; measurements are kept on disk.
+        deciding_s: time to select kernels, seconds; measurements are stored on disk.
         sites: each site, as `ksopt.compile.sites.Site.to_json` has it.
     """
 
@@ -69,15 +69,15 @@ class Sites:
 
 @dataclass(frozen=True)
 class WayResult:
-    """What came of a way to run a model.
+    """The result of one way to run a model.
 
     Args:
         name: of `WAYS`.
         parameters: of its model.
         first_s: the first call, compilation included.
         peak_bytes: the largest memory of a call, parameters included; None on a CPU.
-        errors: relative errors against float64, by what is compared.
-        faults: what is wrong, in sentences; a way with a fault has no time.
+        errors: relative errors against float64, by kind of result.
+        faults: in sentences; a way with a fault has no time.
         time: of a call.
         sites: of ksopt's ways.
     """
@@ -94,13 +94,13 @@ class WayResult:
 
 @dataclass(frozen=True)
 class Case:
-    """A subject, and what came of each way.
+    """A subject and the result of each way.
 
     Args:
-        subject: what was measured.
+        subject: the model, dtype, pass and mode.
         blocks: of the model.
-        chains: in its linear layers' place.
-        weights: of the chains, in the place of how many.
+        chains: that replace its linear layers.
+        weights: (weights of the chains, weights of the dense layers that they replace).
         inputs: shape of the input.
         ways: in the order of `WAYS`.
     """
@@ -113,22 +113,22 @@ class Case:
     ways: tuple[WayResult, ...]
 
     def way(self, name: str) -> WayResult | None:
-        """The way of that name, if it was tried."""
+        """The way of that name; None if it was not measured."""
         return next((way for way in self.ways if way.name == name), None)
 
     @property
     def rival(self) -> WayResult | None:
-        """The faster of the dense model's ways: what every time is compared with."""
+        """The faster of the dense model's ways, with which every time is compared."""
         timed = [way for way in self.ways if way.name in WAYS[:2] and way.time is not None]
         return min(timed, key=lambda way: way.time.median_us if way.time else 0.0, default=None)
 
     @property
     def faults(self) -> list[str]:
-        """All that is wrong, in sentences."""
+        """The faults of all ways, in sentences."""
         return [f"{self.subject}: {way.name}: {fault}" for way in self.ways for fault in way.faults]
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values; `of_json` reads it."""
+        """The case as plain values; `of_json` reads them."""
         return asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Models from request to files: measure what is missing, keep each case, report."""
+"""Runs `ksopt bench models`: measures the missing cases and stores each one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = "ksopt.bench.models/1"
 FORM: Form[Subject, Case] = Form(
     "ksopt bench models", SCHEMA, lambda case: case.subject, Case.to_json, Case.of_json
 )
-# What a time can depend on. A change anywhere else (reports, search, documents) changes none.
+# The sources that a time can depend on. No other change (reports, search, docs) affects a time.
 _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.compile"),
     *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.nn.layers", "ksopt.epilogue"),
@@ -41,35 +41,35 @@ def run_models(
     *,
     timeout_s: float | None = None,
     progress: Progress = lambda _: None,
-    kept: Callable[[Journal[Subject, Case]], None] = lambda _: None,
+    on_stored: Callable[[Journal[Subject, Case]], None] = lambda _: None,
 ) -> str:
-    """Measure what the folder does not hold yet.
+    """Measure the cases that the folder does not hold yet.
 
     Args:
-        request: what to measure.
-        out: the folder; a run of the same request in the same folder goes on.
-        timeout_s: seconds after which no further case is begun.
-        progress: called with a line of text before each thing that takes long.
-        kept: called with all that is kept, first and after each case.
+        request: the cases to measure.
+        out: the folder; another run of the same request in it continues.
+        timeout_s: seconds after which no further case starts.
+        progress: called with a line of text before each long step.
+        on_stored: called with the journal, first and after each case.
 
     Returns:
-        "" if every case is measured, else "timeout" or "interrupted". Ctrl-C loses the case under
-        way only.
+        "" if every case is measured, else "timeout" or "interrupted". Ctrl-C loses only the case
+        being measured.
 
     Raises:
-        InvalidInputError: the folder holds something else, or a rule or plan does not fit a model.
-        UnavailableError: the library ``transformers`` is not there.
+        InvalidInputError: the folder holds other measurements, or a rule or plan fits no model.
+        UnavailableError: the library ``transformers`` is not installed.
     """
     began = time.monotonic()
     for model in dict.fromkeys(subject.model for subject in request.subjects):
         _check(request, model)
     record = devices.record(request.device)
-    asked = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
-    with journal.opened(out, FORM, asked) as book:
+    identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
+    with journal.opened(out, FORM, identity) as book:
         missing = [subject for subject in request.subjects if subject not in book.measured]
         if missing:
             book.begin_run(request.command, record)
-        kept(book)
+        on_stored(book)
         try:
             for subject in missing:
                 if timeout_s is not None and time.monotonic() - began >= timeout_s:
@@ -77,14 +77,14 @@ def run_models(
                 started = time.monotonic()
                 book.add(_measured(request, subject, progress))
                 progress(f"{subject}: {time.monotonic() - started:.0f} s")
-                kept(book)
+                on_stored(book)
         except KeyboardInterrupt:
             return "interrupted"
     return ""
 
 
 def _check(request: ModelsRequest, model: str) -> None:
-    """Refuse before anything is written what a model does not fit: it is built without memory."""
+    """Raise before any file is written if a rule or plan does not fit; allocates no memory."""
     subject = next(subject for subject in request.subjects if subject.model == model)
     rule, nowhere = request.options.chain, torch.device("meta")
     build(request.size(subject), torch.float32, nowhere, rule=rule, plan=request.plan)
@@ -103,9 +103,9 @@ def _measured(request: ModelsRequest, subject: Subject, progress: Progress) -> C
         seconds=options.seconds,
         ways=request.ways,
     )
-    found = measuring.measure_case(built, how, lambda what: progress(f"{subject}: {what}"))
+    ways = measuring.measure_case(built, how, lambda what: progress(f"{subject}: {what}"))
     shape = tuple(built.inputs.shape)
-    case = Case(subject, size.depth, built.chains, built.weights, shape, found)
+    case = Case(subject, size.depth, built.chains, built.weights, shape, ways)
     del built
     gc.collect()  # the next model may need the memory
     if device.type == "cuda":

@@ -1,8 +1,8 @@
-"""Kronecker-sparse layers as authors who never heard of ksopt would write them, in plain PyTorch.
+"""Kronecker-sparse layers in plain PyTorch, as authors who do not know ksopt write them.
 
 Three compute x (K_1 K_2)ᵀ + bias with K_1 = (1, out/q, middle/q, q), K_2 = (p, middle/p, in/p, 1):
 a block-diagonal matrix, then interleaved blocks (a Monarch layer). The fourth is for any chain.
-Their products use nothing of ksopt: what the backend makes of this code is what is measured.
+Their products do not use ksopt: the benchmark measures how the backend lowers this code.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from ksopt.patterns.chain import Chain
 
 Of = Callable[[nn.Parameter], Tensor]
-"""(parameter) -> what is wanted of it: its values, or its gradient."""
+"""(parameter) -> its values or its gradient."""
 
 
 class Spelled(nn.Module):
-    """A layer of one chain, in somebody's spelling.
+    """A layer of one chain, spelled in one of several ways.
 
     Args:
         chain: its factors.
@@ -33,7 +33,7 @@ class Spelled(nn.Module):
         self.bias = nn.Parameter(torch.zeros(chain.out_features)) if bias else None
 
     def factors(self, of: Of) -> list[Tensor]:
-        """What is wanted of the weights, as KSLinear holds them: [a, b, c, d], left to right."""
+        """The weights or their gradients in KSLinear's layout: [a, b, c, d], left to right."""
         raise NotImplementedError
 
 
@@ -110,7 +110,7 @@ class BlocksByVmap(Spelled):
 
 
 class ChainByEinsum(Spelled):
-    """An einsum for each factor of any chain, as the definition of its product says it."""
+    """One einsum per factor of any chain, as the product is defined."""
 
     def __init__(self, chain: Chain, bias: bool) -> None:
         super().__init__(chain, bias)
@@ -132,7 +132,7 @@ class ChainByEinsum(Spelled):
 
 
 class SideBySide(nn.Module):
-    """Layers on one input, outputs side by side: a fused q, k, v."""
+    """Layers on one input with concatenated outputs: a fused q, k, v."""
 
     def __init__(self, parts: Sequence[Spelled]) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ SPELLINGS: dict[str, type[Spelled]] = {
     "einsum": ButterflyByEinsum,
     "vmap": BlocksByVmap,
 }
-"""Of Monarch layers, by the function that multiplies."""
+"""The spellings of Monarch layers, by the function that multiplies."""
 
 
 def spelled(chains: Sequence[Chain], bias: bool, spelling: str) -> Spelled | SideBySide:
@@ -156,7 +156,7 @@ def spelled(chains: Sequence[Chain], bias: bool, spelling: str) -> Spelled | Sid
 
     Args:
         chains: one, or one for each part of a fused layer.
-        bias: whether it has one.
+        bias: whether to add one.
         spelling: of `SPELLINGS`, for chains of two factors that are a Monarch layer's.
     """
     parts = [

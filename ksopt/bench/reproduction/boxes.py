@@ -1,4 +1,4 @@
-"""Boxplots as the paper draws them, and the same quartiles as a table."""
+"""Boxplots in the paper's style, and their quartiles as a table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PROXY_ENDS = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 @dataclass(frozen=True)
 class Axis:
-    """What a figure has across: classes of patterns.
+    """The horizontal axis of a figure: classes of patterns.
 
     Attributes:
         title: under the axis.
         names: of the classes, in order.
-        of: the name of a product's class.
+        of: (product) -> the name of its class.
     """
 
     title: str
@@ -36,16 +36,16 @@ class Axis:
 
 @dataclass(frozen=True)
 class Boxes:
-    """A figure's data.
+    """The data of a figure.
 
     Attributes:
         name: of its file.
-        what: the values' name, above the vertical axis.
-        axis: across.
+        what: name of the values, above the vertical axis.
+        axis: the horizontal axis.
         values: ascending, by (class, series).
         series: names; each has a box in each class.
         is_log: whether the vertical axis is logarithmic.
-        line: a value to draw a line across at.
+        line: value of the horizontal line.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Boxes:
         cls, name: str, what: str, axis: Axis, products: Sequence[Product],
         series: Mapping[str, Callable[[Product], float | None]], *, is_log: bool, line: float,
     ) -> Boxes:  # fmt: skip
-        """Of products: each series is a function of one; None is left out."""
+        """The boxes of products; each series is a function of a product, None is omitted."""
         values = {
             (group, label): sorted(
                 value
@@ -86,7 +86,7 @@ class Boxes:
         return replace(drawn, name=self.name)
 
     def table(self) -> Table:
-        """The same as numbers: median, quartiles, 5th and 95th percentile."""
+        """The boxes as numbers: median, quartiles, 5th and 95th percentile."""
         heads = (self.axis.title, "of", ">patterns", ">5 %", ">25 %", ">median", ">75 %", ">95 %")
         rows = []
         for (group, label), values in self.values.items():
@@ -122,7 +122,7 @@ WAYS = ("kernel", "bmm", "einsum", "bsr", "dense", "sparse")
 
 def by_way(name: str, what: str, products: Sequence[Product],
            of: Callable[[Product, str], float | None]) -> Boxes:  # fmt: skip
-    """One box a way: the classes are the ways themselves."""
+    """One box per way: the ways are the classes."""
     axis = Axis("implementation", WAYS, lambda product: "")
     values = {
         (way, what): sorted(v for product in products if (v := of(product, way)) is not None)

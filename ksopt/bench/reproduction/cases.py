@@ -1,4 +1,4 @@
-"""The modules of Tables 4, 6 and 7: which they are, and each in its versions."""
+"""The modules of Tables 4, 6 and 7, each in its versions."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ TABLE_6 = tuple(VITS)
 
 @dataclass(frozen=True)
 class Built:
-    """A case, ready to be timed.
+    """A case prepared for timing.
 
     Attributes:
         versions: modules by name.
         inputs: of each version.
-        truth: the version in whose weights the truth is computed, in float64; "" for none.
+        truth: the version that, in float64, is the reference; "" for none.
     """
 
     versions: Mapping[str, nn.Module]
@@ -55,20 +55,20 @@ class Built:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """The cases of a part: those of Tables 4 and 7 ("modules"), or of Table 6 ("sizes")."""
+    """The names of the cases of Tables 4 and 7 ("modules"), or of Table 6 ("sizes")."""
     return TABLE_6 if kind == "sizes" else tuple(dict.fromkeys((*TABLE_4, *TABLE_7)))
 
 
 def build(
     name: str, dtype: torch.dtype, device: torch.device, *, small: bool, seed: int = 0
 ) -> Built:
-    """A case.
+    """Build a case.
 
     Args:
         name: of `names`.
         dtype: of the parameters and inputs.
-        device: where they are.
-        small: of small sizes, for a CPU.
+        device: of the parameters and inputs.
+        small: whether to use small sizes, for a CPU.
         seed: of the weights and inputs.
     """
     on_gpu = [device] if device.type == "cuda" else []
@@ -96,12 +96,12 @@ def build(
 
 
 def _author(n_in: int, n_out: int, bias: bool, count: int) -> nn.Module:
-    """The paper's chain (appendix B.7), multiplied by bmm as Monarch's authors write it."""
+    """Layers of the paper's chain (appendix B.7), multiplied by bmm as Monarch's authors do."""
     return spelled([chain_of("paper", n_in, n_out)] * count, bias, "bmm")
 
 
 def _generic(n_in: int, n_out: int, bias: bool, count: int) -> nn.Module:
-    """For widths that the paper's chains do not divide: half of a square layer's weights."""
+    """Layers of half a square layer's weights, for widths that the paper's chains do not divide."""
     return spelled([chain_of("half", n_in, n_out)] * count, bias, "bmm")
 
 
@@ -109,11 +109,11 @@ def _replaced(
     size: Size, module: Callable[[Make], nn.Module], width: int | None, dtype: torch.dtype,
     device: torch.device,
 ) -> Built:  # fmt: skip
-    """A module with dense layers, with an author's, and with ksopt's of the same weights.
+    """A module with dense layers, with an author's layers, and with ksopt's of the same weights.
 
     Args:
-        size: of the model that it is a part of.
-        module: makes it of layers.
+        size: of the model that the module belongs to.
+        module: builds the module from a factory of layers.
         width: features of its input; None for a whole model.
     """
     authors = module(_generic if size.is_causal else _author)
@@ -128,7 +128,7 @@ def _replaced(
 
 
 def _by_kernel(module: nn.Module) -> nn.Module:
-    """The same with `KSLinear` in the place of an author's layers."""
+    """The module with `KSLinear` in place of an author's layers."""
     if isinstance(module, (Spelled, SideBySide)):
         return by_ks_linear(module)
     for name, child in list(module.named_children()):

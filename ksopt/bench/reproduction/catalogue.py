@@ -1,4 +1,4 @@
-"""Which tables and figures of the paper can be rerun, and which measurements each needs."""
+"""The tables and figures of the paper that can be rerun, and the measurements each needs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Item:
 
     Attributes:
         kind: "table" or "figure".
-        number: the paper's.
-        title: what it shows.
-        needs: the measurements that it is made of: products, energy, modules or sizes.
-        dtypes: the paper's.
-        section: where it stands in the paper.
+        number: in the paper.
+        title: of the table or figure.
+        needs: the measurements that it shows: products, energy, modules or sizes.
+        dtypes: of the paper.
+        section: of the paper that prints it.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Item:
 
     @property
     def name(self) -> str:
-        """Such as "Table 3"."""
+        """The name, such as "Table 3"."""
         return f"{self.kind.title()} {self.number}"
 
 
@@ -71,31 +71,33 @@ _WITHOUT = {
 
 
 def items(tables: Sequence[int], figures: Sequence[int], is_all: bool) -> tuple[Item, ...]:
-    """The tables and figures that are asked for, in the paper's order.
+    """The requested tables and figures, in the paper's order.
 
     Raises:
-        InvalidInputError: one is none that can be rerun, or none is asked for; the sentence lists
-            those that exist.
+        InvalidInputError: one cannot be rerun, or none is requested; the sentence lists those that
+            exist.
 
     Example:
         >>> [item.name for item in items([5], [6], False)]
         ['Table 5', 'Figure 6']
     """
-    asked = {("table", number) for number in tables} | {("figure", number) for number in figures}
+    requested = {("table", number) for number in tables} | {
+        ("figure", number) for number in figures
+    }
     known = {(item.kind, item.number) for item in ITEMS}
-    for kind, number in sorted(asked - known):
+    for kind, number in sorted(requested - known):
         raise InvalidInputError(
             f"--{kind} {number}: the {kind}s of the paper that can be rerun are "
             f"{numbers(kind)} ({_WITHOUT[kind]})"
         )
-    if not asked and not is_all:
+    if not requested and not is_all:
         raise InvalidInputError(
             f"nothing is asked for: give --table ({numbers('table')}), --figure "
             f"({numbers('figure')}) or --all"
         )
-    return tuple(item for item in ITEMS if is_all or (item.kind, item.number) in asked)
+    return tuple(item for item in ITEMS if is_all or (item.kind, item.number) in requested)
 
 
 def numbers(kind: str) -> str:
-    """The numbers of all tables, or of all figures, with commas."""
+    """The numbers of all tables, or of all figures, separated by commas."""
     return ", ".join(str(item.number) for item in ITEMS if item.kind == kind)

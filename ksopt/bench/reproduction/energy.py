@@ -1,4 +1,4 @@
-"""The energy of a product by kernel, bmm, einsum and bsr in both layouts, and idle power."""
+"""The energy of a product by kernel, bmm, einsum and bsr in both layouts, and the idle power."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from ksopt.measure.energy import Meter, PerCall
 from ksopt.patterns.chain import Chain
 
 SECONDS = 1.0
-"""How long each way is called, besides the waits for a step of the counter."""
+"""The time for which each way is called, without the waits for a step of the counter."""
 
 
 @dataclass(frozen=True)
 class Energies:
-    """What was measured of one product.
+    """The measured energies of one product.
 
     Attributes:
-        subject: what was multiplied by.
-        idle_w: what the idle device drew just before, watts.
+        subject: the chain and the rows of x.
+        idle_w: power of the idle device just before, watts.
         calls: energy, idle draw included, and time of a call, by (the paper's name, layout).
-        reasons: why a way has none.
+        reasons: the reason a way has no energy.
     """
 
     subject: Subject
@@ -43,7 +43,7 @@ class Energies:
     reasons: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def product(self) -> Product:
-        """The same as the figures take it."""
+        """The product in the form that the figures use."""
         return Product(
             self.subject.chain[0],
             {},
@@ -56,7 +56,7 @@ class Energies:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; `of_json` reads it."""
+        """The energies as plain values; `of_json` reads them."""
         return {
             "chain": str(self.subject.chain),
             "batch": self.subject.batch,
@@ -89,21 +89,21 @@ FORM: Form[Subject, Energies] = Form(
 def opened(folder: Path, request: BenchRequest) -> Generator[Journal[Subject, Energies]]:
     """The folder's journal; see `ksopt.bench.journal.opened`. A longer sample may follow."""
     record = devices.record(request.device)
-    asked = request.identity()
-    del asked["subjects"]
-    with journal.opened(folder, FORM, journal.identity(asked, record, code_digest())) as book:
+    identity = request.identity()
+    del identity["subjects"]
+    with journal.opened(folder, FORM, journal.identity(identity, record, code_digest())) as book:
         yield book
 
 
 class EnergyBench:
-    """Measures products of one dtype on one device.
+    """Measures the energy of products of one dtype on one device.
 
     Args:
-        request: which ways, dtype, layouts and rows.
+        request: the ways, dtype, layouts and rows.
         meter: of the device; None opens it.
 
     Raises:
-        InvalidInputError: the device has no such counter; the sentence says why.
+        InvalidInputError: the device has no such counter; the sentence has the reason.
     """
 
     def __init__(self, request: BenchRequest, meter: Meter | None = None) -> None:
@@ -121,9 +121,9 @@ class EnergyBench:
         with self._bench.prepared(subject, ready):
             idle_w = meters.idle_watts(self._meter)
             keys = {f"{NAMES[way]} {layout}": (way, layout) for way, layout in ready.calls}
-            found = meters.per_call(
+            energies = meters.per_call(
                 {name: ready.calls[key] for name, key in keys.items()}, self._meter, SECONDS
             )
-        calls = {(NAMES[keys[name][0]], keys[name][1]): one for name, one in found.items()}
+        calls = {(NAMES[keys[name][0]], keys[name][1]): one for name, one in energies.items()}
         reasons = {(NAMES[way], layout): why for (way, layout), why in ready.reasons.items()}
         return Energies(subject, idle_w, calls, reasons)

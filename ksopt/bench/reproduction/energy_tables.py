@@ -1,4 +1,4 @@
-"""Energies as they were measured: joules a call and a token, idle power in and out."""
+"""The measured energies per call and per token, with and without idle power."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WAYS = ("kernel", "bmm", "einsum", "bsr")
 
 
 def by_way(energies: Mapping[str, Sequence[Product]]) -> Table:
-    """Medians over the patterns, each way in the layout that takes least; a token is a row of x."""
+    """Medians over the patterns, each way in its better layout; a token is a row of x."""
     heads = (
         "dtype", "way", ">patterns", ">mJ a call", ">uJ a token", ">mJ a call over idle",
         ">uJ a token over idle",
@@ -23,29 +23,29 @@ def by_way(energies: Mapping[str, Sequence[Product]]) -> Table:
     rows = []
     for dtype, products in energies.items():
         for way in _WAYS:
-            found = [(one, least) for one in products if (least := _least(one, way)) is not None]
-            if found:
-                calls = [sorted(pair[at] for _, pair in found) for at in (0, 1)]
-                tokens = [sorted(1e3 * pair[at] / one.batch for one, pair in found)
+            measured = [(one, least) for one in products if (least := _least(one, way)) is not None]
+            if measured:
+                calls = [sorted(pair[at] for _, pair in measured) for at in (0, 1)]
+                tokens = [sorted(1e3 * pair[at] / one.batch for one, pair in measured)
                           for at in (0, 1)]  # fmt: skip
                 shown = (f"{quantile(values, 0.5):.3g}" for at in (0, 1)
                          for values in (calls[at], tokens[at]))  # fmt: skip
-                rows.append((dtype, way, str(len(found)), *shown))
+                rows.append((dtype, way, str(len(measured)), *shown))
     return tables.of(heads, rows)
 
 
 def _least(product: Product, way: str) -> tuple[float, float] | None:
-    """Energy of a call in the layout of the least, and that without idle power."""
-    found = [
+    """The energy of a call in the better layout, and that energy without idle power."""
+    energies = [
         (used, product.over_idle_mj[name, layout])
         for (name, layout), used in product.energy_mj.items()
         if name == way
     ]
-    return min(found, default=None)
+    return min(energies, default=None)
 
 
 def to_csv(products: Sequence[Product]) -> str:
-    """energy-DTYPE.csv: a line a pattern, way and layout."""
+    """The text of energy-DTYPE.csv: a line per pattern, way and layout."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("pattern", "batch", "way", "layout", "mj_a_call", "mj_a_call_over_idle",

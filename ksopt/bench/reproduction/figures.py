@@ -1,4 +1,4 @@
-"""Figures 4, 6, 7 and 9 to 17: what each shows, as boxes, and cells beside the paper's numbers."""
+"""Figures 4, 6, 7 and 9 to 17 as boxes, and their cells beside the paper's numbers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ksopt.bench.reproduction.statistics import Estimate
 from ksopt.measure.measurement import quantile
 
 _HALF = {13: 6, 14: 9, 15: 10, 16: 11, 17: 12}
-"""Figures in half precision, and those that they are of."""
+"""The figures in half precision, and the float32 figures that they repeat."""
 
 
 def boxes_of(item: Item, products: Sequence[Product], dtype: str) -> Boxes:
-    """A figure's data.
+    """The data of a figure.
 
     Args:
-        item: which figure.
+        item: the figure.
         products: of one dtype; those with energies for Figure 7.
-        dtype: their own.
+        dtype: of the products.
     """
     name = f"figure-{item.number}-{dtype}"
     kind = _HALF.get(item.number, item.number)
@@ -33,10 +33,10 @@ def boxes_of(item: Item, products: Sequence[Product], dtype: str) -> Boxes:
         return boxes.by_way(name, what, products, layout_ratio)
     axis = {4: boxes.RHO, 6: boxes.RHO, 7: boxes.PROXY, 9: boxes.RHO}.get(kind, boxes.SIZE)
     is_share = kind in (4, 9)
-    kept = [one for one in products if is_special(one)] if kind == 6 else products
+    shown = [one for one in products if is_special(one)] if kind == 6 else products
     line = 0.0 if is_share else 1.0
     series = _series(kind, dtype)
-    return Boxes.of(name, _WHAT[kind], axis, kept, series, is_log=not is_share, line=line)
+    return Boxes.of(name, _WHAT[kind], axis, shown, series, is_log=not is_share, line=line)
 
 
 _WHAT = {
@@ -50,7 +50,7 @@ _WHAT = {
 
 
 def _series(kind: int, dtype: str) -> dict[str, Callable[[Product], float | None]]:
-    """What a figure draws of each product."""
+    """The values that a figure draws of each product, by series."""
     if kind in (4, 9):
         layouts = (FIRST,) if kind == 4 else (FIRST, LAST)
         return {layout: partial(Product.rewriting, layout=layout) for layout in layouts}
@@ -68,7 +68,7 @@ def _series(kind: int, dtype: str) -> dict[str, Callable[[Product], float | None
 
 
 def is_special(product: Product) -> bool:
-    """Whether a specialised way is faster than the generic ones: Figures 6 and 13 show those."""
+    """Whether a specialised way is faster than the generic ones, as in Figures 6 and 13."""
     ratio = product.speed_up(SPECIALISED, GENERIC)
     return ratio is not None and ratio > 1
 
@@ -82,11 +82,11 @@ def layout_ratio(product: Product, way: str) -> float | None:
 def cells_of(
     item: Item, products: Sequence[Product], dtype: str, population: int, is_papers: bool
 ) -> list[Cell]:
-    """The numbers that the paper's text says of a figure, and ours.
+    """The numbers that the paper's text states for a figure, and ours.
 
     Args:
         item, products, dtype: as for `boxes_of`.
-        population: how many patterns there are.
+        population: number of patterns in all.
         is_papers: whether the dtype is the paper's.
     """
     name, kind = item.name, _HALF.get(item.number, item.number)
@@ -123,8 +123,8 @@ def cells_of(
 def _energy(
     item: Item, products: Sequence[Product], dtype: str, population: int, is_papers: bool
 ) -> list[Cell]:
-    found = []
-    told: dict[str, Any] = {
+    cells = []
+    common: dict[str, Any] = {
         "is_papers": is_papers,
         "absent": "no energy was measured: it is read from an NVIDIA GPU's counter",
     }
@@ -132,9 +132,9 @@ def _energy(
         ratios = [r for one in products if (r := one.energy_ratio(over_idle)) is not None]
         less = statistics.share(sum(r < 1 for r in ratios), len(ratios), population)
         middle = statistics.median(ratios, population)
-        found += [
-            cell(item.name, row, "median ratio", dtype, middle, unit="", **told),
-            cell(item.name, row, "share with less", dtype, less, unit="%", **told),
+        cells += [
+            cell(item.name, row, "median ratio", dtype, middle, unit="", **common),
+            cell(item.name, row, "share with less", dtype, less, unit="%", **common),
         ]
         for column, proxy in (("d(b+c)/(bc)", "energy_proxy"), ("(b+c)/(bc)", "rho")):
             pairs = [
@@ -144,7 +144,7 @@ def _energy(
             ]
             value = statistics.rank_correlation(pairs)
             ours = None if value is None else Estimate(value, value, value, len(pairs))
-            found.append(
+            cells.append(
                 cell(
                     item.name,
                     row,
@@ -156,11 +156,11 @@ def _energy(
                     absent="too few patterns were measured",
                 )
             )
-    return found
+    return cells
 
 
 def _largest(item: Item, products: Sequence[Product], dtype: str, layout: str) -> Estimate | None:
-    """The 95th percentile, where a whisker ends, of the class in which it is largest."""
+    """The largest 95th percentile of any class, where its whisker ends."""
     drawn = boxes_of(item, products, dtype)
     ends = [
         (quantile(values, 0.95), len(values))

@@ -1,4 +1,4 @@
-"""What the folders of a run hold, as tables and figures take it. No hardware is needed."""
+"""The contents of a run's folders, in the form that tables and figures use. Needs no hardware."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ksopt.bench.rows import Row
 
 @dataclass(frozen=True)
 class Measured:
-    """All that was measured.
+    """The measurements of a run.
 
     Attributes:
         products: by dtype.
         energies: by dtype.
         idle_w: watts of the idle device beside each of the energies, by dtype.
         cases: modules and ViTs by name and dtype.
-        runs: what the runs were asked for and ran on, as setting.json has it.
-        faults: what computed something wrong or could not compute, in sentences.
-        rows: of the products, as `ksopt bench kernels` keeps them, by dtype.
+        runs: the commands and devices of the runs, from setting.json.
+        faults: of ways that computed a wrong result or could not compute, in sentences.
+        rows: of the products, as `ksopt bench kernels` stores them, by dtype.
     """
 
     products: Mapping[str, tuple[Product, ...]]
@@ -40,10 +40,10 @@ class Measured:
 
 
 def read(out: Path) -> Measured:
-    """What a run's folder holds of each dtype, asked for or not.
+    """Read the measurements of every dtype in a run's folder.
 
     Raises:
-        InvalidInputError: a folder in it is not one of this command.
+        InvalidInputError: a folder in it was not written by this command.
     """
     products, energies, idle, rows = {}, {}, {}, {}
     cases: dict[Subject, Case] = {}
@@ -52,9 +52,9 @@ def read(out: Path) -> Measured:
     for dtype in DTYPES:
         folder = out / f"{PRODUCTS}-{dtype}"
         if (folder / journal.ROWS).exists():
-            found = results_folder.read_rows(folder)
-            products[dtype] = tuple(Product.of(one) for one in found.values())
-            rows[dtype] = tuple(row for one in found.values() for row in one)
+            by_subject = results_folder.read_rows(folder)
+            products[dtype] = tuple(Product.of(one) for one in by_subject.values())
+            rows[dtype] = tuple(row for one in by_subject.values() for row in one)
             faults += [
                 f"{row.subject} {dtype}: {row.way} {row.layout}: {row.reason}"
                 for row in rows[dtype]
@@ -70,11 +70,11 @@ def read(out: Path) -> Measured:
         for kind in ("modules", "sizes"):
             folder = out / f"{kind}-{dtype}"
             if (folder / journal.ROWS).exists():
-                kept = journal.read_lines(folder, models.FORM)
-                cases |= kept
+                stored = journal.read_lines(folder, models.FORM)
+                cases |= stored
                 faults += [
                     f"{case.subject.name} {dtype}: {fault}"
-                    for case in kept.values()
+                    for case in stored.values()
                     for fault in case.faults
                 ]
                 runs += journal.read_setting(folder, models.FORM).get("runs", [])

@@ -12,20 +12,20 @@ from ksopt.bench.reproduction.statistics import Estimate
 
 
 def modules(
-    item: str, found: Mapping[Subject, Case], dtypes: Sequence[str], is_small: bool
+    item: str, measured: Mapping[Subject, Case], dtypes: Sequence[str], is_small: bool
 ) -> list[Cell]:
-    """Table 4 or 7: the time of bmm's and of ksopt's version over the dense one's.
+    """Table 4 or 7: the times of bmm's and ksopt's versions over the dense version's.
 
     Args:
         item: "Table 4" or "Table 7".
-        found: what was measured.
+        measured: the results by subject.
         dtypes: to show; float32 is the paper's.
-        is_small: whether the modules are small ones: the paper's numbers do not stand beside them.
+        is_small: whether the modules are small ones, which the paper's numbers are not shown for.
     """
     cells = []
     for dtype in dtypes:
         for row in cases.TABLE_4 if item == "Table 4" else cases.TABLE_7:
-            case = found.get(Subject(row, dtype))
+            case = measured.get(Subject(row, dtype))
             for way in (BMM, KERNEL):
                 cells.append(
                     cell(
@@ -43,19 +43,19 @@ def modules(
 
 
 def sizes(
-    item: str, found: Mapping[Subject, Case], dtypes: Sequence[str], is_small: bool
+    item: str, measured: Mapping[Subject, Case], dtypes: Sequence[str], is_small: bool
 ) -> list[Cell]:
-    """Table 6: seconds of a whole ViT and of its feed-forward networks' layers, and the share.
+    """Table 6: seconds of a whole ViT and of its feed-forward layers, and their share.
 
     Args:
         item: "Table 6".
-        found, dtypes, is_small: as for `modules`; float16 and float32 are the paper's.
+        measured, dtypes, is_small: as for `modules`; float16 and float32 are the paper's.
     """
     cells = []
     for dtype in dtypes:
         is_papers = dtype in ("float16", "float32") and not is_small
         for row in cases.TABLE_6:
-            case = found.get(Subject(row, dtype))
+            case = measured.get(Subject(row, dtype))
             for name in (COMPLETE, LINEAR):
                 seconds = None if case is None else case.seconds(name)
                 ours = None if seconds is None else _one(seconds)

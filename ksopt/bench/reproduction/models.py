@@ -1,4 +1,4 @@
-"""The times of the modules of Tables 4, 6 and 7: checked, then timed in turns; a line a case."""
+"""The times of the modules of Tables 4, 6 and 7: checked, then timed in turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ksopt.measure.timing import Measurement, measure
 
 _SECONDS = 2.0
 _TF32_ROUNDING = 2.0**-11
-# What a time can depend on. A change anywhere else (reports, search, documents) changes none.
+# The sources that a time can depend on. No other change (reports, search, docs) affects a time.
 _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.nn.layers"),
     *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.epilogue", "ksopt.precision"),
@@ -46,12 +46,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Case:
-    """What was measured of a subject.
+    """The measurements of a subject.
 
     Attributes:
-        subject: what.
+        subject: the case and its dtype.
         times: of a call, by version.
-        faults: what is wrong, in sentences; a version with a fault has no time.
+        faults: in sentences; a version with a fault has no time.
     """
 
     subject: Subject
@@ -59,12 +59,12 @@ class Case:
     faults: tuple[str, ...] = ()
 
     def seconds(self, version: str) -> float | None:
-        """The median of a version."""
-        found = self.times.get(version)
-        return None if found is None else found.median_us / 1e6
+        """The median time of a version; None if it has none."""
+        time = self.times.get(version)
+        return None if time is None else time.median_us / 1e6
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; `of_json` reads it."""
+        """The case as plain values; `of_json` reads them."""
         return asdict(self)
 
     @classmethod
@@ -87,8 +87,8 @@ FORM: Form[Subject, Case] = Form(
 def opened(folder: Path, request: PaperRequest) -> Generator[Journal[Subject, Case]]:
     """The folder's journal; see `ksopt.bench.journal.opened`."""
     record = devices.record(request.device)
-    asked = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
-    with journal.opened(folder, FORM, asked) as book:
+    identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
+    with journal.opened(folder, FORM, identity) as book:
         yield book
 
 
@@ -103,7 +103,7 @@ def measure_case(request: PaperRequest, subject: Subject) -> Case:
     with precision.fp32_products("tf32" if is_tf32 else "ieee"):
         try:
             small, seed = request.is_small, request.options.seed
-            # Not in inference mode: ksopt keeps prepared weights that it can see the versions of.
+            # Not in inference mode: ksopt caches prepared weights only if it can read the version.
             built = cases.build(subject.name, dtype, device, small=small, seed=seed)
             with torch.inference_mode():
                 faults = _faults(built, _TF32_ROUNDING if is_tf32 else torch.finfo(dtype).eps)
@@ -115,16 +115,16 @@ def measure_case(request: PaperRequest, subject: Subject) -> Case:
                 times = measure(calls, device, max_seconds=_SECONDS, min_repeats=5, precision=0.01)
         except torch.OutOfMemoryError:
             return Case(subject, {}, ("out of memory",))
-    told = tuple(f"{name}: {fault}" for name, fault in faults.items())
+    sentences = tuple(f"{name}: {fault}" for name, fault in faults.items())
     del built, calls
     gc.collect()  # the next model may need the memory
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return Case(subject, times, told)
+    return Case(subject, times, sentences)
 
 
 def _faults(built: Built, rounding: float) -> dict[str, str]:
-    """What is wrong with ksopt's version, beside the author's in float64."""
+    """The fault of ksopt's version against the author's in float64, by version."""
     if not built.truth:
         return {}
     module, inputs = built.versions[built.truth], built.inputs[built.truth]

@@ -1,4 +1,4 @@
-"""What `ksopt bench paper` can be asked, as texts: its options. Without torch."""
+"""The options of `ksopt bench paper` as texts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WHAT, _HOW = "what is measured", "how it is measured"
 
 @dataclass(frozen=True)
 class PaperOptions:
-    """What is measured, as on the command line, whose options the fields are."""
+    """The options of the command line, one field each."""
 
     table: tuple[int, ...] = option(
         (), "tables: 3, 4, 5, 6, 7, 8", _WHAT, parse=whole_number, nargs="+", is_replaced=True,

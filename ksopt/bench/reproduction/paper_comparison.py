@@ -1,4 +1,4 @@
-"""Numbers of the paper beside ours, as data: what the tables of `ksopt bench paper` are made of."""
+"""Cells with the paper's numbers beside ours, for the tables of `ksopt bench paper`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Cell:
 
     Attributes:
         item: "Table 3", "Figure 7".
-        row, column: of the table; of a figure, what the number is of.
-        setting: dtype, and what else it depends on.
+        row, column: of the table; of a figure, the quantity.
+        setting: dtype and other conditions.
         paper: the paper's number; None if there is none.
-        ours: None where ``absent`` says why.
+        ours: the measured number; None where ``absent`` has the reason.
         unit: "%", "x" (times), "s" or "" (a ratio).
-        absent: why ours is missing.
-        source: where the paper prints its number, or why it has none.
+        absent: the reason ours is missing.
+        source: the place of the paper's number, or the reason it has none.
     """
 
     item: str
@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the paper's."""
+        """Our number over the paper's."""
         return None if self.ours is None or not self.paper else self.ours.value / self.paper
 
 
@@ -52,12 +52,12 @@ def cell(
     """A cell with the paper's number beside ours.
 
     Args:
-        item, row, column: as for `Cell`; the paper's number is looked up by them.
-        setting: dtype, and what else it depends on.
-        ours: what was measured; shares are from 0 to 1, and become per cent.
+        item, row, column: as for `Cell`; they identify the paper's number.
+        setting: dtype and other conditions.
+        ours: the measured number; shares from 0 to 1 are converted to per cent.
         unit: of both.
         is_papers: whether the setting is the paper's own.
-        absent: why ours is missing, where it is.
+        absent: the reason ours is missing, where it is.
     """
     known = printed().get((item, row, column))
     source = known.source if known else "the paper has no such number"
@@ -75,7 +75,7 @@ def cell(
 
 
 def table(cells: Sequence[Cell]) -> Table:
-    """Cells under each other: the paper's number, ours with its interval, their ratio."""
+    """A row per cell: the paper's number, ours with its interval, their ratio."""
     heads = ("what", "number", "setting", ">paper", ">ours", ">95 % interval", ">ours / paper",
              ">of", "remark")  # fmt: skip
     return tables.of(heads, [_shown(one) for one in cells])
@@ -108,7 +108,7 @@ def _number(value: float, unit: str) -> str:
 
 
 def to_csv(cells: Sequence[Cell]) -> str:
-    """paper.csv: every cell."""
+    """The text of paper.csv: every cell."""
     heads = ("item", "row", "column", "setting", "unit", "paper", "ours", "low", "high", "count",
              "ratio", "absent", "source")  # fmt: skip
     stream = io.StringIO()
@@ -116,14 +116,14 @@ def to_csv(cells: Sequence[Cell]) -> str:
     writer.writerow(heads)
     for one in cells:
         ours = one.ours
-        found = (ours.value, ours.low, ours.high, ours.count) if ours else ("",) * 4
+        numbers = (ours.value, ours.low, ours.high, ours.count) if ours else ("",) * 4
         where = (one.item, one.row, one.column, one.setting, one.unit, one.paper)
-        writer.writerow((*where, *found, one.ratio, one.absent, one.source))
+        writer.writerow((*where, *numbers, one.ratio, one.absent, one.source))
     return stream.getvalue()
 
 
 def to_json(cells: Sequence[Cell]) -> str:
-    """The same as one JSON document."""
+    """The cells as one JSON document."""
     value = {
         "schema": "ksopt.bench.paper/1",
         "cells": [asdict(one) | {"ratio": one.ratio} for one in cells],

@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, each with its table or figure and its place."""
+"""The numbers that the paper prints, each with its table or figure and its source."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Printed:
 
     Attributes:
         item: "Table 3", "Figure 7".
-        row, column: of the table; of a figure, what the number is of.
-        value: the number; None where the paper's text that was read has none.
+        row, column: of the table; of a figure, the quantity.
+        value: the number; None where the text of the paper that we read has none.
         unit: "%", "x" (times), "s" or "" (a ratio).
-        source: where it is printed.
+        source: the place in the paper.
     """
 
     item: str
@@ -30,7 +30,7 @@ class Printed:
 
 @functools.cache
 def printed() -> dict[tuple[str, str, str], Printed]:
-    """All of them, by item, row and column.
+    """All printed numbers, by item, row and column.
 
     Example:
         >>> printed()["Table 5", "batch_last", "share"].value
@@ -38,5 +38,5 @@ def printed() -> dict[tuple[str, str, str], Printed]:
     """
     file = resources.files(__package__) / "paper_numbers.json"
     rows = json.loads(file.read_text("utf-8"))["numbers"]
-    found = [Printed(**row) for row in rows]
-    return {(one.item, one.row, one.column): one for one in found}
+    numbers = [Printed(**row) for row in rows]
+    return {(one.item, one.row, one.column): one for one in numbers}

@@ -1,4 +1,4 @@
-"""Tables 3, 5 and 8: who is faster, and by how much in such cases."""
+"""Tables 3, 5 and 8: how often one group of ways is faster than another, and by how much."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTESTS = {
     "bmm < einsum, bsr": (("bmm",), ("einsum", "bsr")),
     "kernel < all others": ((KERNEL,), RIVALS),
 }
-"""The rows of Tables 3 and 8: (these are faster, than those)."""
+"""The rows of Tables 3 and 8: (the ways that may be faster, their rivals)."""
 
 
 def contests(
@@ -25,25 +25,25 @@ def contests(
     Args:
         item: "Table 3" or "Table 8".
         products: of one dtype.
-        dtype: their own.
-        population: how many patterns there are.
+        dtype: of the products.
+        population: number of patterns in all.
         is_papers: whether the dtype is the paper's.
     """
-    found = []
+    cells = []
     for row, (these, those) in CONTESTS.items():
-        found += _won(item, row, products, (these, those, None), dtype, population, is_papers)
-    return found
+        cells += _won(item, row, products, (these, those, None), dtype, population, is_papers)
+    return cells
 
 
 def by_layout(
     item: str, products: Sequence[Product], dtype: str, population: int, is_papers: bool
 ) -> list[Cell]:
     """Table 5: kernel against all others, all in one layout."""
-    found = []
+    cells = []
     for layout in (FIRST, LAST):
         contest = ((KERNEL,), RIVALS, layout)
-        found += _won(item, layout, products, contest, dtype, population, is_papers)
-    return found
+        cells += _won(item, layout, products, contest, dtype, population, is_papers)
+    return cells
 
 
 def _won(
@@ -55,7 +55,7 @@ def _won(
     population: int,
     is_papers: bool,
 ) -> list[Cell]:
-    """How often some are faster than others, and the median factor where they are."""
+    """The share of patterns on which some ways are faster than others, and the median factor."""
     ratios = [ratio for product in products if (ratio := product.speed_up(*contest)) is not None]
     won = [ratio for ratio in ratios if ratio > 1]
     return [
@@ -66,7 +66,7 @@ def _won(
         ),
         cell(
             item, row, "factor", dtype,
-            # Of those that win there are as many as the share says.
+            # The population of winning patterns follows from the share.
             statistics.median(won, round(population * len(won) / max(len(ratios), 1))),
             unit="x", is_papers=is_papers,
             absent="nothing was measured for it" if not ratios else "no pattern is faster",

@@ -1,4 +1,4 @@
-"""The times of one pattern's product, by the paper's names of the ways."""
+"""The times of one pattern's product, by the paper's names for the ways."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ NAMES = {
     "sparse": "sparse",
     PRODUCT_ONLY: PRODUCT,
 }
-"""The paper's names of what ``ksopt bench kernels`` calls otherwise."""
+"""The paper's names for the ways of ``ksopt bench kernels``."""
 
 WAYS = ",".join(way for way in NAMES if way != OURS)
-"""What ``ksopt bench kernels`` is asked to compare with."""
+"""The value of ``--against`` for ``ksopt bench kernels``."""
 
 FIRST, LAST = "batch_first", "batch_last"
 SPECIALISED = ("kernel", "bmm", "einsum", "bsr")
@@ -34,13 +34,13 @@ GENERIC = ("dense", "sparse")
 
 @dataclass(frozen=True)
 class Product:
-    """What was measured of a pattern in one dtype.
+    """The measurements of a pattern in one dtype.
 
     Attributes:
-        pattern: what was multiplied by.
-        times_us: medians by (name, layout); a way without a time is not there.
+        pattern: of the product.
+        times_us: medians by (name, layout); a way without a time is absent.
         energy_mj: of a call, by (name, layout), idle draw included.
-        over_idle_mj: the same, what the idle device draws in that time subtracted.
+        over_idle_mj: of a call, by (name, layout), idle draw subtracted.
         batch: rows of x.
     """
 
@@ -52,7 +52,7 @@ class Product:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Product:
-        """Of one subject's rows."""
+        """The product of one subject's rows."""
         times = {
             (NAMES[row.way], row.layout): row.latency.median_us
             for row in rows
@@ -62,24 +62,24 @@ class Product:
         return cls(subject.chain[0], times, {}, {}, subject.batch)
 
     def least_us(self, names: Sequence[str], layout: str | None = None) -> float | None:
-        """The least time of some ways, in a layout or in the better one; None if none has one."""
+        """The least time of some ways, in a layout or in the better one; None without a time."""
         return _least(self.times_us, names, layout)
 
     def speed_up(
         self, names: Sequence[str], others: Sequence[str], layout: str | None = None
     ) -> float | None:
-        """How many times faster the best of some ways is than the best of others."""
+        """The best time of ``others`` over the best time of ``names``."""
         ours, theirs = self.least_us(names, layout), self.least_us(others, layout)
         return None if ours is None or theirs is None else theirs / ours
 
     def energy_ratio(self, over_idle: bool) -> float | None:
-        """Energy of kernel over the least of bmm, einsum and bsr, the better layout of each."""
+        """The energy of kernel over the least of bmm, einsum and bsr, each in its better layout."""
         energies = self.over_idle_mj if over_idle else self.energy_mj
         ours, theirs = _least(energies, (KERNEL,)), _least(energies, ("bmm", "einsum", "bsr"))
         return None if ours is None or theirs is None or theirs <= 0 else ours / theirs
 
     def rewriting(self, layout: str) -> float | None:
-        """Share of bmm's time that its permutations take: (t - t~) / t.
+        """The share of bmm's time that its permutations take: (t - t~) / t.
 
         Source: the paper, appendix B.2.
         """
@@ -88,26 +88,26 @@ class Product:
 
     @property
     def size(self) -> int:
-        """M times N, of the matrix with its zeros."""
+        """The elements of the matrix, zeros included: M times N."""
         rows, columns = self.pattern.shape
         return rows * columns
 
     @property
     def sparsity(self) -> float:
-        """Share of zeros, 1 - 1/(ad)."""
+        """The share of zeros, 1 - 1/(ad)."""
         return 1 - 1 / (self.pattern.a * self.pattern.d)
 
     @property
     def energy_proxy(self) -> float:
-        """d (b + c) / (b c): the paper's for energy, section 5."""
+        """The paper's proxy for energy, section 5: d (b + c) / (b c)."""
         return self.pattern.d * self.pattern.rho
 
 
 def _least(
-    found: Mapping[tuple[str, str], float], names: Sequence[str], layout: str | None = None
+    values: Mapping[tuple[str, str], float], names: Sequence[str], layout: str | None = None
 ) -> float | None:
     return min(
-        (value for (name, where), value in found.items()
+        (value for (name, where), value in values.items()
          if name in names and layout in (None, where)),
         default=None,
     )  # fmt: skip

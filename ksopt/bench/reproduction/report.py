@@ -1,4 +1,4 @@
-"""What `ksopt bench paper` leaves: a page, markdown, every cell as CSV, the figures as files."""
+"""The output of `ksopt bench paper`: a page, markdown, every cell as CSV, the figures as files."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _ENERGY_TEXT = (
 
 @dataclass(frozen=True)
 class View:
-    """A table or figure as a part of the page, and its cells."""
+    """The sections of a table or figure on the page, and its cells."""
 
     sections: tuple[Section, ...]
     cells: tuple[Cell, ...]
 
 
 def view(item: Item, measured: Measured, request: SavedRequest) -> View:
-    """A table or figure, of each dtype that was measured and of the paper's."""
+    """The view of a table or figure, in the paper's dtypes and in each measured one."""
     if item.needs in (MODELS, SIZES):
         kind = model_tables.modules if item.needs == MODELS else model_tables.sizes
         dtypes = item.dtypes + tuple(
@@ -56,8 +56,8 @@ def view(item: Item, measured: Measured, request: SavedRequest) -> View:
                 if subject.dtype not in item.dtypes and subject.name in names(item.needs)
             )
         )
-        found = kind(item.name, measured.cases, dtypes, request.is_small)
-        return View((Section(_head(item), (), (), paper_comparison.table(found)),), tuple(found))
+        cells = kind(item.name, measured.cases, dtypes, request.is_small)
+        return View((Section(_head(item), (), (), paper_comparison.table(cells)),), tuple(cells))
     by_dtype = measured.products if item.needs == PRODUCTS else measured.energies
     others = _others(item, by_dtype, request)
     numbers: list[Cell] = []
@@ -79,7 +79,7 @@ def view(item: Item, measured: Measured, request: SavedRequest) -> View:
 
 
 def _others(item: Item, by_dtype: Mapping[str, object], request: SavedRequest) -> tuple[str, ...]:
-    """Dtypes that the paper lacks: beside float32, or beside float16 where that alone is asked."""
+    """The dtypes that the paper lacks, beside float32, or beside float16 if only that is shown."""
     is_beside = any(one.dtypes == ("float32",) for one in request.items if one.needs == item.needs)
     if item.dtypes == ("float16",) and is_beside:
         return ()
@@ -111,24 +111,24 @@ def _idle(measured: Measured) -> tuple[str, ...]:
 
 
 def sections(measured: Measured, request: SavedRequest) -> tuple[list[Section], list[Cell]]:
-    """The whole page, and every cell."""
+    """The sections of the page, and every cell."""
     views = [view(item, measured, request) for item in request.items]
-    found: list[Section] = []
+    page: list[Section] = []
     if request.remarks:
-        found.append(Section("What is left out or smaller", request.remarks))
-    found += [section for one in views for section in one.sections]
+        page.append(Section("What is left out or smaller", request.remarks))
+    page += [section for one in views for section in one.sections]
     if any(measured.products.values()):
-        found += _heuristic(measured)
+        page += _heuristic(measured)
     if measured.faults:
-        found.append(Section("Faults", ("These have no times.", *measured.faults)))
-    found += _method(measured)
-    return found, [cell for one in views for cell in one.cells]
+        page.append(Section("Faults", ("These have no times.", *measured.faults)))
+    page += _method(measured)
+    return page, [cell for one in views for cell in one.cells]
 
 
 def _heuristic(measured: Measured) -> list[Section]:
-    products = {dtype: found for dtype, found in measured.products.items() if found}
+    products = {dtype: own for dtype, own in measured.products.items() if own}
     sparsity = heuristic.by_sparsity(products)
-    told = (
+    correlation = (
         "Rank correlations: 1 where more of it always means a larger speed-up of kernel, 0 where "
         "it says nothing."
     )
@@ -143,7 +143,7 @@ def _heuristic(measured: Measured) -> list[Section]:
         "differ in size, and what is compared is the speed-up over dense."
     )
     return [
-        Section("The heuristic: what predicts a speed-up", (), (told,),
+        Section("The heuristic: what predicts a speed-up", (), (correlation,),
                 heuristic.correlations(products)),
         Section("The heuristic: where kernel wins", table=heuristic.winners(products)),
         Section("The heuristic: the cost of trusting it", (), (regret,),
@@ -163,31 +163,31 @@ def _method(measured: Measured) -> list[Section]:
         "all were measured. The paper timed on an A100-PCIE-40GB (energy: V100-PCIE-16GB; Table 6: "
         "A100-40GB) with torch 2.2, warm caches and torch.utils.benchmark."
     )
-    found = [Section("How it was measured", (), (text,))]
+    method = [Section("How it was measured", (), (text,))]
     for run in measured.runs:
         record = DeviceRecord(**run["device"]).rows()
         table = tables.of(("what", "value"), record)
         command = str(run["command"])
         shown = command if len(command) < 400 else command[:400] + " ..."
-        found.append(Section("Device of a run", table=table, code=shown, language="sh",
-                             is_folded=True))  # fmt: skip
-    return found
+        method.append(Section("Device of a run", table=table, code=shown, language="sh",
+                              is_folded=True))  # fmt: skip
+    return method
 
 
 def write(measured: Measured, request: SavedRequest, out: Path) -> list[Cell]:
-    """Write paper.html, paper.md, paper.csv, products-DTYPE.csv and the figures; every cell.
+    """Write paper.html, paper.md, paper.csv, products-DTYPE.csv and the figures; return all cells.
 
     Raises:
         InvalidInputError: the folder cannot be written.
     """
-    found, every = sections(measured, request)
+    page, every = sections(measured, request)
     devices = dict.fromkeys(f"{run['device']['name']}, torch {run['device']['torch']}, commit "
                           f"{run['device']['commit']}" for run in measured.runs)  # fmt: skip
     where = "; ".join(devices)
     texts = {
         "paper.csv": paper_comparison.to_csv(every),
-        "paper.md": document.markdown(_TITLE, found, where),
-        "paper.html": document.html(_TITLE, where, found),
+        "paper.md": document.markdown(_TITLE, page, where),
+        "paper.html": document.html(_TITLE, where, page),
         **{
             f"energy-{dtype}.csv": energy_tables.to_csv(of)
             for dtype, of in measured.energies.items()
@@ -198,7 +198,7 @@ def write(measured: Measured, request: SavedRequest, out: Path) -> list[Cell]:
         make_folder(out)
         for name, text in texts.items():
             write_whole(out / name, text)
-        drawing_files.write(document.figures(found), out / "figures")
+        drawing_files.write(document.figures(page), out / "figures")
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"the report cannot be written to {out} ({reason(error)}): the measurements are kept; "

@@ -1,4 +1,4 @@
-"""What `ksopt bench paper` is asked to measure: read from words, checked, cut into parts."""
+"""The request of `ksopt bench paper`, parsed from its options, checked and split into parts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DTYPES = ("float32", "tf32", "float16", "bfloat16")
 QUICK = 48
 QUICK_ENERGY = 24
 CPU_BATCH = 64
-_SMALL_SIDE = 1024  # of the largest matrix that a CPU multiplies with, zeros included
+_SMALL_SIDE = 1024  # side of the largest matrix on a CPU, zeros included
 
 
 @dataclass(frozen=True)
 class Part:
-    """Measurements that are made together and lie in a folder of their own.
+    """Measurements that run together and have a folder of their own.
 
     Attributes:
         kind: "products", "energy", "modules" or "sizes".
@@ -43,22 +43,22 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.kind}-{self.dtype}"
 
 
 @dataclass(frozen=True)
 class PaperRequest:
-    """Everything that decides what is measured. Made by `of`, which checks it.
+    """The checked request: everything that decides the measurements. `of` creates it.
 
     Attributes:
-        options: what it was made of.
+        options: the source of the request.
         items: the tables and figures.
-        parts: what they need, in the order measured.
+        parts: the measurements that they need, in the order measured.
         device: torch's name of the device.
         batch: rows of x.
-        is_small: whether models and patterns are small ones in the place of the paper's.
-        remarks: what is left out or smaller, and why, in sentences.
+        is_small: whether small models and patterns replace the paper's.
+        remarks: sentences that name each omission or smaller size, and its reason.
     """
 
     options: PaperOptions
@@ -74,7 +74,7 @@ class PaperRequest:
         """Check a request as it comes from a command line.
 
         Raises:
-            InvalidInputError: something is not allowed; the sentence says what is.
+            InvalidInputError: an option is invalid; the sentence names the allowed values.
 
         Example:
             >>> request = PaperRequest.of(PaperOptions(table=(5,), device="cpu", sample=4))
@@ -89,8 +89,8 @@ class PaperRequest:
             if getattr(options, name) is not None:
                 checked_int(getattr(options, name), name, "bench paper")
         checked_int(options.seed, "seed", "bench paper", minimum=0)
-        wanted = _dtypes(options.dtypes)
-        if wanted and "tf32" in wanted and not is_gpu:
+        dtypes = _dtypes(options.dtypes)
+        if dtypes and "tf32" in dtypes and not is_gpu:
             raise InvalidInputError(f"--dtypes tf32 is for NVIDIA GPUs, and the device is {device}")
         remarks = []
         if is_small:
@@ -109,7 +109,7 @@ class PaperRequest:
             if not own or (kind == ENERGY and not is_gpu):
                 continue
             more = DTYPES if options.all and kind in (PRODUCTS, MODELS) and is_gpu else ()
-            for dtype in wanted or dict.fromkeys((*own, *more)):
+            for dtype in dtypes or dict.fromkeys((*own, *more)):
                 parts.append(Part(kind, dtype, _patterns(kind, options, is_small)))
         return cls(
             options=options,
@@ -127,7 +127,7 @@ class PaperRequest:
         return " ".join(["ksopt bench paper", *option_fields.words(self.options)])
 
     def bench_options(self, part: Part) -> BenchOptions:
-        """What `ksopt bench kernels` is asked for the patterns of a part."""
+        """The options of `ksopt bench kernels` for the patterns of a part."""
         return BenchOptions(
             patterns=tuple(map(str, part.patterns)),
             dtype=part.dtype,
@@ -140,12 +140,12 @@ class PaperRequest:
         )
 
     def population(self, kind: str) -> int:
-        """How many patterns there are of which a part has some."""
+        """The number of patterns that a sample of a part is drawn from."""
         whole = replace(self.options, quick=False, sample=None)
         return len(_patterns(kind, whole, self.is_small))
 
     def identity(self) -> dict[str, object]:
-        """What must be the same for the models' times to stand in one folder, for JSON."""
+        """The values that all model runs of a folder share, as JSON values."""
         return {
             "device": torch.device(self.device).type,
             "small": self.is_small,
@@ -165,7 +165,7 @@ def _patterns(kind: str, options: PaperOptions, is_small: bool) -> tuple[Pattern
 
 
 def _energy_stratum(pattern: Pattern) -> float:
-    """Patterns are spread over the proxy that Figure 7 has across."""
+    """The stratum of a pattern: the energy proxy of Figure 7's horizontal axis."""
     return pattern.d * pattern.rho
 
 

@@ -1,4 +1,4 @@
-"""The paper from request to folders: each part measures what its folder does not hold yet."""
+"""Runs `ksopt bench paper`: each part measures the subjects missing from its folder."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Progress = Callable[[str], None]
 
 
 class Clock:
-    """The time that is left, shared out over what is left.
+    """The remaining time, divided evenly among the remaining parts.
 
     Args:
         seconds: in all; None for no limit.
-        parts: how many parts share it.
+        parts: number of parts.
     """
 
     def __init__(self, seconds: float | None, parts: int) -> None:
@@ -33,7 +33,7 @@ class Clock:
         self._parts = parts
 
     def next_share_s(self) -> float | None:
-        """Seconds of the next part: what is left over those that are left."""
+        """Seconds of the next part: the remaining time over the number of remaining parts."""
         if self._end is None:
             return None
         share = max(self._end - time.monotonic(), 0.0) / max(self._parts, 1)
@@ -42,14 +42,14 @@ class Clock:
 
 
 class Eta:
-    """When a part is done, if the rest of it takes as long a piece as what was done."""
+    """Reports the remaining minutes of a part, assuming equal time per piece."""
 
     def __init__(self, name: str, progress: Progress) -> None:
         self._name, self._progress = name, progress
         self._began, self._done = time.monotonic(), 0
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        """Tell of one piece more."""
+        """Report one finished piece."""
         self._done += 1
         left_s = (time.monotonic() - self._began) / self._done * (total - done)
         self._progress(f"{self._name}: {done} of {total}, {left_s / 60:.1f} min left: {what}")
@@ -57,12 +57,12 @@ class Eta:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left.
+    """The outcome of a run.
 
     Attributes:
-        left: names of the parts that are not complete.
+        left: names of the incomplete parts.
         is_interrupted: whether Ctrl-C ended it.
-        remarks: parts that could not be measured, and why.
+        remarks: parts that could not be measured, each with the reason.
     """
 
     left: tuple[str, ...]
@@ -78,17 +78,17 @@ def run_paper(
     minutes: float | None = None,
     progress: Progress = lambda _: None,
 ) -> Outcome:
-    """Measure what the folders do not hold yet.
+    """Measure the subjects that the folders do not hold yet.
 
     Args:
-        request: what to measure.
-        out: the folder; each part has one of its own in it.
-        workers: GPUs that products are measured on at once.
-        minutes: in all; what a part does not need goes to those after it.
-        progress: called with a line of text as things are done.
+        request: the parts to measure.
+        out: the folder, with a subfolder for each part.
+        workers: GPUs on which products are measured concurrently.
+        minutes: in all; the unused time of a part goes to later ones.
+        progress: called with a line of text after each piece.
 
     Raises:
-        InvalidInputError: a folder holds something else, or there are fewer GPUs than workers.
+        InvalidInputError: a folder holds other measurements, or there are fewer GPUs than workers.
         KsoptError: a device or a worker no longer works.
     """
     clock = Clock(None if minutes is None else 60 * minutes, len(request.parts))
@@ -139,18 +139,18 @@ def _energy(
     request: PaperRequest, part: Part, bench: EnergyBench, folder: Path, seconds: float | None,
     progress: Progress,
 ) -> bool:  # fmt: skip
-    asked = BenchRequest.of(request.bench_options(part))
+    kernels_request = BenchRequest.of(request.bench_options(part))
     eta, began = Eta(part.name, progress), time.monotonic()
-    with energy.opened(folder, asked) as book:
-        missing = [subject for subject in asked.subjects if subject not in book.measured]
+    with energy.opened(folder, kernels_request) as book:
+        missing = [subject for subject in kernels_request.subjects if subject not in book.measured]
         if missing:
             book.begin_run(request.command, devices.record(request.device))
         for place, subject in enumerate(missing):
             if seconds is not None and time.monotonic() - began >= seconds:
                 return False
             book.add(bench.measure(subject))
-            done = len(asked.subjects) - len(missing) + place + 1
-            eta(done, len(asked.subjects), str(subject))
+            done = len(kernels_request.subjects) - len(missing) + place + 1
+            eta(done, len(kernels_request.subjects), str(subject))
     return True
 
 

@@ -1,4 +1,4 @@
-"""The request of a folder, saved in it: its report can be written again on any machine."""
+"""The request of a folder, saved in it so that any machine can write the report again."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FILE = "asked.json"
 
 @dataclass(frozen=True)
 class SavedRequest:
-    """What a report says of its request.
+    """The part of a request that its report needs.
 
     Attributes:
         items: the tables and figures.
-        is_small: whether patterns and models are small ones in the place of the paper's.
-        remarks: what is left out or smaller, in sentences.
-        populations: how many patterns there are where all are measured, by kind.
+        is_small: whether small patterns and models replace the paper's.
+        remarks: sentences that name each omission or smaller size.
+        populations: number of patterns in all, by kind.
     """
 
     items: tuple[Item, ...]
@@ -34,16 +34,16 @@ class SavedRequest:
 
     @classmethod
     def of(cls, request: PaperRequest) -> SavedRequest:
-        """A request's."""
+        """The part of ``request`` to save."""
         populations = {kind: request.population(kind) for kind in (PRODUCTS, ENERGY)}
         return cls(request.items, request.is_small, request.remarks, populations)
 
     @classmethod
     def read(cls, folder: Path) -> SavedRequest:
-        """A folder's.
+        """The saved request of a folder.
 
         Raises:
-            InvalidInputError: the folder is not one of `ksopt bench paper`.
+            InvalidInputError: the folder was not written by `ksopt bench paper`.
         """
         value = untrusted.json_of(folder / FILE, "the file")
         with untrusted.of_its_form(f"{folder / FILE}", "`ksopt bench paper` did not write it so"):
@@ -55,12 +55,12 @@ class SavedRequest:
                 {str(kind): int(count) for kind, count in value["populations"].items()},
             )
 
-    def kept(self, folder: Path) -> SavedRequest:
-        """The same with what the folder was asked for before, written to it.
+    def merge_into(self, folder: Path) -> SavedRequest:
+        """Merge this request with the folder's earlier ones, and write the result to it.
 
         Raises:
-            InvalidInputError: the folder holds small patterns and models and these are not, or the
-                other way round, or it cannot be written.
+            InvalidInputError: one request has small patterns and models and the other has not, or
+                the folder cannot be written.
         """
         remarks, items = self.remarks, set(self.items)
         if (folder / FILE).exists():

@@ -1,4 +1,4 @@
-"""Shares, medians and rank correlations of a sample, with what they say of all patterns."""
+"""Shares, medians and rank correlations of a sample, with intervals for the population."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pandas as pd
 
 from ksopt.measure.measurement import quantile
 
-_Z = 1.96  # of a 95 % interval
+_Z = 1.96  # standard deviations of a 95 % interval
 _RESAMPLES, _SEED = 1000, 0
-_FEWEST = 3  # pairs that a rank correlation says anything of
+_FEWEST = 3  # pairs that a rank correlation needs
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number of a sample, and the 95 % interval in which that of the population lies.
+    """A number of a sample, and the 95 % interval of the population's number.
 
     Attributes:
         value: of the sample.
-        low, high: the ends of the interval; the value itself where all of the population is there.
-        count: of what the sample holds.
+        low, high: the ends of the interval; both are the value if the sample is the population.
+        count: size of the sample.
     """
 
     value: float
@@ -33,12 +33,12 @@ class Estimate:
 
 
 def share(hits: int, count: int, population: int) -> Estimate | None:
-    """The share of hits, with Wilson's interval; None of nothing.
+    """The share of hits with Wilson's interval; None of an empty sample.
 
     Args:
-        hits: of them.
-        count: of the sample.
-        population: that it was drawn from, without replacement: the interval shrinks as
+        hits: number of hits in the sample.
+        count: size of the sample.
+        population: size of the population, sampled without replacement: the interval shrinks by
             sqrt((population - count) / (population - 1)).
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference", 1927;
@@ -47,8 +47,8 @@ def share(hits: int, count: int, population: int) -> Estimate | None:
     Example:
         >>> share(5, 10, 10)
         Estimate(value=0.5, low=0.5, high=0.5, count=10)
-        >>> found = share(5, 10, 627)
-        >>> round(found.low, 2), round(found.high, 2)
+        >>> estimate = share(5, 10, 627)
+        >>> round(estimate.low, 2), round(estimate.high, 2)
         (0.24, 0.76)
     """
     if count == 0:
@@ -62,11 +62,11 @@ def share(hits: int, count: int, population: int) -> Estimate | None:
 
 
 def median(values: Sequence[float], population: int) -> Estimate | None:
-    """The median, with a bootstrap interval; None of nothing.
+    """The median with a bootstrap interval; None of an empty sample.
 
     Args:
         values: in any order.
-        population: how many there are where all are measured.
+        population: size of the population.
 
     Source: Efron, "Bootstrap methods: another look at the jackknife", 1979: percentiles.
 
@@ -87,7 +87,7 @@ def median(values: Sequence[float], population: int) -> Estimate | None:
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Spearman's coefficient; None of too few pairs, or where one side is all alike.
+    """Spearman's coefficient; None for too few pairs, or if all values of one side are equal.
 
     Example:
         >>> rank_correlation([(1, 10), (2, 30), (3, 20)])
@@ -96,8 +96,8 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
     if len(pairs) < _FEWEST:
         return None
     frame = pd.DataFrame(pairs, columns=["one", "other"]).rank()
-    found = float(frame["one"].corr(frame["other"]))
-    return found if math.isfinite(found) else None
+    coefficient = float(frame["one"].corr(frame["other"]))
+    return coefficient if math.isfinite(coefficient) else None
 
 
 def _finite(count: int, population: int) -> float:

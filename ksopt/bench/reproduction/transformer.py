@@ -1,9 +1,9 @@
-"""The paper's transformers in plain PyTorch, whose layers are made by whoever builds them.
+"""The paper's transformers in plain PyTorch, with a factory for their layers.
 
 A ViT as the paper's source wrote it (lucidrains, "simple_vit": no class token, 196 tokens of an
 image of 224 pixels, q, k and v as one layer without a bias), and a GPT-2 of the same blocks.
-`ksopt bench models` times the models of the library transformers, compiled; here they are the
-paper's own, uncompiled, as it timed them.
+`ksopt bench models` times the compiled models of the library transformers; these are the paper's
+own models, uncompiled, as it timed them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Make = Callable[[int, int, bool, int], nn.Module]
-"""(features in, features out, bias, how many of them side by side) -> a layer."""
+"""(features in, features out, bias, number of layers side by side) -> a layer."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Size:
         heads: of attention.
         depth: blocks.
         batch: images, or sequences.
-        tokens: of each.
-        patch: pixels along a patch's edge; 0 of a language model.
+        tokens: of each image or sequence.
+        patch: pixels along a patch's edge; 0 for a language model.
         classes: of the head, or the vocabulary.
     """
 
@@ -63,7 +63,7 @@ SMALL_GPT2 = Size(48, 3, 2, 3, 24, 0, 61)
 
 
 def dense(n_in: int, n_out: int, bias: bool, count: int = 1) -> nn.Module:
-    """One dense layer, also where there are several side by side."""
+    """One dense layer, even for several side by side."""
     return nn.Linear(n_in, count * n_out, bias)
 
 
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         parts = self.to_qkv(self.norm(x)).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         if x.dtype == torch.float32 and not self.is_causal:
-            # As the paper's float-precision model; in half precision it took FlashAttention.
+            # As the paper's float32 model; in half precision it used FlashAttention.
             weights = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5
             y = torch.matmul(weights.softmax(dim=-1), v)
         else:
@@ -120,7 +120,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The whole: images [B, 3, H, W] or tokens [B, T] -> logits."""
+    """The whole model: images [B, 3, H, W] or tokens [B, T] -> logits."""
 
     def __init__(self, size: Size, make: Make) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Dense layers and products of activations, which are nobody's chain."""
+"""Dense layers and products of activations, none of which is a chain."""
 
 import torch
 from torch import nn

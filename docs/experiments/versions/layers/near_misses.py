@@ -1,4 +1,4 @@
-"""Products that look like factors, of which some are none, and some only in part."""
+"""Products that look like factors, some of which are none or are only in part."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ INPUT = (6, 32)
 
 
 class Near(nn.Module):
-    """Overlapping windows, a weight that is computed, shuffled features, float64, a part."""
+    """Overlapping windows, a computed weight, shuffled features, float64, and a part."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""ksopt's own layers: with a bias, before and behind products that the author wrote."""
+"""ksopt's own layers with a bias, before and after products that the author wrote."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ INPUT = (6, 32)
 
 
 class Layers(nn.Module):
-    """A chain with what may follow it, between batched products."""
+    """Chains with their epilogues, between batched products."""
 
     def __init__(self) -> None:
         super().__init__()

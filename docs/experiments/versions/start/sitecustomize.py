@@ -1,8 +1,8 @@
-"""Every Python with this folder in PYTHONPATH is played the times of `versions.played_times`."""
+"""Installs the times of `versions.played_times` in every Python with this folder in its path."""
 
 import sys
 
-# An installed ksopt would lend its modules to a version that has none of their names.
+# An installed ksopt would provide modules that a version lacks.
 sys.meta_path = [
     finder
     for finder in sys.meta_path
@@ -13,5 +13,5 @@ try:
     from versions import played_times
 
     played_times.install()
-except Exception as error:  # Python itself would go on, with the true times
+except Exception as error:  # Python itself would continue, with the real times
     raise SystemExit(f"no times are played: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""The processes of the devices, as the one that asks them sees them."""
+"""The parent's handles of the processes that measure, one per device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FOLDER = Path(__file__).parents[1]
 
 
 class ProcessEndedError(KsoptError, RuntimeError):
-    """A device's process is gone; another may take its place.
+    """A device's process has ended; another may replace it.
 
     Args:
-        sentence: What happened.
-        blames: Whether what it was doing may be why: not where it said so and ended by itself.
+        sentence: The cause.
+        blames: Whether its task may be the cause: not if it reported a failure and ended by itself.
     """
 
     def __init__(self, sentence: str, blames: bool = True) -> None:
@@ -30,13 +30,13 @@ class ProcessEndedError(KsoptError, RuntimeError):
         self.blames = blames
 
 
-class Asked:
-    """A process on a device that answers questions (`worker.py`).
+class DeviceProcess:
+    """A process on a device that runs tasks (`worker.py`).
 
     Args:
-        device: torch's name of it.
-        cores: It may use these; all of them if empty.
-        folder: Of what searches keep.
+        device: torch's name.
+        cores: The cores that it may use; all of them if empty.
+        folder: Of the searches' files.
     """
 
     def __init__(self, device: str, cores: list[int], folder: str) -> None:
@@ -45,7 +45,7 @@ class Asked:
         self._start()
 
     def hello(self) -> dict[str, Any]:
-        """What it says of itself once it is ready.
+        """Wait until the process is ready; its description of the device.
 
         Raises:
             KsoptError: It failed, or ended.
@@ -53,17 +53,17 @@ class Asked:
         return self.answer()
 
     def again(self) -> None:
-        """Start another process in the place of one that ended, and wait until it is ready.
+        """Start another process in place of one that ended, and wait until it is ready.
 
         Raises:
-            KsoptError: That one failed, or ended, too.
+            KsoptError: The new one failed or ended, too.
         """
         self.end()
         self._start()
         self.hello()
 
     def ask(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """What it answers.
+        """Run a task, and return its answer.
 
         Raises:
             KsoptError: It failed, or ended.
@@ -72,7 +72,7 @@ class Asked:
         return self.answer()
 
     def ask_for_some(self, task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """What it says of each chain, as it comes.
+        """Run a task over chains, and yield the answer for each chain as it comes.
 
         Raises:
             KsoptError: It failed, or ended.
@@ -82,18 +82,18 @@ class Asked:
             yield answer
 
     def answer(self) -> dict[str, Any]:
-        """Its next answer.
+        """Wait for the next answer.
 
         Raises:
             KsoptError: It failed, or ended.
         """
         answer: dict[str, Any] = self._answers.get()
         if "ended" in answer:
-            self._answers.put(answer)  # for whoever asks again
+            self._answers.put(answer)  # for later calls
             code = answer["ended"]
-            asked_to = -code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+            requested = -code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
             raise ProcessEndedError(
-                f"the process on {self.device} {worker_process.ended(code)}", blames=not asked_to
+                f"the process on {self.device} {worker_process.ended(code)}", blames=not requested
             )
         if "lost" in answer:
             raise ProcessEndedError(f"{self.device}: {answer['lost']}", blames=False)
@@ -102,18 +102,18 @@ class Asked:
         return answer
 
     def end(self) -> None:
-        """End the process; what it was doing is done again."""
+        """End the process; its task must be run again."""
         self._worker.close()
 
     def _start(self) -> None:
         self._answers: queue.Queue[Any] = queue.Queue()
-        # Ctrl-C is for this process, which then ends them.
+        # Ctrl-C reaches only this process, which then ends the worker.
         self._worker = WorkerProcess(
             MODULE, self._answers.put, own_session=True, patience_s=10.0, folder=FOLDER
         )
         self._worker.send(self._first)
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> DeviceProcess:
         return self
 
     def __exit__(
