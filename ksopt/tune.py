@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ksopt import precision
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import plan_autotuner, planner, tuning_cache
 from ksopt.kernels.autotuner import Source
@@ -173,16 +174,11 @@ def _measured_whole(request: TuneRequest, problem: Problem, batch: int) -> Recor
         return plan_autotuner.tune(operands, problem, request.budget_s)
 
 
-@contextlib.contextmanager
-def _precision(request: TuneRequest) -> Iterator[None]:
-    """Set torch's precision of products to the request's inside the block."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    if request.dtype == "float32" and request.device.type == "cuda":
-        torch.backends.cuda.matmul.fp32_precision = "tf32" if request.tf32 else "ieee"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+def _precision(request: TuneRequest) -> contextlib.AbstractContextManager[None]:
+    """Torch's precision of products as the request has it."""
+    if request.dtype != "float32" or request.device.type != "cuda":
+        return contextlib.nullcontext()
+    return precision.fp32_products("tf32" if request.tf32 else "ieee")
 
 
 def summary(reports: Sequence[ChoiceReport]) -> str:

@@ -13,7 +13,6 @@ import csv
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ksopt.jit import arch, nvrtc
 from ksopt.kernels.families import (
     chain_cost,
     chain_launcher,
@@ -40,6 +38,7 @@ from ksopt.measure import cuda_graphs
 from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.measure.timing import measure
 from ksopt.patterns.chain import Chain
+from tiles import compile_ahead
 
 ROWS = 25_088
 CHECKED_ROWS = (1, 63, 1000, 8_200)
@@ -303,8 +302,7 @@ def time_case(
     sources = [chain_launcher.source(s, tile, case.epilogue, name) for s, tile in todo]
     sources += {chain_pack_launcher.source(s, tile) for s, tile in todo}
     began = time.perf_counter()
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda text: nvrtc.cubin(text, arch.of_device(0)), sources))
+    compile_ahead(sources)
     print(f"# {case.name}: compiled {len(todo)} in {time.perf_counter() - began:.1f} s", flush=True)
     calls: dict[str, Way] = {}
     of_call: dict[str, tuple[Shape, Config]] = {}
@@ -379,10 +377,9 @@ def mlp_calls(
     first, second = (Shape.of(Chain.parse(text)) for text in texts)
     name, epilogue = str(dtype).removeprefix("torch."), ADDED_BEHIND_GELU
     tiles = mlp_tiles(first, second, args.rows[0], spec, args.tiles)
-    with ThreadPoolExecutor(16) as pool:
-        sources = [chain_mlp_launcher.source(first, second, t, epilogue, name) for t in tiles]
-        sources += {chain_mlp_launcher.pack_source(first, second, tile) for tile in tiles}
-        list(pool.map(lambda text: nvrtc.cubin(text, arch.of_device(0)), sources))
+    sources = [chain_mlp_launcher.source(first, second, t, epilogue, name) for t in tiles]
+    sources += {chain_mlp_launcher.pack_source(first, second, tile) for tile in tiles}
+    compile_ahead(sources)
     calls: dict[str, Callable[[], Tensor]] = {}
     for tile in tiles:
         launcher = chain_mlp_launcher.MlpLauncher(first, second, tile, epilogue, name, 0)

@@ -15,7 +15,6 @@ import csv
 import random
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,6 @@ from torch.nn import functional
 from ksopt import precision, settings
 from ksopt.bench import random_subjects
 from ksopt.epilogue import add_epilogue_
-from ksopt.jit import arch, nvrtc
 from ksopt.kernels import registry
 from ksopt.kernels.by_factors import ByFactors
 from ksopt.kernels.families.base import family_of
@@ -40,6 +38,7 @@ from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.measure.timing import measure
 from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_to_dense
+from tiles import compile_ahead
 
 FAMILY = "chain_mma"
 _BEST = 3  # best predicted tiles that are always timed
@@ -148,13 +147,6 @@ def dense(problem: Problem, operands: Any) -> Callable[[], object]:
 
 def _of(launch: Callable[..., Tensor], others: tuple[Any, ...], x: Tensor) -> Tensor:
     return launch(x, *others)
-
-
-def compile_ahead(sources: list[str]) -> None:
-    """Compile the sources with all threads, before they are loaded."""
-    target = arch.of_device(0)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda source: nvrtc.cubin(source, target), sources))
 
 
 def summary(lines: list[dict[str, Any]]) -> str:

@@ -17,14 +17,12 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ksopt.jit import arch, nvrtc
 from ksopt.kernels import input_gradients
 from ksopt.kernels.families import input_grad_tile as tiles
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
@@ -33,6 +31,7 @@ from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import cuda_graphs, timing
 from ksopt.ops import implementation
 from ksopt.patterns.chain import Chain
+from tiles import compile_ahead
 
 VIT, GPT = 25_216, 4_096
 CHECKED_ROWS = (1, 63, 200, 1000, 8_200)
@@ -141,8 +140,7 @@ def compile_all(todo: Sequence[tuple[Shape, Config]], dtype: str) -> None:
     sources = [kernels.source(s, tile, dtype) for s, tile in todo]
     sources += {kernels.pack_source(s, tile) for s, tile in todo}
     began = time.perf_counter()
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda text: nvrtc.cubin(text, arch.of_device(0)), sources))
+    compile_ahead(sources)
     print(f"# compiled {len(sources)} kernels in {time.perf_counter() - began:.1f} s", flush=True)
 
 

@@ -115,7 +115,7 @@ def time_tiles(
         batch: rows of x.
         roofline: of the device.
         spec: of the device.
-        each: a field of the tiles: the two best predicted tiles of each of its values are timed, too.
+        each: a field of the tiles: two tiles of each of its values are timed, too.
 
     Raises:
         KsoptError: a tile gives a wrong result.
@@ -130,7 +130,7 @@ def time_tiles(
         of_each.setdefault(getattr(config, each), []).append(config)
     leaders = [config for several in of_each.values() for config in several[:2]]
     tiles = list(dict.fromkeys([*configs[: max(BEST_PREDICTED)], *leaders, *drawn]))
-    _compile_ahead([source for tile in tiles for source in family.sources(problem, tile)])
+    compile_ahead([source for tile in tiles for source in family.sources(problem, tile)])
 
     dtype = getattr(torch, problem.dtype)
     size = (pattern.in_features, batch) if last else (batch, pattern.in_features)
@@ -157,7 +157,8 @@ def _swapped(multiply: Call, weight: torch.Tensor, x: torch.Tensor) -> torch.Ten
     return multiply(x, weight)
 
 
-def _compile_ahead(sources: list[str]) -> None:
+def compile_ahead(sources: list[str]) -> None:
+    """Compile the sources with all threads, before they are loaded."""
     target = arch.of_device(0)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda source: nvrtc.cubin(source, target), sources))

@@ -164,7 +164,7 @@ class Bench:
             else:
                 count = self._products_in_sample(subject, name)
                 copies = self._copies(name, layout, weights, count - 1)
-                calls = [call, *(partial(copy, x) for copy in copies)]
+                calls: list[Callable[[], object]] = [call, *(partial(copy, x) for copy in copies)]
                 ready.calls[key], ready.shares[key] = partial(_in_series, calls), count
         except torch.OutOfMemoryError:
             ready.reasons[key] = (FAILED if name == OURS else "") + "out of memory"

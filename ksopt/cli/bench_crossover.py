@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from ksopt.bench.crossover.options import CrossoverOptions
+from ksopt.cli.progress_lines import progress_lines
 from ksopt.system import option_fields
 
 SUMMARY = "Map from which budget on a Kronecker-sparse layer is faster than a dense one here."
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         print(remark, file=sys.stderr)
     stopped = ""
     if not args.report:
-        stopped = runs.run_crossover(request, args.out, _silent if args.quiet else _tell)
+        stopped = runs.run_crossover(request, args.out, progress_lines(args.quiet))
     noted = journal.read_setting(args.out, FORM).get("runs", [])
     measured = journal.read_lines(args.out, FORM)
     left = sum(site not in measured for site in request.sites)
@@ -86,11 +86,3 @@ def run(args: argparse.Namespace) -> int:
     if stopped == "interrupted":
         return 130
     return 1 if faults else 0
-
-
-def _silent(text: str) -> None:
-    """Discard a line of progress."""
-
-
-def _tell(text: str) -> None:
-    print(f"{time.strftime('%X')}  {text}", file=sys.stderr, flush=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from ksopt.bench.models.options import ModelsOptions
+from ksopt.cli.progress_lines import progress_lines
 from ksopt.system import option_fields
 
 SUMMARY = "Check and time whole models with Kronecker-sparse layers beside the dense ones."
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
     for remark in request.remarks:
         print(remark, file=sys.stderr)
-    progress = _silent if args.quiet else _tell
+    progress = progress_lines(args.quiet)
     stopped = runs.run_models(
         request, args.out, timeout_s=args.timeout, progress=progress, on_stored=report_stored
     )
@@ -90,11 +90,3 @@ def run(args: argparse.Namespace) -> int:
     if stopped == "interrupted":
         return 130
     return 1 if faults else 0
-
-
-def _silent(text: str) -> None:
-    """Discard a line of progress."""
-
-
-def _tell(text: str) -> None:
-    print(f"{time.strftime('%X')}  {text}", file=sys.stderr, flush=True)

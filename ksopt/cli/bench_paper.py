@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from ksopt.bench.reproduction.options import PaperOptions
+from ksopt.cli.progress_lines import progress_lines
 from ksopt.system import option_fields
 
 SUMMARY = "Measure the paper's tables and figures anew, with ksopt's kernels beside its own ways."
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         for remark in request.remarks:
             print(remark, file=sys.stderr)
         saved = SavedRequest.of(request).merge_into(args.out)
-        progress = _silent if args.quiet else _tell
+        progress = progress_lines(args.quiet)
         try:
             outcome = runs.run_paper(
                 request, args.out, workers=args.workers, minutes=args.minutes, progress=progress
@@ -102,11 +102,3 @@ def run(args: argparse.Namespace) -> int:
     if outcome.is_interrupted:
         return 130
     return 1 if measurements.faults else 0
-
-
-def _silent(text: str) -> None:
-    """Discard a line of progress."""
-
-
-def _tell(text: str) -> None:
-    print(f"{time.strftime('%X')}  {text}", file=sys.stderr, flush=True)

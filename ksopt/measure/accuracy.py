@@ -22,7 +22,7 @@ from ksopt.reference import chain_reference, is_batch_last, ks_reference
 # partial. And rows spread between them.
 _ENDS, _BETWEEN = 64, 128
 _ALLOWED_ERROR = 2.0  # times PyTorch's own: another order of summation rounds differently
-_TF32_ROUNDING = 2.0**-11  # allowed where TF32 is, though cuBLAS may have been more exact
+TF32_ROUNDING = 2.0**-11  # allowed where TF32 is, though cuBLAS may have been more exact
 # Of the largest result: more is not rounding, even where PyTorch itself were that far off.
 _LARGEST_SHARE = 0.02
 # Sums of 16-bit products are kept in fp32 and rounded once. What tensor cores lose of them, in
@@ -245,10 +245,10 @@ class AccuracyCheck:
         eps = torch.finfo(dtype).eps
         # Of each factor's results, and of sums in the results' own precision as well.
         sums = math.sqrt(max(terms)) if dtype.itemsize >= 4 else 0.0
-        rounding = max(eps / 2 * (1 + sums), _TF32_ROUNDING if tf32 else 0.0)
+        rounding = max(eps / 2 * (1 + sums), TF32_ROUNDING if tf32 else 0.0)
         rounding *= len(terms) + self._around.steps
         rounding *= self._cancelled
-        unit = (_TF32_ROUNDING if tf32 else eps) * self._cancelled
+        unit = (TF32_ROUNDING if tf32 else eps) * self._cancelled
         relative = allowed_error(theirs.relative, unit)
         # Of n numbers an error is known to one part in sqrt(2n), PyTorch's and the other one.
         relative *= 1 + 2 / math.sqrt(max(1, self._truth.numel()))

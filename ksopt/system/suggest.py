@@ -1,9 +1,11 @@
-"""Suggestions for misspelled words."""
+"""Lists of known words, and suggestions for misspelled ones."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from ksopt.errors import InvalidInputError
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -17,3 +19,28 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(str(word).strip(), list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def known_words(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    """The words of a text with commas between them, each once.
+
+    Args:
+        option: The option's name, for the error message.
+        text: Its value.
+        allowed: The known words.
+
+    Raises:
+        InvalidInputError: A word is unknown.
+
+    Example:
+        >>> known_words("--passes", "step,forward,step", ["forward", "step"])
+        ('step', 'forward')
+    """
+    words = tuple(dict.fromkeys(text.split(",")))
+    for word in words:
+        if word not in allowed:
+            raise InvalidInputError(
+                f"{option} {text}: {word!r} is unknown, it must be of {', '.join(allowed)}"
+                f"{nearest(word, allowed)}"
+            )
+    return words

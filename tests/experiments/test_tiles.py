@@ -26,7 +26,7 @@ class Config:
 
 @pytest.fixture
 def roofline(monkeypatch: pytest.MonkeyPatch) -> Roofline:
-    monkeypatch.setattr(tiles, "_compile_ahead", lambda sources: None)
+    monkeypatch.setattr(tiles, "compile_ahead", lambda sources: None)
     return measure_roofline(torch.device("cpu"), "float32")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ksopt.bench.reproduction.statistics import rank_correlation
 from ksopt.patterns.size import Budget, Dims
 from ksopt.report import tables
 from ksopt.search.layer_request import LayerRequest
@@ -191,9 +192,8 @@ def spearman(pairs: Sequence[tuple[float | None, float | None]]) -> float | None
     known = [pair for pair in pairs if None not in pair]
     if len(known) < _FEWEST_RANKED:
         return None
-    ranks = pd.DataFrame(known, columns=["predicted", "measured"]).rank()
-    coefficient = float(ranks["predicted"].corr(ranks["measured"]))
-    return round(coefficient, 12) if coefficient == coefficient else None
+    coefficient = rank_correlation(known)
+    return None if coefficient is None else round(coefficient, 12)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,13 @@ from torch.nn import functional as F
 from ksopt import precision
 from ksopt.bench.crossover.results import DENSE, DENSE_FUSED
 from ksopt.epilogue import with_epilogue
-from ksopt.measure.accuracy import AccuracyCheck, Around, allowed_error, relative_error
+from ksopt.measure.accuracy import (
+    TF32_ROUNDING,
+    AccuracyCheck,
+    Around,
+    allowed_error,
+    relative_error,
+)
 from ksopt.nn import KSLinear
 from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_reference
@@ -24,7 +30,6 @@ _FP8 = torch.float8_e4m3fn
 # FP8 has three bits behind the point: each operand is off by up to 1/16, the product by less.
 _FP8_ERROR = 0.08
 _CHECKED_ROWS = 256
-_TF32_ROUNDING = 2.0**-11
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -154,7 +159,7 @@ def fault_of_gradients(layer: KSLinear, x: Tensor) -> str | None:
 
     rounding = torch.finfo(x.dtype).eps
     if x.is_cuda and x.dtype == torch.float32 and not precision.is_exact():
-        rounding = _TF32_ROUNDING
+        rounding = TF32_ROUNDING
     names = ["x", *(f"factor {at}" for at in range(1, len(weights) + 1)), "bias"]
     for name, own, theirs, truth in zip(
         names, mine, plain(x.dtype), plain(torch.float64), strict=True

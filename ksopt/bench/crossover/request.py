@@ -16,7 +16,7 @@ from ksopt.measure import device as devices
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.validate import checked_int
 from ksopt.system import limits, option_fields
-from ksopt.system.suggest import nearest
+from ksopt.system.suggest import known_words
 
 PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 PASSES = ("inference", "training")
@@ -133,12 +133,12 @@ class CrossoverRequest:
             raise InvalidInputError(f"--minutes {options.minutes:g}: it must be above 0")
         checked_int(options.seed, "seed", "bench crossover", minimum=0)
         default = ",".join(PRECISIONS[:3] if is_gpu else PRECISIONS[:1])
-        precisions = _words("--precisions", options.precisions or default, PRECISIONS)
+        precisions = known_words("--precisions", options.precisions or default, PRECISIONS)
         if "tf32" in precisions and not is_gpu:
             raise InvalidInputError(
                 f"--precisions tf32 is for NVIDIA GPUs, and the device is {device}"
             )
-        passes = _words("--passes", options.passes, PASSES)
+        passes = known_words("--passes", options.passes, PASSES)
         widths = _numbers("--widths", options.widths, _WIDTHS if is_gpu else _CPU_WIDTHS)
         rows = _numbers("--rows", options.rows, _ROWS if is_gpu else _CPU_ROWS)
         least = 4 * widths[-1] * (widths[-1] + 4 * rows[-1])
@@ -191,17 +191,6 @@ class CrossoverRequest:
             "budgets": [one.text for one in self.budgets],
             "seed": self.options.seed,
         }
-
-
-def _words(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    words = tuple(dict.fromkeys(text.split(",")))
-    for word in words:
-        if word not in allowed:
-            raise InvalidInputError(
-                f"{option} {text}: {word!r} is unknown, it must be of {', '.join(allowed)}"
-                f"{nearest(word, allowed)}"
-            )
-    return words
 
 
 def _numbers(option: str, text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -15,7 +14,7 @@ from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
 from ksopt.system import limits, option_fields
-from ksopt.system.suggest import nearest
+from ksopt.system.suggest import known_words
 
 DTYPES = ("float32", "bfloat16", "float16")
 PASSES = ("forward", "step")
@@ -51,11 +50,11 @@ class ModelsRequest:
             InvalidInputError: an option is invalid; the sentence names the allowed values.
         """
         device = devices.resolve(options.device)
-        models = _words("--models", options.models, tuple(SIZES))
-        dtypes = _words("--dtypes", options.dtypes, DTYPES)
-        passes = _words("--passes", options.passes, PASSES)
-        modes = _words("--modes", options.modes, MODES)
-        ways = _words("--ways", options.ways, tuple(WORDS))
+        models = known_words("--models", options.models, tuple(SIZES))
+        dtypes = known_words("--dtypes", options.dtypes, DTYPES)
+        passes = known_words("--passes", options.passes, PASSES)
+        modes = known_words("--modes", options.modes, MODES)
+        ways = known_words("--ways", options.ways, tuple(WORDS))
         for name in ("layers", "batch", "length"):
             value = getattr(options, name)
             if value is not None and value < 1:
@@ -86,7 +85,7 @@ class ModelsRequest:
                 raise InvalidInputError(
                     f"--modes graphs replays CUDA graphs; the device is {device}"
                 )
-            modes = [mode for mode in modes if mode != "graphs"]
+            modes = tuple(mode for mode in modes if mode != "graphs")
         return cls(
             options=options,
             subjects=tuple(
@@ -126,14 +125,3 @@ class ModelsRequest:
 
 def _size(model: str, options: ModelsOptions) -> Size:
     return size_of(model, options.small, options.layers, options.batch, options.length)
-
-
-def _words(option: str, text: str, allowed: Sequence[str]) -> list[str]:
-    words = list(dict.fromkeys(text.split(",")))
-    unknown = [word for word in words if word not in allowed]
-    if unknown:
-        raise InvalidInputError(
-            f"{option} {text}: {unknown[0]!r} is unknown, it must be of {', '.join(allowed)}"
-            f"{nearest(unknown[0], allowed)}"
-        )
-    return words

@@ -21,11 +21,10 @@ from ksopt.bench.reproduction.cases import Built
 from ksopt.bench.reproduction.request import PaperRequest
 from ksopt.jit import source_digest
 from ksopt.measure import device as devices
-from ksopt.measure.accuracy import allowed_error, relative_error
+from ksopt.measure.accuracy import TF32_ROUNDING, allowed_error, relative_error
 from ksopt.measure.timing import Measurement, measure
 
 _SECONDS = 2.0
-_TF32_ROUNDING = 2.0**-11
 # The sources that a time can depend on. No other change (reports, search, docs) affects a time.
 _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.nn.layers"),
@@ -106,7 +105,7 @@ def measure_case(request: PaperRequest, subject: Subject) -> Case:
             # Not in inference mode: ksopt caches prepared weights only if it can read the version.
             built = cases.build(subject.name, dtype, device, small=small, seed=seed)
             with torch.inference_mode():
-                faults = _faults(built, _TF32_ROUNDING if is_tf32 else torch.finfo(dtype).eps)
+                faults = _faults(built, TF32_ROUNDING if is_tf32 else torch.finfo(dtype).eps)
                 calls = {
                     name: partial(module, built.inputs[name])
                     for name, module in built.versions.items()

@@ -18,7 +18,7 @@ from ksopt.measure import device as devices
 from ksopt.patterns.chain import Pattern
 from ksopt.patterns.validate import checked_int
 from ksopt.system import option_fields
-from ksopt.system.suggest import nearest
+from ksopt.system.suggest import known_words
 
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
 QUICK = 48
@@ -89,7 +89,7 @@ class PaperRequest:
             if getattr(options, name) is not None:
                 checked_int(getattr(options, name), name, "bench paper")
         checked_int(options.seed, "seed", "bench paper", minimum=0)
-        dtypes = _dtypes(options.dtypes)
+        dtypes = known_words("--dtypes", options.dtypes, DTYPES) if options.dtypes else ()
         if dtypes and "tf32" in dtypes and not is_gpu:
             raise InvalidInputError(f"--dtypes tf32 is for NVIDIA GPUs, and the device is {device}")
         remarks = []
@@ -167,14 +167,3 @@ def _patterns(kind: str, options: PaperOptions, is_small: bool) -> tuple[Pattern
 def _energy_stratum(pattern: Pattern) -> float:
     """The stratum of a pattern: the energy proxy of Figure 7's horizontal axis."""
     return pattern.d * pattern.rho
-
-
-def _dtypes(text: str | None) -> tuple[str, ...]:
-    words = tuple(dict.fromkeys(text.split(","))) if text else ()
-    for word in words:
-        if word not in DTYPES:
-            raise InvalidInputError(
-                f"--dtypes {text}: {word!r} is unknown, it must be of {', '.join(DTYPES)}"
-                f"{nearest(word, DTYPES)}"
-            )
-    return words
