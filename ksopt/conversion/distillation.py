@@ -34,7 +34,7 @@ def distil(
 
     Args:
         student: The model to train, such as that of a `Conversion`; changed in place.
-        teacher: The dense model; it is unchanged, and in evaluation mode meanwhile.
+        teacher: The dense model; it is unchanged, but in evaluation mode during the call.
         batches: Typical inputs of the model: each a tensor, a tuple of arguments, or a mapping of
             keyword arguments. They are repeated from the start until all steps are done.
         steps: Number of steps.

@@ -33,8 +33,8 @@ class Projection:
         relative_error: ||W - K_1 ... K_L|| / ||W|| in the Frobenius norm, of these weights in their
             dtype; computed in float64.
         lower_bound: A relative error that no weights of this chain go below.
-        guarantee: The error is at most so many times the best possible, but for rounding; None
-            where nothing is known.
+        guarantee: Bound of the error relative to the best possible, up to rounding; None if
+            unknown.
         method: "hierarchical" (in closed form, factor by factor) or "alternating" (least squares
             for one factor after the other).
         iterations: Passes of alternating least squares and steps of the refinement.
