@@ -28,12 +28,12 @@ class Subject:
 
     Args:
         dims: Sizes, or a model's layers.
-        asked_by: The options that name the model, as words of a command line.
+        model_options: The options that name the model, as words of a command line.
         to_measure: The model to be timed whole.
     """
 
     dims: Sequence[str] | Layers
-    asked_by: dict[str, str] = field(default_factory=dict)
+    model_options: dict[str, str] = field(default_factory=dict)
     to_measure: ToMeasure | None = None
 
     @classmethod
@@ -51,16 +51,16 @@ class Subject:
 
             model = build_model(args.model, sys.stderr)
             layers = layers_of_model(model, args.model, args.include, args.exclude)
-            asked_by = {"model": args.model, **_names(args)}
+            model_options = {"model": args.model, **_names(args)}
             if args.measure_model is None:
-                return cls(layers, asked_by)
+                return cls(layers, model_options)
             inputs = _inputs(args.measure_model, model)
             if args.epilogue == ["none"]:  # a request has it as nothing, as if it were not given
-                asked_by["epilogue"] = "none"
+                model_options["epilogue"] = "none"
             call = _call(model, inputs) if are_read(vars(args)) else None
             if call is not None:
                 layers = layers_of_model(model, args.model, args.include, args.exclude, call)
-            return cls(layers, asked_by, ToMeasure(model, inputs))
+            return cls(layers, model_options, ToMeasure(model, inputs))
         if args.hf_config is not None:
             layers = layers_of_config(args.hf_config, args.include, args.exclude)
             return cls(layers, {"hf-config": shlex.quote(args.hf_config), **_names(args)})
