@@ -1,4 +1,4 @@
-"""The pattern search: which chains to use for layers, measured on this device.
+"""The pattern search: the best chains for layers, measured on this device.
 
 The package is also a function: ``ksopt.search("768x3072")`` is `ksopt.search.one_call.search`.
 Importing it is light; torch and Optuna are imported when a search runs.
@@ -85,10 +85,10 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """The class of this package's module, which makes it a function, too."""
+    """Class of this package's module, which makes it callable."""
 
     def __call__(self, *args: Any, **options: Any) -> SearchResult:
-        """See `ksopt.search.one_call.search`."""
+        """Run `ksopt.search.one_call.search`."""
         from ksopt.search.one_call import search
 
         return search(*args, **options)

@@ -1,4 +1,4 @@
-"""Several searches compared: read from their folders, and written as one report."""
+"""Comparison of several searches, read from their folders, as one report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compare(
         study: The searches' name in the storages.
 
     Returns:
-        Their results, by the names that the report shows.
+        The results, by the names that the report shows.
 
     Raises:
         InvalidInputError: Fewer than two, one named twice, no such study, a folder that cannot be
@@ -44,7 +44,7 @@ def compare(
 
 
 def _names(places: Sequence[str]) -> list[str]:
-    """What the searches are called: the last part of each place, or all of it where two share it.
+    """Names of the searches: the last part of each place, or all of it if two share that.
 
     Raises:
         InvalidInputError: Fewer than two, or one twice.

@@ -1,4 +1,4 @@
-"""Whose turn it is on a device, and which processes of a search are alive: locks on files.
+"""File locks: exclusive use of a device, and liveness of the processes of a search.
 
 They end with the process that holds them, even if it is killed (`ksopt.system.locks`).
 """
@@ -24,15 +24,15 @@ from ksopt.system import ownership
 from ksopt.system.locks import Lock, is_held
 
 _WORKER = "worker-"
-# The file of a process of another container, or boot, is all that tells that it has ended.
-_KEPT_S = 86400.0
+# The file of a process of another container, or boot, is the only evidence that it has ended.
+_RETENTION_S = 86400.0
 
 
 @contextmanager
 def device(place: torch.device) -> Iterator[None]:
-    """A device of this machine, alone: measurements on it never overlap.
+    """Exclusive use of a device of this machine: measurements on it never overlap.
 
-    It holds for all searches of one user on one machine, whatever numbers they give its GPUs.
+    It covers all searches of one user on one machine, whatever numbers they use for its GPUs.
     """
     key = place.type
     if place.type == "cuda":
@@ -42,11 +42,11 @@ def device(place: torch.device) -> Iterator[None]:
 
 
 class Presence:
-    """Says to other processes that this one is alive, until it ends.
+    """Signal to other processes that this one is alive, until it ends.
 
     Attributes:
         host: Name of this machine.
-        token: Names this process, uniquely.
+        token: Unique name of this process.
     """
 
     def __init__(self) -> None:
@@ -69,13 +69,13 @@ class Presence:
 
 
 def is_gone(host: str, token: str) -> bool | None:
-    """Whether the process of a `Presence` has ended; None if that cannot be seen from here."""
+    """Whether the process of a `Presence` has ended; None if that is unknown on this machine."""
     if host != _host():
         return None
     try:
         return not is_held(_path(token))
     except FileNotFoundError:
-        # It ended, or keeps its cache elsewhere; or it lives on, and only its search has ended.
+        # It ended, or has its cache elsewhere; or only its search has ended.
         return True if process_identity.has_ended(token) else None
 
 
@@ -84,17 +84,17 @@ def _path(token: str) -> Path:
 
 
 def _remove_ended() -> None:
-    """Remove the files of processes that were killed, unless somebody may learn it from them."""
+    """Remove the files of killed processes, unless another process may still need them."""
     for path in _folder().glob(f"{_WORKER}*"):
         with suppress(OSError):  # another process is about to remove it, too
             ended = process_identity.has_ended(path.name.removeprefix(_WORKER))
-            old = time.time() - path.stat().st_mtime > _KEPT_S
+            old = time.time() - path.stat().st_mtime > _RETENTION_S
             if ended or (old and not is_held(path)):
                 path.unlink()
 
 
 def _folder() -> Path:
-    """Where the locks are: in the cache, or, where that cannot be used, with temporary files.
+    """The folder of the locks: in the cache, or, if that is unusable, with temporary files.
 
     Raises:
         UnavailableError: Neither can be written, or others could write there.

@@ -1,4 +1,4 @@
-"""How far the times can be trusted, and what would have predicted them."""
+"""Diagnostics of a search: the drift of times, failures, and the quality of predictors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FEWEST_CHAINS = 3
 
 @dataclass(frozen=True)
 class Drift:
-    """The dense layer's time at both ends of a run: it should not have changed.
+    """The dense layer's time at the begin and the end of a run, which should not differ.
 
     Args:
         begin: In turns with the run's first chain on the device of the final.
@@ -32,12 +32,12 @@ class Drift:
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether the two have been told apart."""
+        """Whether the difference is beyond noise."""
         return compare(self.begin, self.end) is not Comparison.WITHIN_NOISE
 
     @property
     def sentence(self) -> str:
-        """For a person."""
+        """The drift as a sentence."""
         begin, end = phrases.timed(self.begin), phrases.timed(self.end)
         both = f"The dense layer took {begin} at first. In the final it took {end}"
         if not self.beyond_noise:
@@ -50,7 +50,7 @@ class Drift:
 
 
 def drift(result: LayerResult) -> Drift | None:
-    """Of the result's run; None if it measured no chain, or had no final."""
+    """The drift in a result's run; None if it measured no chain, or had no final."""
     first = next(
         (
             trial.dense
@@ -66,7 +66,7 @@ def drift(result: LayerResult) -> Drift | None:
 
 
 def failures(result: LayerResult) -> str:
-    """How many trials failed, and why the first did; nothing if none did."""
+    """Number of failed trials, and the reason of the first, as a sentence; empty if none failed."""
     failed = [trial for trial in result.trials if trial.state == "failed"]
     if not failed:
         return ""
@@ -79,7 +79,7 @@ def failures(result: LayerResult) -> str:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Something that is known of a chain before it is measured."""
+    """A property of a chain that is known before it is measured."""
 
     key: str
     name: str
@@ -96,12 +96,12 @@ PREDICTORS = (
 
 @dataclass(frozen=True)
 class Correlation:
-    """Rank correlation of a predictor with what was measured.
+    """Rank correlation of a predictor with measurements.
 
     Args:
-        predictor: Which.
+        predictor: The predictor.
         spearman: Spearman's coefficient, -1 to 1, with latency over the dense layer's.
-        chains: How many were measured and have a prediction.
+        chains: Number of chains that were measured and have a prediction.
         energy_spearman: The same with the energy of a call; None unless three chains have one.
     """
 
@@ -112,10 +112,10 @@ class Correlation:
 
 
 def correlations(trials: Sequence[TrialRecord]) -> tuple[Correlation, ...]:
-    """Of every predictor that has values for three chains or more, which are not all alike.
+    """Correlations of all predictors that have values for at least three chains, not all equal.
 
-    Chains that were given up as hopeless count with the time seen: without them, only the fast half
-    of the space would be ranked.
+    Pruned chains count with their provisional time: without them, only the fast half of the space
+    would be ranked.
     """
     ranked = []
     for predictor in PREDICTORS:
@@ -133,7 +133,7 @@ def correlations(trials: Sequence[TrialRecord]) -> tuple[Correlation, ...]:
 
 
 def _spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """The coefficient of (predicted, measured); None of too few, or where one is all alike."""
+    """The coefficient of (predicted, measured); None if there are too few, or one is constant."""
     if len(pairs) < _FEWEST_CHAINS:
         return None
     import pandas as pd  # half a second, which processes that measure do not need
@@ -144,7 +144,7 @@ def _spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def points(trials: Sequence[TrialRecord], predictor: Predictor) -> list[tuple[float, float]]:
-    """(predicted, latency over the dense layer's) of what was measured and is predicted."""
+    """(predicted, latency over the dense layer's) of the chains that have both."""
     return [
         (value, trial.ratio_seen)
         for trial in trials
@@ -153,7 +153,7 @@ def points(trials: Sequence[TrialRecord], predictor: Predictor) -> list[tuple[fl
 
 
 def within_noise_of(finalist: Finalist, others: Sequence[Finalist]) -> list[int]:
-    """Places, from 0, of the others in the final that were not told apart from a finalist."""
+    """Indices, from 0, of the others in the final that are within noise of a finalist."""
     if not finalist.retimed:
         return []
     return [

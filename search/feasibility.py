@@ -1,4 +1,4 @@
-"""Whether a search fits the machine, refused with a sentence before anything is listed."""
+"""Check that a search fits the machine, before anything is listed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ksopt.system import limits
 
 
 def check(requests: Sequence[LayerRequest], device: torch.device) -> None:
-    """Refuse layers that the device cannot hold, or more workers than the machine can.
+    """Reject layers that the device cannot hold, or more workers than the machine can.
 
     Args:
         requests: Of one search; with their batch.
-        device: Where they measure.
+        device: Device of the measurements.
 
     Raises:
-        InvalidInputError: Something does not fit; the sentence says what would.
+        InvalidInputError: Something does not fit; the sentence states what would.
     """
     limits.check_workers(requests[0].workers)
     for request in requests:
@@ -30,10 +30,10 @@ def check(requests: Sequence[LayerRequest], device: torch.device) -> None:
 
 
 def least_bytes(request: LayerRequest, rows: int) -> int:
-    """The least memory at once that measuring the dense layer takes, for so many rows.
+    """Minimal peak memory of measuring the dense layer for a number of rows.
 
     It is the largest of: the input and the weights while they are drawn, which is in float32, the
-    weights scaled in a second step; the product; and the gradients, where they are asked for.
+    weights scaled in a second step; the product; and the gradients, if requested.
 
     Example:
         >>> request = LayerRequest("8x16", budgets=("50%",))
@@ -44,7 +44,7 @@ def least_bytes(request: LayerRequest, rows: int) -> int:
     siblings = request.siblings
     x, y = rows * request.size.in_features, siblings * rows * request.size.out_features
     weights = siblings * request.size.dense_parameters
-    cast = 0 if size == 4 else size  # float32 is what is drawn
+    cast = 0 if size == 4 else size  # random numbers are drawn in float32
     stages = [(4 + cast) * x, size * x + 8 * weights, size * (x + weights + y)]
     if "residual" in request.epilogue:
         stages.append(size * (x + weights + 2 * y))

@@ -1,7 +1,7 @@
-"""The final: the best chains timed against each other and dense, in a process that did no more.
+"""The final: the best chains timed against each other and dense, in a fresh process.
 
-What the trials before it left behind (memory, caches, clocks of a device at work, kernels kept for
-weights that are gone) is no part of it.
+It is unaffected by the trials before it (memory, caches, clocks of a busy device, cached kernels of
+old weights).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def final(
 
     Args:
         request: With its batch resolved.
-        device: Where.
+        device: The device.
         chains: The finalists.
         spare: The process.
 
@@ -79,12 +79,11 @@ def trusted(
     expected_us: float,
     note: Callable[[str], None],
 ) -> dict[str, Measurement]:
-    """The final; held again, in another process, where its dense layer was strangely slow.
+    """The final; repeated in another process if its dense layer was suspiciously slow.
 
-    On a busy machine a process can find its threads on one core for all of its life. Whatever waits
-    for threads, the dense layer above all, then takes many times as long, steadily, and any chain
-    looks fast. Of at most three finals that whose dense layer was fastest counts: it is the one
-    that is hardest on the chains.
+    On a busy machine all threads of a process can stay on one core. Work that waits for threads,
+    the dense layer above all, then takes many times as long, steadily, and any chain looks fast. Of
+    at most three finals the one with the fastest dense layer counts: it is the hardest for chains.
 
     Args:
         request: As in `final`.
@@ -92,7 +91,7 @@ def trusted(
         chains: As in `final`.
         spare: Of the first final.
         expected_us: The dense layer's latency in the trials.
-        note: Told of another final.
+        note: Called with a message before another final.
     """
     times = final(request, device, chains, spare)
     for _ in range(_MOST_FINALS - 1):

@@ -1,11 +1,11 @@
 """The linear layers that a transformers config.json describes.
 
-The file is read as JSON and nothing else: no code is run, nothing is loaded from a network, and
-transformers need not be installed. What is listed are the layers of the blocks, which repeat, and
-the head of a language model that has weights of its own; poolers and other heads, which depend on
-the class that is made of the config, are not.
+The file is only read as JSON: no code is run, nothing is loaded from a network, and transformers
+need not be installed. The list has the layers of the blocks, which repeat, and the head of a
+language model that has weights of its own. It has no poolers and other heads, which depend on the
+class that is built from the config.
 
-Source: the module names of transformers 5, which, but for ViT's, are those of 4.
+Source: the module names of transformers 5, which, except for ViT's, are those of 4.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ksopt.patterns.size import Dims
 from ksopt.search.layers import Group, Layer, Layers, chosen, grouped
 from ksopt.system import untrusted
 
-# transformers 4 calls ViT's layers otherwise; where some are left out, no pattern fits both.
+# transformers 4 has other names for ViT's layers; if some are left out, no pattern fits both.
 _VIT_NAMES = "The names are those of transformers 5."
 _VIT_NOTE = f"{_VIT_NAMES} The plan's patterns fit those of transformers 4 too."
 
@@ -30,7 +30,7 @@ class _Config:
     """A config's entries, read with their types checked.
 
     Args:
-        values: What the file holds.
+        values: Contents of the file.
         path: Of the file.
     """
 
@@ -38,7 +38,7 @@ class _Config:
     path: Path
 
     def size(self, *names: str, default: int | None = None) -> int:
-        """The first of some entries that is there, a whole number from 1."""
+        """The first present of some entries, a whole number from 1."""
         for name in names:
             value = self.values.get(name)
             if value is None:
@@ -60,7 +60,7 @@ class _Config:
         """Features of all query heads, and of all key (or value) heads."""
         hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
         kind = self.values["model_type"]
-        # Where a config does not say, each type has a default of its own: only Llama's are safe.
+        # Each type has other defaults for missing entries: only Llama's are safe.
         own = self.values.get("head_dim") is not None or kind in ("gemma", "qwen3")
         if "num_key_value_heads" not in self.values and kind != "llama":
             self.size("num_key_value_heads")
@@ -73,10 +73,10 @@ class _Config:
         return heads * width, self.size("num_key_value_heads", default=heads) * width
 
 
-Found = Iterator[tuple[str, int, int]]
+NamedSizes = Iterator[tuple[str, int, int]]
 
 
-def _bert(config: _Config) -> Found:
+def _bert(config: _Config) -> NamedSizes:
     hidden = config.size("hidden_size")
     inner = config.size("intermediate_size")
     for i in range(config.size("num_hidden_layers")):
@@ -88,7 +88,7 @@ def _bert(config: _Config) -> Found:
         yield f"{at}.output.dense", inner, hidden
 
 
-def _distilbert(config: _Config) -> Found:
+def _distilbert(config: _Config) -> NamedSizes:
     hidden, inner = config.size("dim"), config.size("hidden_dim")
     for i in range(config.size("n_layers")):
         at = f"transformer.layer.{i}"
@@ -98,7 +98,7 @@ def _distilbert(config: _Config) -> Found:
         yield f"{at}.ffn.lin2", inner, hidden
 
 
-def _vit(config: _Config) -> Found:
+def _vit(config: _Config) -> NamedSizes:
     hidden, inner = config.size("hidden_size"), config.size("intermediate_size")
     for i in range(config.size("num_hidden_layers")):
         at = f"layers.{i}"
@@ -108,7 +108,7 @@ def _vit(config: _Config) -> Found:
         yield f"{at}.mlp.fc2", inner, hidden
 
 
-def _gpt2(config: _Config) -> Found:
+def _gpt2(config: _Config) -> NamedSizes:
     hidden = config.size("n_embd", "hidden_size")
     inner = config.size("n_inner", default=4 * hidden)
     for i in range(config.size("n_layer", "num_hidden_layers")):
@@ -118,7 +118,7 @@ def _gpt2(config: _Config) -> Found:
         yield f"h.{i}.mlp.c_proj", inner, hidden
 
 
-def _gpt_neox(config: _Config) -> Found:
+def _gpt_neox(config: _Config) -> NamedSizes:
     hidden, inner = config.size("hidden_size"), config.size("intermediate_size")
     for i in range(config.size("num_hidden_layers")):
         at = f"layers.{i}"
@@ -128,7 +128,7 @@ def _gpt_neox(config: _Config) -> Found:
         yield f"{at}.mlp.dense_4h_to_h", inner, hidden
 
 
-def _llama(config: _Config) -> Found:
+def _llama(config: _Config) -> NamedSizes:
     hidden, inner = config.size("hidden_size"), config.size("intermediate_size")
     query, key = config.heads()
     for i in range(config.size("num_hidden_layers")):
@@ -142,7 +142,7 @@ def _llama(config: _Config) -> Found:
         yield f"{at}.mlp.down_proj", inner, hidden
 
 
-_TYPES: Mapping[str, Callable[[_Config], Found]] = {
+_TYPES: Mapping[str, Callable[[_Config], NamedSizes]] = {
     "bert": _bert,
     "deit": _vit,
     "distilbert": _distilbert,
@@ -158,8 +158,8 @@ _TYPES: Mapping[str, Callable[[_Config], Found]] = {
     "vit": _vit,
     "xlm-roberta": _bert,
 }
-# Heads of language models: their names, and whether transformers ties them to the embedding where
-# the config does not say.
+# Heads of language models: their names, and whether transformers ties them to the embedding by
+# default.
 _HEADS = {
     "gemma": ("lm_head", True),
     "gpt2": ("lm_head", True),
@@ -218,12 +218,12 @@ def layers_of_config(
         layers.append(head)
     elif head is not None:
         tied[head] = "its weight is the embedding's"
-    wanted, left = chosen(layers, include, exclude, known=tied)
-    if not wanted:
+    selected, left = chosen(layers, include, exclude, known=tied)
+    if not selected:
         raise InvalidInputError(
             f"--hf-config {file}: no linear layer is left to search: see --include and --exclude"
         )
-    groups = grouped(wanted, [layer for layer in layers if layer.name in left])
+    groups = grouped(selected, [layer for layer in layers if layer.name in left])
     is_vit = _TYPES[kind] is _vit
     note = (
         "The layers of the blocks"
@@ -272,7 +272,7 @@ def _head(config: _Config, kind: str) -> Layer | str | None:
 
 
 def _for_plan(group: Group, is_vit: bool) -> Group:
-    """Its layers as a plan should call them, whatever class the config becomes.
+    """A group with name patterns for a plan that fit all classes built from the config.
 
     A base model is an attribute of a class with a head (``bert.encoder.layer...``), and ViT's
     layers have other names in transformers 4 (``encoder.layer.0.attention.attention.query``).

@@ -1,7 +1,7 @@
-"""What a study's trials say, from one look at them to the next.
+"""History of a study's trials, updated incrementally.
 
-A trial that has ended changes no more, so each of those is read once. Reading all at every look
-would take a long study more time for each trial, the more it has.
+A trial that has ended no longer changes, so each is read once. Reading all at every update would
+take time proportional to the number of trials.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from optuna.trial import FrozenTrial, TrialState
 from ksopt.operators.registry import Replacement
 from ksopt.search.trial_records import chain_of, facts_of, outcome_of
 
-# Processes that end in the midst of one chain before it is tried no more.
+# Processes that may die while measuring one chain before it is excluded.
 _MOST_ENDS = 3
 
 
 class Trials:
-    """A study's trials as they were at the last look.
+    """A study's trials at the last update.
 
     Args:
-        study: Whose trials.
+        study: The study.
     """
 
     def __init__(self, study: optuna.Study) -> None:
@@ -31,13 +31,13 @@ class Trials:
         self.all: Sequence[FrozenTrial] = ()
         """Every trial, by number."""
         self.open: Sequence[FrozenTrial] = ()
-        """Those that had not ended."""
+        """The trials that had not ended."""
 
     def look(self) -> list[FrozenTrial]:
-        """Read what is new.
+        """Read new trials and states.
 
         Returns:
-            The trials that have ended since the last look.
+            The trials that have ended since the last update.
         """
         known = len(self.all)
         self.all = self._study.get_trials(deepcopy=False)
@@ -47,10 +47,10 @@ class Trials:
 
 
 class History:
-    """Which chains of a study were tried, at the last look.
+    """The chains of a study that were tried, at the last update.
 
     Args:
-        study: Whose trials.
+        study: The study.
     """
 
     def __init__(self, study: optuna.Study) -> None:
@@ -58,16 +58,16 @@ class History:
         self._ends: Counter[Replacement] = Counter()
         self._lost: dict[Replacement, str] = {}
         self.ended: dict[Replacement, None] = {}
-        """Chains that are never drawn again, in the order in which that was settled.
+        """Chains that are never drawn again, in the order of that decision.
 
         They were measured, or failed; or the processes that measured them were killed so often that
-        they may be what kills them. What was only drawn is nobody's fault: a trial has facts from
-        when it is measured.
+        they may be the cause. A chain that was only drawn does not count: a trial has facts once it
+        is measured.
         """
         self.look()
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read new trials and states."""
         for trial in self._trials.look():
             chain = chain_of(trial)
             if chain is not None:  # else its process ended before it had one
@@ -96,7 +96,7 @@ class History:
 
     @property
     def waiting(self) -> bool:
-        """Whether a trial was enqueued and not drawn yet."""
+        """Whether an enqueued trial was not drawn yet."""
         return any(trial.state == TrialState.WAITING for trial in self._trials.open)
 
     @property
@@ -106,18 +106,18 @@ class History:
 
     @property
     def tried(self) -> set[Replacement]:
-        """Chains that are not to be drawn."""
+        """Chains that must not be drawn."""
         return {*self.ended, *self.under_way}
 
     @property
     def begun(self) -> int:
-        """How many chains were measured, failed for a reason of their own, or are running."""
+        """Number of chains that were measured, failed for a reason of their own, or are running."""
         running = (one for one in self._trials.open if one.state == TrialState.RUNNING)
         return len(self.ended) + len(self._apart(running))
 
     @property
     def lost(self) -> list[tuple[str, Replacement]]:
-        """(origin, chain) of what was begun, not ended, and not redone since."""
+        """(origin, chain) of trials that were begun, did not end, and were not repeated since."""
         under_way = self.under_way
         return [(origin, one) for one, origin in self._lost.items() if one not in under_way]
 

@@ -1,8 +1,8 @@
-"""A Ctrl-C that is not lost.
+"""Ctrl-C handling that loses no interrupt.
 
-Python raises KeyboardInterrupt wherever the program happens to be. In a destructor or a callback of
-a C library (a database's, torch's) the exception goes nowhere, and the program runs on: Python
-prints its traceback and drops it. Libraries log it on the way (SQLAlchemy's connection pool).
+Python raises KeyboardInterrupt at any point of the program. In a destructor or a callback of a C
+library (a database's, torch's) the exception does not propagate, and the program runs on: Python
+prints its traceback and drops it. Libraries may log it (SQLAlchemy's connection pool).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from types import FrameType
 
 @contextmanager
 def remembered() -> Iterator[Callable[[], bool]]:
-    """Inside, Ctrl-C raises KeyboardInterrupt as ever; the function says whether there was one.
+    """Context that records Ctrl-C, which still raises KeyboardInterrupt; yields a test for it.
 
-    In another than the main thread, where no signal arrives, there never is.
+    In other threads than the main one, where no signal arrives, there never is one.
 
     Example:
         >>> with remembered() as interrupted:
@@ -46,9 +46,9 @@ def remembered() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def dropped(act: Callable[[], None]) -> Iterator[None]:
-    """Inside, `act` is called where a KeyboardInterrupt is dropped, instead of printing it.
+    """Inside the block, call `act` instead of printing a KeyboardInterrupt that Python drops.
 
-    What a library logs of one, and nobody reads, is not printed either.
+    Records of it that a library logs and no handler takes are not printed either.
     """
     before = sys.unraisablehook
     unread = logging.lastResort  # prints what no handler takes
@@ -71,7 +71,7 @@ def dropped(act: Callable[[], None]) -> Iterator[None]:
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """Whether an error that is logged is none, nor one that came while one was handled."""
+    """Whether a log record has no KeyboardInterrupt in its chain of exceptions."""
     error = None if record.exc_info is None else record.exc_info[1]
     while error is not None:
         if isinstance(error, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""A journal file that several processes write: told from other files, locked, mended.
+"""Journal file that several processes write: validation, locking, repair.
 
 Optuna's own locks are files that a killed process leaves behind; writers then wait 30 s.
 """
@@ -13,12 +13,12 @@ from pathlib import Path
 from ksopt.system.locks import Lock
 
 SHARED = 0o666
-"""Locks of a storage: as open as the umask makes the storage itself, which a group may share."""
+"""Mode of a storage's locks: restricted by the umask like the storage, which a group may share."""
 _LONGEST_ENTRY = 2**20
 
 
 def check(path: Path) -> None:
-    """Refuse a file that is no journal: Optuna would write behind what is in it.
+    """Reject a file that is no journal: Optuna would append to it.
 
     Raises:
         ValueError: It begins with something else than an entry of a journal.
@@ -38,39 +38,39 @@ class JournalLock:
 
     Args:
         path: The journal.
-        made: Takes the lock's file, if this makes it.
+        created: The list to which the lock's file is added if this creates it.
     """
 
-    def __init__(self, path: str, made: list[Path]) -> None:
+    def __init__(self, path: str, created: list[Path]) -> None:
         self._journal = Path(path)
-        self._made = made
+        self._created = created
         self._lock = Lock(Path(f"{path}.lock"), mode=SHARED)
         self._threads = threading.Lock()
 
     def acquire(self) -> bool:
-        """Wait for it."""
+        """Wait for the lock."""
         self._threads.acquire()
         try:
             self._lock.acquire()
         except BaseException:
             self._threads.release()
             raise
-        _cut_half_a_line(self._journal)
-        if self._lock.created and self._lock.path not in self._made:
-            self._made.append(self._lock.path)
+        _remove_incomplete_line(self._journal)
+        if self._lock.created and self._lock.path not in self._created:
+            self._created.append(self._lock.path)
         return True
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         self._lock.release()
         self._threads.release()
 
 
-def _cut_half_a_line(journal: Path) -> None:
-    """Remove what a writer that was killed, or had no more room, left of its last line.
+def _remove_incomplete_line(journal: Path) -> None:
+    """Remove an incomplete last line, left by a writer that was killed or ran out of space.
 
-    What is appended to it would be lost, and all that comes after cannot be read. The caller is the
-    only writer; readers leave half a line out.
+    An entry appended to it would be lost, and everything behind it unreadable. The caller is the
+    only writer; readers ignore an incomplete line.
     """
     with suppress(FileNotFoundError), journal.open("rb+") as file:
         end = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""The end of a layer's run: its finalists timed against each other, and measured once more."""
+"""Final of a layer's run: its finalists are timed against each other, and measured again."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ksopt.search.worker_pool import Share
 from ksopt.search.worker_processes import Spare
 
 
-def with_finals(
+def run_final(
     share: Share,
-    kept: LayerRecord,
+    record: LayerRecord,
     device: torch.device,
     spare: Spare,
     stopped: str | None,
     progress: Progress,
     began: float,
 ) -> LayerRecord:
-    """A layer's run at its end: its finalists were timed, unless it was interrupted."""
+    """A layer's record with the results of its final, unless it was interrupted."""
     request = share.request
     assert request.batch is not None
-    trials = trial_records.records(share.study, kept.roofline, request.batch)
+    trials = trial_records.records(share.study, record.roofline, request.batch)
     elected = recommend.elect(
         recommend.admitted(trials, request), share.space.steps, request.max_error
     )
@@ -40,17 +40,19 @@ def with_finals(
             dense_us = trial_records.dense_us(trials)
             assert dense_us is not None  # every elected trial has it
             final = finals.trusted(request, device, chains, spare, dense_us, progress.note)
-            kept = replace(kept, final=final, final_seconds=time.monotonic() - final_began)
+            record = replace(record, final=final, final_seconds=time.monotonic() - final_began)
             for metric in metrics.measured(request):
                 if metric.final is not None:
-                    # Should it fail now, the final is not lost.
+                    # If the next step fails, the final is not lost.
                     until_now = time.monotonic() - began
-                    replace(kept, stopped=stopped, seconds=until_now).keep(share.study)
+                    replace(record, stopped=stopped, seconds=until_now).save(share.study)
                     progress.note(f"measuring the {metric.title} of the finalists and of dense")
                     again = metric.final(request, device, chains)
-                    kept = replace(kept, final_values={**kept.final_values, metric.name: again})
+                    record = replace(
+                        record, final_values={**record.final_values, metric.name: again}
+                    )
         except KeyboardInterrupt:
             stopped = "interrupted"
-    kept = replace(kept, stopped=stopped, seconds=time.monotonic() - began)
-    kept.keep(share.study)
-    return kept
+    record = replace(record, stopped=stopped, seconds=time.monotonic() - began)
+    record.save(share.study)
+    return record

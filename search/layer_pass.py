@@ -1,4 +1,4 @@
-"""What is timed of a layer: its product, and what surrounds it, as a model would call it."""
+"""The timed pass of a layer: its product and epilogue, as in a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ksopt.search.timed_call import Bind, Product
 
 
 class LayerPass:
-    """Binds weights of operators, or of the dense layer, to what a request surrounds them with.
+    """Binding of weights of operators, or of the dense layer, to the epilogue of a request.
 
     Args:
         request: With its batch resolved.
@@ -36,16 +36,16 @@ class LayerPass:
         bias = draw(request.siblings * one) if after.bias else None
         residual = draw(*shape) if after.residual else None
         self.around = Around(bias, after.activation, residual, request.siblings)
-        """What surrounds every product."""
+        """The epilogue of every product."""
 
     def bind(self, operator: StructuredOperator) -> Bind:
-        """Of an operator: weights, sibling after sibling, to the pass."""
+        """The function from an operator's weights, sibling after sibling, to its pass."""
         if isinstance(operator, KroneckerOperator):
             return self._of_chain
         return partial(self._of_operator, operator)
 
     def bind_dense(self, weights: Sequence[Tensor]) -> Product:
-        """Of the dense layer: its matrix, [siblings * out_features, in_features], to the pass."""
+        """The pass of the dense layer with a matrix [siblings * out_features, in_features]."""
         (w,) = weights
         bias, activation, residual = self._behind
         if self._last:

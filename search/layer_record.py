@@ -1,4 +1,4 @@
-"""What a run leaves in a layer's study besides trials: enough to report without the device."""
+"""Record of a run in a layer's study, besides trials: enough to report without the device."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _KEY = "report"
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """A run of a layer's study, as it was when it was last kept.
+    """A run of a layer's study, as last saved.
 
     Args:
-        request: What was asked, with batch, device and output folder resolved.
+        request: With batch, device and output folder resolved.
         run: Its number in the study, from 1.
-        device: What it ran on.
+        device: The device it ran on.
         roofline: Of the device.
         space: Steps and sizes of the space; of its candidates only the smallest.
-        candidates: How many there were.
-        sampler: What chose the trials.
+        candidates: Number of candidates.
+        sampler: Name of the sampler.
         final: Times of the final; None if there was none.
         stopped: As in `LayerResult`.
-        seconds: How long it took.
-        final_seconds: How long its final took; None if there was none.
+        seconds: Duration of the run.
+        final_seconds: Duration of its final; None if there was none.
         final_values: Metrics that were measured after the final, by their names: each by the
             finalist's chain, and of "dense".
     """
@@ -67,12 +67,12 @@ class LayerRecord:
         space: Space,
         sampler: str,
     ) -> LayerRecord:
-        """Of a run that begins: should it be killed, it was interrupted."""
+        """The record of a run that begins; it counts as interrupted if it is killed."""
         few = replace(space, candidates=space.candidates[:1])
         return cls(request, run, device, roofline, few, len(space.candidates), sampler)
 
-    def keep(self, study: optuna.Study) -> None:
-        """Write it into the study, in place of the last one."""
+    def save(self, study: optuna.Study) -> None:
+        """Store the record in the study, in place of the last one."""
         final = self.final or {}
         space = {
             "steps": [asdict(step) for step in self.space.steps],
@@ -101,11 +101,11 @@ class LayerRecord:
         study.set_user_attr(_KEY, value)
 
     @classmethod
-    def kept(cls, study: optuna.Study) -> LayerRecord:
-        """The last one that was kept.
+    def load(cls, study: optuna.Study) -> LayerRecord:
+        """The last record saved in a study.
 
         Raises:
-            InvalidInputError: There is none, or another version of ksopt wrote it in a way that
+            InvalidInputError: There is none, or another version of ksopt wrote it in a format that
                 this one cannot read.
         """
         value = study.user_attrs.get(_KEY)
@@ -118,7 +118,7 @@ class LayerRecord:
 
     @classmethod
     def _read(cls, value: Mapping[str, Any]) -> LayerRecord:
-        """What `keep` wrote."""
+        """The inverse of `save`."""
         request, space, final = LayerRequest.from_json(value["request"]), value["space"], None
         if value["final"] is not None:
             final = {name: Measurement(**times) for name, times in value["final"].items()}
@@ -149,14 +149,14 @@ class LayerRecord:
 
 
 def shown(request: dict[str, Any]) -> dict[str, Any]:
-    """A request as plain values, its storage as it may be shown."""
+    """A request's JSON values without the password of its storage."""
     storage = request["storage"]
     return request | {"storage": None if storage is None else without_password(storage)}
 
 
 @contextmanager
 def readable(study: optuna.Study, value: Mapping[str, Any]) -> Iterator[None]:
-    """What another version of ksopt wrote is refused with a sentence."""
+    """Context that turns errors of reading another version's record into InvalidInputError."""
     written = value.get("schema", "of no version")
     if _version(written) > _version(SCHEMA):
         raise InvalidInputError(
@@ -185,7 +185,7 @@ def _version(schema: str) -> int:
 
 
 def layer_result(study: optuna.Study, record: LayerRecord, replayed: bool = False) -> LayerResult:
-    """What a study's trials and a run's record come to."""
+    """The result of a study's trials and a run's record."""
     request, space = record.request, record.space
     assert request.batch is not None
     trials = trial_records.records(study, record.roofline, request.batch)

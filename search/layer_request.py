@@ -1,4 +1,4 @@
-"""What is asked of one layer size: its steps, its rank, which chains it admits."""
+"""Request of a search for one layer size: its steps, its rank, its admissible chains."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ksopt.search.space.constraints import Constraints
 
 @dataclass(frozen=True)
 class LayerRequest(SearchOptions):
-    """Everything that decides what a search measures of one layer size.
+    """All settings that decide what a search measures for one layer size.
 
     Args:
         dims: ``INxOUT``, or a `Dims`.
-        trials: Chains to measure in all, those of an earlier run of the same study counted.
+        trials: Total number of chains to measure, including those of earlier runs of the study.
 
     The others are those of `SearchOptions`.
 
     Raises:
-        InvalidInputError: A value is not allowed; the sentence says what is.
+        InvalidInputError: A value is not allowed; the sentence states what is.
 
     Example:
         >>> LayerRequest("768x3072", budgets=("25%",)).steps
@@ -58,7 +58,7 @@ class LayerRequest(SearchOptions):
         object.__setattr__(self, "steps", tuple(steps[count] for count in sorted(steps)))
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` makes the same request of."""
+        """The request as JSON values, see `from_json`."""
         steps = [step.text for step in self.steps]
         return super().to_json() | {
             "dims": str(self.size),
@@ -67,12 +67,12 @@ class LayerRequest(SearchOptions):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LayerRequest:
-        """The request that `to_json` wrote."""
+        """The inverse of `to_json`."""
         return cls(**value)
 
     @property
     def size(self) -> Dims:
-        """``dims``, read."""
+        """The parsed ``dims``."""
         assert isinstance(self.dims, Dims)
         return self.dims
 
@@ -83,7 +83,7 @@ class LayerRequest(SearchOptions):
 
     @property
     def constraints(self) -> Constraints:
-        """What the chains have to fulfil besides budget, rank and number of factors."""
+        """Constraints on the chains besides budget, rank and number of factors."""
         alignment = Alignment(
             element_bytes=4 if self.dtype == "float32" else 2,
             batch_last=self.layout == "batch_last",
@@ -99,13 +99,13 @@ class LayerRequest(SearchOptions):
         )
 
     def admits(self, chain: Replacement) -> bool:
-        """Whether a chain of the layer's size is one that is asked for, whatever its weights.
+        """Whether the request admits a chain of the layer's size, whatever its weights.
 
-        Another operator is if its structure is. A ``min_rank`` holds for it where one was asked
-        for: who names low rank wants less than the full one.
+        It admits an operator of another structure if it names the structure; an explicit
+        ``min_rank`` holds for it, too, but not the default of full rank.
 
-        A study that goes on may hold chains that were asked for with a smaller rank, more factors
-        or other limits.
+        A resumed study may hold chains of requests with a smaller rank, more factors or other
+        limits.
 
         Example:
             >>> request = LayerRequest("64x64", max_factors=2)

@@ -24,9 +24,9 @@ class Layer:
     Args:
         name: Its name in the model, such as ``encoder.layer.0.output.dense``.
         dims: Its size.
-        weight: What tells its weight from those of other layers; layers that share one share this.
+        weight: Identity of its weight; equal for layers that share a weight.
         kind: "Linear", or "Conv1D" of transformers.
-        around: What surrounds it, where the model's graph was read.
+        around: Its surroundings, if the model's graph was read.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Layer:
 
     @property
     def pattern(self) -> str:
-        """The name with a star in the place of each number.
+        """The name with a star for each number.
 
         Example:
             >>> Layer("encoder.layer.0.output.dense", Dims(8, 4), "").pattern
@@ -52,13 +52,13 @@ class Group:
 
     Args:
         dims: Their size.
-        role: The last components of their names, as many as tell it from the other groups.
-        count: How many layers.
-        weights: How many weight matrices that no earlier group has: fewer where layers share one.
-        matches: What a plan calls them: a pattern for their names that fits no other layer of this
-            size, or else all their names.
+        role: The last components of their names, as many as distinguish it from other groups.
+        count: Number of layers.
+        weights: Number of weight matrices that no earlier group has: fewer if layers share one.
+        matches: Their names in a plan: a pattern that fits no other layer of this size, or else all
+            their names.
         kind: "Linear", or "Conv1D" of transformers.
-        around: What surrounds most of them, where the model's graph was read.
+        around: Surroundings of most of them, if the model's graph was read.
     """
 
     dims: Dims
@@ -71,11 +71,11 @@ class Group:
 
     @property
     def dense_parameters(self) -> int:
-        """Weights of all of them, shared ones once; bias not counted."""
+        """Number of weights of all layers, shared ones once, without bias."""
         return self.weights * self.dims.dense_parameters
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` makes the same group of."""
+        """The group as JSON values, see `from_json`."""
         return {
             "dims": str(self.dims),
             "role": self.role,
@@ -88,7 +88,7 @@ class Group:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Group:
-        """The group that `to_json` wrote."""
+        """The inverse of `to_json`."""
         plain = {name: value[name] for name in ("role", "count", "weights", "kind")}
         around = Surroundings.from_json(value) if "siblings" in value else ALONE
         return cls(
@@ -101,11 +101,11 @@ class Layers:
     """The linear layers of a model that are searched, and those that are not.
 
     Args:
-        source: Where they come from, for a person.
-        groups: What is searched, in the model's order.
+        source: Description of their origin.
+        groups: The searched layers, in the model's order.
         dense: Why other linear layers are not, by name.
         parameters: Parameters of the whole model, each counted once; None if it is not known.
-        note: What else is to be known of the list; may be empty.
+        note: A remark on the list; may be empty.
     """
 
     source: str
@@ -116,24 +116,24 @@ class Layers:
 
     @property
     def sizes(self) -> tuple[Dims, ...]:
-        """The sizes, each once, those with the most weights in the model first."""
+        """The distinct sizes, those with the most weights in the model first."""
         total: dict[Dims, int] = {}
         for group in self.groups:
             total[group.dims] = total.get(group.dims, 0) + group.count * group.dims.dense_parameters
         return tuple(sorted(total, key=lambda dims: -total[dims]))
 
     def around(self, dims: Dims) -> Surroundings:
-        """What surrounds most layers of a size."""
+        """Surroundings of most layers of a size."""
         return most((one.around, one.count) for one in self.groups if one.dims == dims)
 
     @property
     def count(self) -> int:
-        """How many layers are searched."""
+        """Number of searched layers."""
         return sum(group.count for group in self.groups)
 
     @property
     def sentence(self) -> str:
-        """How many layers of which sizes, for a person."""
+        """Summary of the numbers of layers by size."""
         counts = dict.fromkeys(self.sizes, 0)
         for group in self.groups:
             counts[group.dims] += group.count
@@ -144,7 +144,7 @@ class Layers:
         return f"{self.source}: {layers} ({listed}){left}"
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` makes the same list of."""
+        """The list as JSON values, see `from_json`."""
         return {
             "source": self.source,
             "groups": [group.to_json() for group in self.groups],
@@ -155,26 +155,26 @@ class Layers:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Layers:
-        """The list that `to_json` wrote."""
+        """The inverse of `to_json`."""
         return cls(**{**value, "groups": tuple(map(Group.from_json, value["groups"]))})
 
 
 def grouped(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Group, ...]:
-    """Layers by size and role, in the order given.
+    """Layers by size and role, in order of first occurrence.
 
     Two layers have one role if their names differ in numbers alone.
 
     Args:
-        layers: What is searched.
+        layers: The searched layers.
         others: Further layers of the model, which no group's ``matches`` may fit.
 
     Example:
-        >>> found = [
+        >>> layers = [
         ...     Layer(f"h.{i}.{name}", dims, f"h.{i}.{name}")
         ...     for i in range(2)
         ...     for name, dims in [("attn.c_proj", Dims(8, 8)), ("mlp.c_proj", Dims(32, 8))]
         ... ]
-        >>> for group in grouped(found):
+        >>> for group in grouped(layers):
         ...     print(group.dims, group.role, group.count, *group.matches)
         8x8 attn.c_proj 2 h.*.attn.c_proj
         32x8 mlp.c_proj 2 h.*.mlp.c_proj
@@ -213,7 +213,7 @@ def role(pattern: str, patterns: Iterable[str]) -> str:
     others = [other.split(".") for other in patterns if other != pattern]
     for length in range(1, len(parts) + 1):
         end = parts[-length:]
-        if end[0] == "*" or end[0].isdigit():  # it says nothing by itself
+        if end[0] == "*" or end[0].isdigit():  # not meaningful by itself
             continue
         if not any(other[-length:] == end for other in others):
             return ".".join(end)
@@ -221,7 +221,7 @@ def role(pattern: str, patterns: Iterable[str]) -> str:
 
 
 def words(names: str | Iterable[str]) -> tuple[str, ...]:
-    """Names that a person gave, one or several."""
+    """Names as a tuple, from one or several."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
@@ -231,11 +231,11 @@ def chosen(
     exclude: Sequence[str],
     known: Iterable[str] = (),
 ) -> tuple[list[Layer], dict[str, str]]:
-    """The layers that are wanted, and by name why others are not.
+    """The selected layers, and by name why others are not.
 
     Args:
         layers: All that could be searched.
-        include: Names, or patterns for names: if any are given, only these layers are wanted.
+        include: Names, or patterns for names: if there are any, only these layers are selected.
         exclude: Names, or patterns for names, of layers that are not.
         known: Names of further layers, which an entry may name too.
 
@@ -251,15 +251,15 @@ def chosen(
                 raise InvalidInputError(
                     f"{word} {pattern!r} matches no linear layer of the model; it has {listed}"
                 )
-    wanted, left = [], {}
+    selected, left = [], {}
     for layer in layers:
         if include and not _any(layer.name, include):
             left[layer.name] = "it is not among those included"
         elif _any(layer.name, exclude):
             left[layer.name] = "it is excluded"
         else:
-            wanted.append(layer)
-    return wanted, left
+            selected.append(layer)
+    return selected, left
 
 
 def _any(name: str, patterns: Iterable[str]) -> bool:

@@ -1,8 +1,8 @@
-"""Metrics: what a trial measures of a chain, one entry each.
+"""Metrics that a trial measures of a chain, one entry each.
 
-Whatever a study keeps low, and whatever its tables, plots, CSV and JSON show beside the latency, is
-an entry of `METRICS`. A new one is a call of `register`: storage, Pareto front, finalists, report
-and schema read the table.
+All objectives of a study, and all values in its tables, plots, CSV and JSON beside the latency, are
+entries of `METRICS`. `register` adds one: storage, Pareto front, finalists, report and schema read
+the table.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TimedChain:
-    """What a metric is measured from: a chain that was checked and timed in a trial.
+    """Input of a metric: a chain that was checked and timed in a trial.
 
     Args:
         chain: The chain, or another operator in its place.
         request: With its batch resolved.
-        device: Where it was timed.
+        device: Device of the timing.
         latency: Its time.
         dense: The dense layer's, measured in turns with it.
-        call: What was timed, on random input and weights.
-        weights: The trained weights to come near to; None without them.
-        meter: Of the device's energy; None unless the request asks for it.
+        call: The timed call, on random input and weights.
+        weights: The trained weights to approximate; None without them.
+        meter: Of the device's energy; None unless the request measures it.
         values: The metrics measured before this one, by name.
     """
 
@@ -56,7 +56,7 @@ class TimedChain:
 FinalMeasure = Callable[
     ["LayerRequest", "torch.device", "Sequence[Replacement]"], Mapping[str, float]
 ]
-"""Of a request, a device and the finalists: a value by each one's text, and by "dense"."""
+"""(request, device, finalists) -> a value by each one's text, and by "dense"."""
 
 
 def _always(request: SearchOptions) -> bool:
@@ -69,19 +69,20 @@ class Metric:
 
     Args:
         name: Its key in studies, JSON and CSV, with its unit where it has one: ``energy_mj``.
-        title: What a person calls it; the head of its column.
+        title: Its display name, the head of its column.
         axis: Its name beside an axis of a plot, with the unit.
-        measure: Measures it in a trial; None where the request does not ask for it.
-        shown: A value, as it is printed.
-        direction: Which end is good.
+        measure: Measures it in a trial; returns None if the request does not include it.
+        shown: Formats a value.
+        direction: Whether smaller or larger values are better.
         is_measured: Whether the trials of a request have it.
         is_objective: Whether a study of the request optimises it.
-        read: Its value for the Pareto front, from a trial that keeps it in other fields; None where
-            it is one of the trial's ``values``.
-        of_given_up: Whether it is measured of a chain whose timing was given up, too.
-        final: Measures it again after the final, of chains and the dense layer; None where the
-            trial's value stands.
-        remark: What a recommendation says of it, after its verdict.
+        read: Its value for the Pareto front, from a trial that stores it in other fields; None if
+        it
+            is one of the trial's ``values``.
+        of_pruned: Whether it is measured of pruned chains, too.
+        final: Measures it again after the final, of chains and the dense layer; None if the trial's
+            value is final.
+        remark: Sentence on it in a recommendation, after the verdict.
         plotted_against: The metric on the x axis of its plot; None for no plot.
         is_log: Whether its axis is logarithmic.
         schema: Its JSON schema, besides the type.
@@ -96,7 +97,7 @@ class Metric:
     is_measured: Callable[[SearchOptions], bool] = _always
     is_objective: Callable[[SearchOptions], bool] = _always
     read: Callable[[TrialRecord], float | None] | None = None
-    of_given_up: bool = False
+    of_pruned: bool = False
     final: FinalMeasure | None = None
     remark: Callable[[Finalist], str] | None = None
     plotted_against: str | None = "latency_us"
@@ -108,12 +109,12 @@ class Metric:
         return trial.values.get(self.name) if self.read is None else self.read(trial)
 
     def cost(self, trial: TrialRecord) -> float | None:
-        """The value, turned so that less is better."""
+        """The value, negated if larger is better."""
         value = self.of(trial)
         return value if value is None or self.direction == "minimize" else -value
 
     def cell(self, values: Mapping[str, float]) -> str:
-        """The value among some, for a table; empty if it is not there."""
+        """The formatted value for a table; empty if there is none."""
         value = values.get(self.name)
         return "" if value is None else self.shown(value)
 
@@ -170,7 +171,7 @@ LATENCY = Metric(
     axis="latency, us",
     measure=lambda timed: timed.latency.median_us,
     shown=phrases.microseconds,
-    # Over the dense layer's, so that trials of several runs can be compared.
+    # Relative to the dense layer, so that trials of several runs can be compared.
     read=lambda trial: trial.ratio,
     plotted_against=None,
     is_log=True,
@@ -193,7 +194,7 @@ WEIGHT_ERROR = Metric(
     shown="{:.3f}".format,
     is_measured=lambda request: request.weights is not None,
     is_objective=lambda request: request.objective == "pareto-error",
-    of_given_up=True,
+    of_pruned=True,
     remark=_weight_error_remark,
     plotted_against="parameters",
     schema={
@@ -236,12 +237,12 @@ METRICS: dict[str, Metric] = {
 
 
 def register(metric: Metric) -> Metric:
-    """Add a metric; it is measured after the others, in this process's searches from now on.
+    """Register a metric; it is measured after the others, in later searches of this process.
 
-    Processes that measure beside this one (``workers``) have the metrics that they import.
+    Worker processes have the metrics that they import.
 
     Raises:
-        InvalidInputError: There is one of that name.
+        InvalidInputError: A metric has that name already.
 
     Example:
         >>> def count(timed: TimedChain) -> float:
@@ -258,17 +259,17 @@ def register(metric: Metric) -> Metric:
 
 
 def stored() -> tuple[Metric, ...]:
-    """The metrics that a trial keeps among its ``values``."""
+    """The metrics that a trial stores in its ``values``."""
     return tuple(metric for metric in METRICS.values() if metric.read is None)
 
 
 def measured(request: SearchOptions) -> tuple[Metric, ...]:
-    """Of those, what the trials of a request have."""
+    """The stored metrics that the trials of a request have."""
     return tuple(metric for metric in stored() if metric.is_measured(request))
 
 
 def objectives(request: SearchOptions) -> tuple[Metric, ...]:
-    """What a study of a request optimises, the latency first.
+    """The metrics that a study of a request optimises, the latency first.
 
     Example:
         >>> from ksopt.search import SearchRequest
@@ -282,6 +283,6 @@ def objectives(request: SearchOptions) -> tuple[Metric, ...]:
 
 
 def knows_only_latency(request: SearchOptions) -> bool:
-    """Whether a study optimises nothing that a chain's time and size do not tell."""
+    """Whether a study optimises only latency and size."""
     known = (LATENCY.name, PARAMETERS.name)
     return all(metric.name in known for metric in objectives(request))

@@ -1,4 +1,4 @@
-"""How a model is called on the inputs that a person gave for it, and what its layers see then."""
+"""Calls of a model on the user's inputs, and the rows that its layers see."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ModelCall:
     Args:
         args: By position.
         named: By name.
-        source: What a refusal begins with, such as an option's name.
+        source: Prefix of error messages, such as an option's name.
     """
 
     args: tuple[Any, ...]
@@ -33,12 +33,12 @@ class ModelCall:
     def of(
         cls, inputs: object, device: torch.device, dtype: torch.dtype | None, source: str
     ) -> ModelCall:
-        """The call that inputs stand for, its tensors moved.
+        """The call with some inputs, its tensors moved to the model's device.
 
         Args:
             inputs: A tensor, a list or tuple of arguments, or a mapping of keyword arguments.
-            device: Where the model is.
-            dtype: Of floating-point tensors; None leaves them as they are.
+            device: Device of the model.
+            dtype: Of floating-point tensors; None does not cast them.
             source: As in the class.
 
         Raises:
@@ -67,7 +67,7 @@ class ModelCall:
         return lambda: model(*self.args, **self.named)
 
     def run(self, model: nn.Module) -> object:
-        """What the model returns.
+        """The model's output.
 
         Raises:
             InvalidInputError: The model raised something.
@@ -83,8 +83,8 @@ class ModelCall:
     def rows(self, model: nn.Module) -> dict[str, int]:
         """Rows that each linear layer sees in a pass, by name.
 
-        The last call's where a layer is applied twice. A layer that is missing is not called:
-        another branch is taken, or its weight is read by something else.
+        Of a layer that is applied twice, those of the last call. A missing layer is not called:
+        another branch is taken, or another module reads its weight.
         """
         seen: dict[str, int] = {}
         handles = []
@@ -112,9 +112,9 @@ class ModelCall:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode and without gradients, each module as it was afterwards.
+    """Context with the model in evaluation mode and without gradients; modes are restored.
 
-    What the model prints must not come between the lines of a result: it goes to stderr.
+    Output that the model prints goes to stderr, so that it does not mix with results.
     """
     modes = {module: module.training for module in model.modules()}
     try:

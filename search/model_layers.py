@@ -28,23 +28,23 @@ def layers_of_model(
     """The layers of a model that `ksopt.convert` can replace: Linear, and transformers' Conv1D.
 
     A layer that is applied several times under one name counts once. A fused q, k, v is one layer.
-    A layer whose weight is also that of something else, such as an embedding, is left dense.
+    A layer that shares its weight with another module, such as an embedding, is left dense.
 
     Args:
         model: The model; its parameters may be on the meta device.
-        source: What the list calls it.
+        source: Its name in the list.
         include: Names or patterns for names: only these layers are searched.
         exclude: Names or patterns for names: these are not.
-        call: Inputs of the model, which then runs, and whose graph says what surrounds each layer;
-            None leaves every layer alone.
+        call: Inputs of the model, which then runs, and whose graph determines the surroundings of
+            each layer; None assumes no surroundings.
 
     Raises:
         InvalidInputError: It has no such layer, is itself one, or an entry of include or exclude
             matches nothing.
 
     Example:
-        >>> found = layers_of_model(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)))
-        >>> [(str(group.dims), group.matches) for group in found.groups]
+        >>> layers = layers_of_model(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)))
+        >>> [(str(group.dims), group.matches) for group in layers.groups]
         [('8x16', ('0',)), ('16x8', ('2',))]
     """
     places, obstacles = find(model)
@@ -63,17 +63,17 @@ def layers_of_model(
             f"{source} has no linear layer that can be searched: torch.nn.Linear and "
             f"transformers' Conv1D can{reasons}"
         )
-    wanted, left = chosen(layers, include, exclude, known=dense)
+    selected, left = chosen(layers, include, exclude, known=dense)
     # A layer that shares its weight with one that is left out cannot be converted without it.
-    names = {layer.name for layer in wanted}
+    names = {layer.name for layer in selected}
     torn = tied_to_others(model, [place for place in places if place.name in names])
     left |= {place.name: reason for place, reason in torn.items()}
-    wanted = [layer for layer in wanted if layer.name not in left]
-    if not wanted:
+    selected = [layer for layer in selected if layer.name not in left]
+    if not selected:
         raise InvalidInputError(
             f"{source}: no linear layer is left to search: see --include and --exclude"
         )
-    searched = {layer.name for layer in wanted}
+    searched = {layer.name for layer in selected}
     others = [layer for layer in all_layers if layer.name not in searched]
     others += [
         Layer(other.name, Dims(other.in_features, other.out_features), other.name)
@@ -81,7 +81,7 @@ def layers_of_model(
     ]
     return Layers(
         source=source,
-        groups=grouped(wanted, others),
+        groups=grouped(selected, others),
         dense={**left, **dense},
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         note=note,
@@ -94,9 +94,9 @@ def _layer(place: Place, around: Surroundings) -> Layer:
 
 
 def placement(model: nn.Module) -> dict[str, str]:
-    """Device and dtype of the linear layers' weights, as a search has them; of most, if several.
+    """Device and dtype of most linear layers' weights, as options of a search.
 
-    Without a device where they are on the meta device: they are nowhere.
+    Without a device if they are on the meta device.
 
     Example:
         >>> placement(nn.Sequential(nn.Linear(8, 16, dtype=torch.bfloat16)))
@@ -115,7 +115,7 @@ def placement(model: nn.Module) -> dict[str, str]:
 
 
 def batch_of(model: nn.Module, rows: Mapping[str, int]) -> dict[str, int]:
-    """The rows that a search of a model's layers is of: those with which most is computed.
+    """The batch for a search of a model's layers: the rows with which most is computed.
 
     Args:
         model: The model.

@@ -1,8 +1,8 @@
-"""What surrounds each linear layer of a model, read from the graph of a call.
+"""Surroundings of each linear layer of a model, read from the graph of a call.
 
 Dynamo captures the graph, and the layers are followed as the backend follows chains
-(`ksopt.compile.lowering.absorb`): a step or a sibling is found where a launch of a chain in the
-layer's place could do it.
+(`ksopt.compile.lowering.absorb`): a step or a sibling is recognised if a launch of a chain in the
+layer's place could compute it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _PRODUCTS: Mapping[Any, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class _DenseLayer(Layer):
-    """A dense layer in a graph, as `Layer` is a chain's: its matrix counts as the one factor."""
+    """A dense layer in a graph, as a `Layer` whose only factor is its matrix."""
 
     place: Place | None = None
 
     @property
     def problem(self) -> Problem:
-        """What a chain in its place computes, as far as surroundings go."""
+        """The problem of a chain in its place, as far as the surroundings matter."""
         assert self.place is not None
         pattern = Pattern(1, self.place.out_features, self.place.in_features, 1)
         dtype = str(self.place.parameter.dtype).removeprefix("torch.")
@@ -53,14 +53,14 @@ class _DenseLayer(Layer):
 
 
 def surroundings_of_model(model: nn.Module, call: ModelCall) -> tuple[dict[str, Surroundings], str]:
-    """What surrounds each linear layer in a call of a model.
+    """Surroundings of each linear layer in a call of a model.
 
     The model runs once, uncompiled; its buffers and the random state are restored. Of a layer that
-    is applied several times it is what surrounds the first one. A layer that the graph does not
-    show, and all layers of a graph that writes in place, have their bias alone.
+    is applied several times the first application counts. A layer that is not in the graph, and all
+    layers of a graph that writes in place, have only their bias.
 
     Args:
-        model: The model, in the mode in which it is to be called.
+        model: The model, in the mode of the call.
         call: Its inputs.
 
     Returns:
@@ -70,8 +70,8 @@ def surroundings_of_model(model: nn.Module, call: ModelCall) -> tuple[dict[str, 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8, bias=False))
         >>> call = ModelCall((torch.ones(4, 8),), {}, "example")
-        >>> found, _ = surroundings_of_model(model, call)
-        >>> [(name, around.epilogue) for name, around in found.items()]
+        >>> surroundings, _ = surroundings_of_model(model, call)
+        >>> [(name, around.epilogue) for name, around in surroundings.items()]
         [('0', ('bias', 'relu')), ('2', ())]
     """
     places = find(model)[0]
@@ -93,7 +93,7 @@ def surroundings_of_model(model: nn.Module, call: ModelCall) -> tuple[dict[str, 
             torch.compile(_caller(model), backend=collect, dynamic=False)(*call.args, **call.named)
         if breaks:
             reason = f"its graph breaks: {breaks[0].reason}"
-    except Exception as error:  # Dynamo's, or of code that it runs: the search does without
+    except Exception as error:  # of Dynamo, or of code that it runs: the search continues without
         first = next(iter(str(error).strip().splitlines()), "").rstrip(".")
         reason = f"its graph could not be read: {type(error).__name__}: {first}"
     unseen = [place for place in places if place.name not in seen]
@@ -112,7 +112,7 @@ def _sentence(unseen: Sequence[str], count: int, reason: str) -> str:
 
 
 def _caller(model: nn.Module) -> Callable[..., Any]:
-    """The model as a function whose code is new: Dynamo limits how often one code is compiled."""
+    """The model as a function with a new code object: Dynamo limits compilations of each."""
 
     def call(*args: Any, **named: Any) -> Any:
         return model(*args, **named)
@@ -176,7 +176,7 @@ def _product(node: fx.Node, places: Mapping[fx.Node, Place]) -> _DenseLayer | No
 def _largest(
     layers: Mapping[fx.Node, Layer], taken: set[fx.Node]
 ) -> Iterator[tuple[fx.Node, Layer]]:
-    """Each product, of nodes not taken, with all that surrounds it, the last one first."""
+    """Each product with its surroundings, of nodes not taken, the last one first."""
     done = set(taken)
     for node, layer in reversed(list(layers.items())):
         if node not in done:

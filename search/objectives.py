@@ -1,4 +1,4 @@
-"""What a trial does: it checks a chain, times it beside the dense layer, measures its metrics."""
+"""The objective of a trial: check a chain, time it beside the dense layer, measure its metrics."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from ksopt.search.trained_weights import TrainedWeights
 
 DENSE = "dense"
 _TRIAL_SECONDS = 0.5
-# A trial, or the final, ends sooner where all its medians are this certain: far below what tells
-# two chains apart. An idle GPU's are after some ten repeats, or some fifty.
+# A trial, or the final, ends earlier once all its medians have this relative precision, far below
+# the differences of chains. On an idle GPU that takes about ten repeats, or fifty.
 _TRIAL_PRECISION, _FINAL_PRECISION = 0.004, 0.0015
 FINAL_SECONDS = 4.0
-"""About how long the final may take."""
+"""Approximate duration of the final."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Outcome:
         latency: The chain's.
         dense: The dense layer's.
         error: Relative error (Frobenius norm) of the chain's product against float64.
-        error_pytorch: The same of PyTorch's batched products in the chain's dtype.
-        seconds: How long all of it took: choosing kernels, checking, timing.
-        values: The metrics that the request asks for, by name; of a chain that was given up few.
-        factors_us: What each factor took when its kernel was chosen, None where that is not known;
-            empty on a CPU, and where one launch computes the whole chain.
+        error_pytorch: That of PyTorch's batched products in the chain's dtype.
+        seconds: Total duration: choosing kernels, checking, timing.
+        values: The metrics of the request, by name; only some for a pruned chain.
+        factors_us: Time of each factor when its kernel was chosen, None if unknown; empty on a CPU,
+            and if one launch computes the whole chain.
     """
 
     latency: Measurement
@@ -63,19 +63,18 @@ class Outcome:
 
 
 class Objective:
-    """Measures chains for one layer size, batch, dtype, layout and device.
+    """Measurement of chains for one layer size, batch, dtype, layout and device.
 
     Inputs and weights are random and new for every chain; the dense layer is
-    `torch.nn.functional.linear`, or a product with the matrix on the left when batch_last. What is
-    timed of both is the product and what the request surrounds it with, or with ``train`` a step of
-    training.
+    `torch.nn.functional.linear`, or a product with the matrix on the left when batch_last. For both
+    the product with the request's epilogue is timed, or with ``train`` a step of training.
 
     Args:
-        request: What to measure, with ``batch`` set.
-        device: Where.
-        weights: The trained weights to come near to, if any.
+        request: With ``batch`` set.
+        device: The device.
+        weights: The trained weights to approximate, if any.
         seed: Of inputs and weights; None takes the request's.
-        meter: Of the device, where the request asks for energy; None for none.
+        meter: Of the device, if the request measures energy; else None.
     """
 
     def __init__(
@@ -101,8 +100,8 @@ class Objective:
     def measure(self, chain: Replacement, limit: float | None = None) -> Outcome:
         """Check a chain, time it in turns with the dense layer, then measure its other metrics.
 
-        If its first repeats take more than ``limit`` times as long as the dense layer it is given
-        up, and its measurement says so.
+        If its first repeats take more than ``limit`` times as long as the dense layer it is pruned,
+        as its measurement records.
 
         Raises:
             WrongResultError: Its product is wrong; nothing was timed.
@@ -113,7 +112,7 @@ class Objective:
         operator = operator_of(chain)
         x, weights = self._input(), self._weights(operator)
         if isinstance(chain, Chain):
-            self._look(x, weights[: len(chain)])
+            self._choose_kernels(x, weights[: len(chain)])
         check = ProductCheck(operator, x, weights, self._request, self._layer)
         errors = check.errors()
         call = self._pass(self._layer.bind(operator), x, weights)
@@ -150,7 +149,7 @@ class Objective:
             values,
         )
         for metric in METRICS.values():
-            if metric.is_measured(self._request) and (metric.of_given_up or not latency.given_up):
+            if metric.is_measured(self._request) and (metric.of_pruned or not latency.given_up):
                 value = metric.measure(timed)
                 if value is not None:
                     values[metric.name] = value
@@ -159,7 +158,7 @@ class Objective:
     def final(
         self, chains: Sequence[Replacement], seconds: float = FINAL_SECONDS
     ) -> dict[str, Measurement]:
-        """Time chains against each other and the dense layer, all in turns, for so many seconds.
+        """Time chains against each other and the dense layer, in turns, for a number of seconds.
 
         Returns:
             A Measurement by the chain's text, and one under "dense".
@@ -169,9 +168,9 @@ class Objective:
         return self._time(calls, x, seconds, min_repeats=20, precision=_FINAL_PRECISION)
 
     def energy(self, chains: Sequence[Replacement]) -> dict[str, float]:
-        """Energy in millijoules of a call of each chain, by its text, and of the dense layer's.
+        """Energy in millijoules of a call of each chain, by its text, and of the dense layer.
 
-        There must be a meter. It is measured for longer than a trial's.
+        It requires a meter, and measures for longer than a trial.
 
         Raises:
             EnergyError: The counter fails.
@@ -221,7 +220,7 @@ class Objective:
     def _pass(
         self, bind: timed_call.Bind, x: Tensor, weights: Sequence[Tensor]
     ) -> Callable[[], object]:
-        """What is timed of a layer."""
+        """The timed call of a layer."""
         if not self._request.train:
             return timed_call.forward(bind, x, weights)
         features = self._request.size.out_features
@@ -230,10 +229,10 @@ class Objective:
         return timed_call.training_step(bind, x, weights, gradient)
 
     def choices(self, chain: Replacement) -> tuple[Record | None, ...]:
-        """What was timed when each factor's kernel was chosen.
+        """Tuning records of each factor's kernel.
 
-        Empty where nothing is chosen for a factor alone: on a CPU, of other structures than chains,
-        and where a plan's one launch computes the whole chain.
+        Empty if no kernel is chosen for a single factor: on a CPU, for other structures than
+        chains, and if one launch of the plan computes the whole chain.
         """
         if not isinstance(chain, Chain) or not self._has_cost_models:
             return ()
@@ -258,12 +257,12 @@ class Objective:
             for record in self.choices(chain)
         )
 
-    def _look(self, x: Tensor, weights: Sequence[Tensor]) -> None:
-        """Choose every factor's kernel in a moment, where none was chosen with care."""
+    def _choose_kernels(self, x: Tensor, weights: Sequence[Tensor]) -> None:
+        """Choose every factor's kernel quickly, if none was tuned."""
         if not self._has_cost_models:
-            return  # the first product chooses in a moment anyway
+            return  # the first product chooses quickly anyway
         with torch.inference_mode():
-            for weight in reversed(weights):  # the last factor meets the input first
+            for weight in reversed(weights):  # the last factor reads the input
                 dispatch.choose_quickly(x, weight, self._is_batch_last())
                 x = ks_linear(x, [weight], layout=self._request.layout)
 
@@ -273,7 +272,7 @@ class Objective:
         return self._random(*shape).to(self._dtype)
 
     def _weights(self, operator: StructuredOperator) -> list[Tensor]:
-        """Weights of all siblings, which keep the variance of what passes through."""
+        """Random weights of all siblings, which preserve the variance of features."""
         shapes = list(zip(operator.parameter_shapes(), operator.terms(), strict=True))
         return [
             (self._random(*shape) * terms**-0.5).to(self._dtype)

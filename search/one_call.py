@@ -1,4 +1,4 @@
-"""The search as one call: what ``ksopt.search(...)`` does."""
+"""The search as one function, ``ksopt.search(...)``."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ def search(
     quiet: bool = False,
     **options: Any,
 ) -> SearchResult:
-    """Measure which chains are fast for a layer, several or a model's, and write the report.
+    """Search fast chains for a layer, several layers or a model, and write the report.
 
-    ``ksopt.search(...)`` is this function: what ``ksopt search`` does on the command line.
+    ``ksopt.search(...)`` is this function; ``ksopt search`` is the same on the command line.
 
     Args:
         model_or_dims: ``"768x3072"``, several sizes, a model, or its layers (`layers_of_model`).
         budget: The most weights of a chain: ``"25%"``, ``"600k"``, or several.
-        example_inputs: What a model takes: a tensor, a tuple of arguments or a mapping of keyword
-            arguments. They say how many rows its layers see; the graph of a call says what each
-            layer is timed with, such as a GELU; and at the end a copy of the model is timed whole.
+        example_inputs: Inputs of a model: a tensor, a tuple of arguments or a mapping of keyword
+            arguments. They determine how many rows its layers see, and by the graph of a call the
+            epilogue of each layer, such as a GELU; at the end a copy of the model is timed.
         include: Names or patterns for names: only these layers of a model are searched.
         exclude: Names or patterns for names: these are not.
         quiet: Shows no progress; it goes to stderr otherwise.
-        **options: Those of `SearchOptions`, by name, such as ``batch=4096, trials=30, out="mlp"``.
+        **options: Options of `SearchOptions`, by name, such as ``batch=4096, trials=30,
+        out="mlp"``.
             A model's device and dtype are taken from its parameters.
 
     Returns:
-        What was measured. ``result.folder`` holds the report; `plan_of` makes a plan of it.
+        The result. ``result.folder`` holds the report; `plan_of` creates a plan from it.
 
     Raises:
         InvalidInputError: An option is unknown or not allowed, or the model has no linear layer or
@@ -77,8 +78,8 @@ def search(
         )
         options = of_model | options
     else:
-        given = {**names, "example_inputs": example_inputs is not None}
-        wrong = [name for name, value in given.items() if value]
+        model_options = {**names, "example_inputs": example_inputs is not None}
+        wrong = [name for name, value in model_options.items() if value]
         if wrong:
             raise InvalidInputError(f"search: {wrong[0]} is of a model: give one, or leave it out")
     request = SearchRequest(subject, budgets=budgets, **options)
@@ -103,7 +104,7 @@ def _of_model(
     exclude: Sequence[str],
     reads_graph: bool,
 ) -> tuple[Layers, dict[str, Any], ToMeasure | None]:
-    """A model's layers, options that follow from it, and what is timed whole."""
+    """A model's layers, the options that follow from it, and the copy that is timed."""
     import torch
     from torch import nn
 
@@ -129,7 +130,7 @@ def _of_model(
     if reads_graph:
         layers = layers_of_model(model, name, include, exclude, call)
     try:
-        whole = copy.deepcopy(model)  # timing moves it, and leaves it in evaluation mode
+        whole = copy.deepcopy(model)  # timing moves the copy, and leaves it in evaluation mode
     except Exception as error:
         raise InvalidInputError(
             f"search: the model cannot be copied: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What a search and each of its layers are asked alike: budgets, device, limits, effort."""
+"""Options of a search and of each of its layers: budgets, device, limits, effort."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ DTYPES = {
     "bf16": "bfloat16",
 }
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-"""What an epilogue may have one of: `ksopt.epilogue.ACTIVATIONS`, which this must not import."""
+"""Activations of an epilogue: `ksopt.epilogue.ACTIVATIONS`, which this must not import."""
 GATES = tuple(f"{activation}_gate" for activation in ACTIVATIONS)
-"""Or one of these, of two layers: `ksopt.epilogue.GATES`."""
+"""Gates of two layers: `ksopt.epilogue.GATES`."""
 MOST_SIBLINGS = 4
 OBJECTIVES = ("pareto", "pareto-error", "latency")
 LAYOUTS = ("batch_first", "batch_last")
 MOST_FACTORS = 3
 SEEDS = 2**32
-"""So many seeds there are, from 0: those that NumPy takes, which Optuna draws with."""
+"""Number of seeds, from 0: those of NumPy, which Optuna draws with."""
 STUDY = "ksopt-search"
 TRIALS = 72
-"""Chains to measure of a layer size, unless a request says how many."""
+"""Default number of chains to measure for a layer size."""
 _LAYER, _CHAINS, _TRAINED = "the layer", "the chains", "a trained layer"
-_WANTED, _EFFORT = "what is wanted", "the search"
+_GOAL, _EFFORT = "what is wanted", "the search"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """What is asked besides the size; texts as on the command line, whose options the fields are.
+    """Options besides the size, with texts as on the command line; each field is an option there.
 
     Raises:
-        InvalidInputError: A value is not allowed; the sentence says what is.
+        InvalidInputError: A value is not allowed; the sentence states what is.
     """
 
     batch: int | None = option(
@@ -89,7 +89,7 @@ class SearchOptions:
         nargs="+",
         metavar="STEP",
     )
-    """In the order in which it is done. The dense layer is followed by the same."""
+    """In order of computation. The dense layer has the same epilogue."""
     siblings: int = option(
         1,
         "layers of this size that read one input, as an attention's q, k and v do; their results "
@@ -120,7 +120,7 @@ class SearchOptions:
         metavar="SHARE",
         is_always_shown=True,
     )
-    """Without it the smallest chain, nearly always the fastest, would be every step's answer."""
+    """Without it the smallest chain, nearly always the fastest, would answer every step."""
     min_rank: int | None = option(
         None,
         "least rank that the product can have (of chains full: the smaller of IN and OUT)",
@@ -146,7 +146,7 @@ class SearchOptions:
         joined=",",
         is_named=True,
     )
-    """Of the paper's Table 1. What is named comes also where two factors could be merged, as in all
+    """Of the paper's Table 1. Named families include chains with mergeable factors, as all
     butterflies."""
     block_sizes: str | None = option(
         None,
@@ -172,7 +172,7 @@ class SearchOptions:
         metavar="NAME[,NAME...]",
         joined=",",
     )
-    """The limits on families, sizes and factors are for chains alone."""
+    """The limits on families, sizes and factors hold only for chains."""
 
     weights: str | None = option(
         None,
@@ -195,35 +195,35 @@ class SearchOptions:
         "pareto",
         "pareto (default): low latency and few weights; pareto-error: low latency and a low error "
         "to --weights; latency: low latency alone; --energy and --score add theirs to any",
-        _WANTED,
+        _GOAL,
     )
     train: bool = option(
         False,
         "time a step of training (forward, gradients of input and weights), not the product",
-        _WANTED,
+        _GOAL,
     )
     score: str | None = option(
         None,
         "your own objective: gets what is known of a chain (ksopt.search.user_score.Scored), "
         "returns a number, low where it is good; this runs its code",
-        _WANTED,
+        _GOAL,
         metavar="MODULE:FUNCTION",
     )
     energy: bool = option(
         False,
         "measure each chain's energy of a call too, as one more objective (NVIDIA GPUs; needs "
         "nvidia-ml-py)",
-        _WANTED,
+        _GOAL,
     )
-    """That of the finalists again, for longer, beside the dense layer's."""
+    """The finalists' is measured again, for longer, beside the dense layer's."""
     max_params: str | None = option(
-        None, "the most weights of any step, such as 600k", _WANTED, metavar="SIZE"
+        None, "the most weights of any step, such as 600k", _GOAL, metavar="SIZE"
     )
     min_speedup: float | None = option(
         None,
         "how many times as fast as dense a recommended chain must be; what is asked for, the "
         "search heeds too (1.1)",
-        _WANTED,
+        _GOAL,
         parse=number,
         metavar="TIMES",
     )
@@ -281,7 +281,7 @@ class SearchOptions:
         nargs="+",
         metavar="MODULE",
     )
-    """The processes that measure for the search import them. This one has done so already."""
+    """Worker processes import them. This process has done so already."""
     out: Path | str | None = option(
         None,
         "where the report goes; a search in the same folder goes on where it stopped "
@@ -296,7 +296,7 @@ class SearchOptions:
         budgets = (self.budgets,) if isinstance(self.budgets, str) else tuple(self.budgets)
         object.__setattr__(self, "budgets", budgets or LADDER)
         if self.block_sizes is not None:
-            # One text for what is the same, so that a study is known again.
+            # A normal form, so that a study is recognised.
             object.__setattr__(self, "block_sizes", str(BlockSizes.parse(self.block_sizes)))
         object.__setattr__(self, "families", names_of(self.families))
         object.__setattr__(self, "structures", _structures(self.structures))
@@ -374,11 +374,11 @@ class SearchOptions:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options alone, by name, of which another request can be made."""
+        """The options by name, from which another request can be built."""
         return {one.name: getattr(self, one.name) for one in fields(SearchOptions)}
 
     def to_json(self) -> dict[str, Any]:
-        """The options as plain values."""
+        """The options as JSON values."""
         options = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in self.options.items()
@@ -386,9 +386,9 @@ class SearchOptions:
         return options | {"out": None if self.out is None else str(self.out)}
 
 
-def _epilogue(given: str | Sequence[str]) -> tuple[str, ...]:
-    """What follows a layer, in its order."""
-    words = (given,) if isinstance(given, str) else tuple(given)
+def _epilogue(steps: str | Sequence[str]) -> tuple[str, ...]:
+    """The validated steps of an epilogue, in order."""
+    words = (steps,) if isinstance(steps, str) else tuple(steps)
     if words == ("none",):
         return ()
     order = ("bias", *ACTIVATIONS, *GATES, "residual")
@@ -406,9 +406,9 @@ def _epilogue(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(words, key=order.index))
 
 
-def _structures(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Structures by name, each once."""
-    words = given.split(",") if isinstance(given, str) else given
+def _structures(structures: str | Sequence[str]) -> tuple[str, ...]:
+    """The validated names of structures, each once."""
+    words = structures.split(",") if isinstance(structures, str) else structures
     names = tuple(dict.fromkeys(word.strip() for word in words))
     if not names:
         raise InvalidInputError(f"structures: name at least one of {', '.join(registry.names())}")

@@ -1,4 +1,4 @@
-"""The Pareto front of trials: what no other one equals or beats in all that counts."""
+"""Pareto front of trials."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ksopt.search.results import TrialRecord
 
 
 def pareto_front(trials: Iterable[TrialRecord], metrics: Sequence[Metric]) -> list[TrialRecord]:
-    """Complete trials that no other one equals or beats in all metrics, the first metric rising.
+    """Complete trials that no other one equals or beats in all metrics, by rising first metric.
 
-    Of several that are alike in all, the first is kept; a trial that lacks a value is left out.
+    Of several that are equal in all, the first is taken; a trial that lacks a value is omitted.
 
     Args:
         trials: Of one study.
-        metrics: What counts.
+        metrics: The objectives.
     """
     points: list[tuple[tuple[float, ...], TrialRecord]] = []
     for trial in trials:
@@ -23,10 +23,11 @@ def pareto_front(trials: Iterable[TrialRecord], metrics: Sequence[Metric]) -> li
         if trial.state == "complete" and len(costs) == len(metrics):
             points.append((costs, trial))
     front: list[tuple[tuple[float, ...], TrialRecord]] = []
-    # In this order whatever beats a trial comes before it.
+    # In this order a trial comes after all that beat it.
     for costs, trial in sorted(points, key=lambda point: point[0]):
         if not any(
-            all(other <= own for other, own in zip(kept, costs, strict=True)) for kept, _ in front
+            all(other <= own for other, own in zip(better, costs, strict=True))
+            for better, _ in front
         ):
             front.append((costs, trial))
     return [trial for _, trial in front]

@@ -1,4 +1,4 @@
-"""A search's answer as a plan that ``ksopt convert`` takes, and what that does to a model."""
+"""The plan of a search's result for ``ksopt convert``, and its effect on a model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ksopt.search.results import Finalist, LayerResult, Recommendation, SearchRe
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """What a plan makes of a group of layers.
+    """A group of layers in a plan.
 
     Args:
         group: The layers.
-        answer: The step whose chain they become; None where they stay dense.
-        dense_us: What one dense layer took, in microseconds, of siblings its share of the time of
-            all; None if it was not measured.
-        latency_us: What one layer takes by the plan; None if it was not measured.
+        answer: The step whose chain they become; None if they stay dense.
+        dense_us: Microseconds of one dense layer, for siblings its share of the time of all; None
+            if it was not measured.
+        latency_us: Microseconds of one layer by the plan; None if it was not measured.
     """
 
     group: Group
@@ -37,7 +37,7 @@ class PlannedGroup:
 
     @property
     def parameters(self) -> int:
-        """Weights of all the layers by the plan, shared ones once; bias not counted."""
+        """Number of weights of all the layers by the plan, shared ones once, without bias."""
         if self.finalist is None:
             return self.group.dense_parameters
         return self.group.weights * self.finalist.facts.nnz
@@ -45,12 +45,12 @@ class PlannedGroup:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a plan does to the layers of a model, predicted: a sum of layers that were timed alone.
+    """Predicted effect of a plan on the layers of a model: a sum of layers that were timed alone.
 
     Args:
-        groups: What becomes of each group.
-        dense_us: Sum of the dense layers' latencies, of those that were measured.
-        latency_us: The same by the plan.
+        groups: Each group in the plan.
+        dense_us: Sum of the measured latencies of the dense layers.
+        latency_us: Sum of the latencies by the plan.
         unmeasured: Sizes whose layers are in no sum of latencies.
     """
 
@@ -66,25 +66,25 @@ class Effect:
 
     @property
     def dense_parameters(self) -> int:
-        """Weights of the dense layers; bias not counted."""
+        """Number of weights of the dense layers, without bias."""
         return sum(one.group.dense_parameters for one in self.groups)
 
     @property
     def parameters(self) -> int:
-        """Weights by the plan; bias not counted."""
+        """Number of weights by the plan, without bias."""
         return sum(one.parameters for one in self.groups)
 
     @property
     def converted(self) -> int:
-        """How many layers become chains."""
+        """Number of layers that become chains."""
         return sum(one.group.count for one in self.groups if one.finalist is not None)
 
 
 def plan_of(result: SearchResult) -> Plan:
-    """One rule for each group of a model's layers, or for each size where no model was given.
+    """The plan of a result: a rule for each group of a model's layers, or for each size.
 
-    Of a size's budgets whose chain is faster than dense it takes the largest: of the chains worth
-    having it keeps the most of a layer's weights. Where there is none the layers stay dense.
+    Of a size's budgets whose chain is faster than dense it takes the largest, which preserves the
+    most of a layer's weights. If there is none the layers stay dense.
     """
     model = result.request.model
     if model is None:
@@ -105,19 +105,19 @@ def choice(result: SearchResult, dims: Dims) -> Recommendation | None:
 
 
 def choice_of_layer(layer: LayerResult) -> Recommendation | None:
-    """The same of what was measured of a size."""
+    """The step whose chain the plan takes for a layer's result; None if the layer stays dense."""
     return max(_used(layer), key=lambda answer: answer.budget.parameters, default=None)
 
 
 def effect_of(result: SearchResult) -> Effect | None:
-    """What the plan does to the model's layers; None where no model was given."""
+    """Effect of the plan on the model's layers; None without a model."""
     return _effect(result, lambda dims: choice(result, dims))
 
 
 def effects_of(result: SearchResult) -> dict[str, Effect]:
-    """The same by budget, as its text: the chain of that step where it is faster than dense.
+    """Effects by the text of a budget: with the chain of that step if it is faster than dense.
 
-    Two texts that come to the same for every size (25% and 0.25) are one, the smaller first.
+    Texts that are equal for every size (25% and 0.25) count once; smaller budgets first.
     """
     texts: dict[tuple[int, ...], str] = {}
     for text in result.request.budgets:
@@ -134,14 +134,14 @@ def _used(layer: LayerResult) -> list[Recommendation]:
 
 
 def _chains(answer: Recommendation | None) -> tuple[Replacement, ...]:
-    """What a rule makes of the layers of an answer."""
+    """The chains of a rule for an answer."""
     return () if answer is None or answer.chosen is None else (answer.chosen.facts.chain,)
 
 
 def _within(text: str, layer: LayerResult) -> int | None:
-    """The weights that a budget allows a size; its step there may have another text.
+    """Number of weights that a budget allows for a size; its step there may have another text.
 
-    None where it is more than the dense layer has, which it then allows.
+    None if it is more than the dense layer has.
     """
     most = layer.request.max_params
     texts = (text,) if most is None else (text, most)
@@ -171,7 +171,7 @@ def _effect(result: SearchResult, pick: Callable[[Dims], Recommendation | None])
         dense = None if layer is None else _dense_us(layer)
         latency = dense
         if answer is not None and answer.chosen is not None:
-            # On the scale of the final's dense layer, where there was a final.
+            # Relative to the final's dense layer, if there was a final.
             dense = answer.chosen.dense.median_us
             latency = answer.chosen.latency.median_us
         if layer is not None and dense is not None and latency is not None:

@@ -1,4 +1,4 @@
-"""What a request times of a chain, as the kernels know it."""
+"""Kernel problems of a request."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ksopt.search.layer_request import LayerRequest
 
 
 def epilogue_of(request: LayerRequest) -> Epilogue:
-    """What follows each layer."""
+    """The epilogue of each layer."""
     steps = [step for step in request.epilogue if step not in ("bias", "residual")]
     activation = cast(Activation | Gate, steps[0] if steps else "none")
     return Epilogue("bias" in request.epilogue, activation, "residual" in request.epilogue)
 
 
 def problem_of(chain: Chain, request: LayerRequest) -> Problem:
-    """A forward pass of a chain, with what surrounds it.
+    """The problem of a chain's forward pass with its epilogue and siblings.
 
     Example:
         >>> request = LayerRequest("4x4", epilogue=("bias", "gelu"), siblings=3)

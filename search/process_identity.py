@@ -1,7 +1,7 @@
-"""Whether a process of this machine still lives, told by its number, its start, and the boot.
+"""Identity of a process of this machine: its number, its start, and the boot.
 
-A number alone is not enough: the system gives it to another process after a while, and a container
-counts its processes anew.
+A number alone is not enough: the system reuses it after a while, and a container has numbers of its
+own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAME = re.compile(r"([0-9]+)-([0-9a-f]{8})-([0-9]+)-[0-9a-f]+")
 
 
 def name(letters: str) -> str:
-    """Of this process, as no other has it: made of its number, where and when it began, and chance.
+    """A unique name of this process, from its number, place and start, and random digits.
 
     Args:
         letters: Random hexadecimal digits.
@@ -29,7 +29,7 @@ def name(letters: str) -> str:
 
 
 def has_ended(name: str) -> bool | None:
-    """Whether the process of a name has ended; None if that cannot be told from here."""
+    """Whether the process of a name has ended; None if that is unknown on this machine."""
     match = _NAME.fullmatch(name)
     if match is None or match[2] != _place():
         return None
@@ -39,14 +39,14 @@ def has_ended(name: str) -> bool | None:
     except ProcessLookupError:
         return True
     except OSError:
-        pass  # it is there, and another user's
+        pass  # it exists, and is another user's
     start = _start(pid)
     return None if start is None else start != match[3]
 
 
 @cache
 def _place() -> str | None:
-    """Eight hexadecimal digits for this boot of this machine, and for the container."""
+    """Eight hexadecimal digits that identify this boot of this machine and the container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         space = str(Path("/proc/self/ns/pid").readlink())
@@ -56,9 +56,9 @@ def _place() -> str | None:
 
 
 def _start(pid: int) -> str | None:
-    """When a process began, in ticks since the boot; None where the system does not tell.
+    """Start of a process, in ticks since the boot; None if unknown.
 
-    What has ended and waits for its parent has no start: it does nothing any more.
+    "ended" for a process that has ended and waits for its parent.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Whether what a trial is about to time is right."""
+"""Check of the results of a trial before timing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ksopt.search.layer_request import LayerRequest
 
 
 class WrongResultError(KsoptError, RuntimeError):
-    """A chain's product is not what it should be: it gets no time."""
+    """A chain's product is wrong, so it is not timed."""
 
 
 class ProductCheck:
-    """An operator's product, and with ``train`` its gradients, compared with float64.
+    """Comparison of an operator's product, and with ``train`` its gradients, with float64.
 
     The whole batch is multiplied and must be finite; rows spread over it are compared.
 
@@ -29,7 +29,7 @@ class ProductCheck:
         x: Its input.
         weights: Its weights, of all siblings.
         request: With the layout, and whether a step of training is timed.
-        layer: What surrounds its product.
+        layer: Its epilogue.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class ProductCheck:
         return errors
 
     def _check_gradients(self) -> None:
-        """The gradients of the whole batch must be finite, and the input's right on some rows."""
+        """Check that all gradients are finite, and that of the input is right on some rows."""
         gradient = torch.ones_like(self._bind(self._weights)(self._x))
         gradients = timed_call.training_step(self._bind, self._x, self._weights, gradient)()
         if not all(bool(torch.isfinite(one).all()) for one in gradients):
             raise WrongResultError("its gradients are not finite")
-        # Each weight takes part in as many sums as its shape is long at most.
+        # The longest dim of a weight bounds the number of summed terms.
         terms = [max(shape) for shape in self._operator.parameter_shapes()]
         plain = self._plain(self._input_gradient, terms)
         check = AccuracyCheck(gradient, self._weights, self._layout, product=plain)
@@ -85,7 +85,7 @@ class ProductCheck:
         return PlainProduct(of, terms, self._operator.rows_together)
 
     def _input_gradient(self, gradient: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """Of [rows, out_features]; the product is linear, so that of any input is the same."""
+        """Input gradient for [rows, out_features]; by linearity it does not depend on the input."""
         shape = (gradient.shape[0], self._operator.in_features)
         x = gradient.new_zeros(shape, requires_grad=True)
         (of_x,) = torch.autograd.grad(self._operator.reference(x, weights), x, gradient)

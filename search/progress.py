@@ -1,4 +1,4 @@
-"""What a person sees while a search runs: a bar on a terminal or in a notebook, lines elsewhere."""
+"""Progress display of a search: a bar on a terminal or in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ _COLUMNS_OF_A_CELL = 100
 
 
 class Progress(Protocol):
-    """Told by `run_search` how far it is."""
+    """Receiver of the progress of `run_search`."""
 
     def note(self, text: str) -> None:
-        """A stage begins."""
+        """Report that a stage begins."""
 
     def start(self, total: int, done: int) -> None:
-        """``total`` trials, of which ``done`` come from earlier runs."""
+        """Report ``total`` trials, of which ``done`` are from earlier runs."""
 
     def trial(self, record: TrialRecord, best: TrialRecord | None) -> None:
-        """A trial has ended; ``best`` is the fastest so far."""
+        """Report the end of a trial; ``best`` is the fastest so far."""
 
     def close(self) -> None:
-        """Nothing more comes; called once, also when the search fails."""
+        """End the display; called once, also when the search fails."""
 
 
 class Silent:
-    """Shows nothing."""
+    """Progress without output."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def start(self, total: int, done: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def trial(self, record: TrialRecord, best: TrialRecord | None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Lines:
-    """Plain lines, at most one in ten seconds besides the stages: for logs and pipes."""
+    """Progress as plain lines for logs and pipes, at most one in ten seconds besides the stages."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -60,26 +60,26 @@ class Lines:
         self._last = time.monotonic()
 
     def note(self, text: str) -> None:
-        """Print it."""
+        """Print the stage."""
         print(text, file=self._stream, flush=True)
 
     def start(self, total: int, done: int) -> None:
-        """Remember the numbers."""
+        """Store the numbers."""
         self._total, self._done = total, done
 
     def trial(self, record: TrialRecord, best: TrialRecord | None) -> None:
-        """Print how far it is, if nothing was printed for a while."""
+        """Print the progress, if nothing was printed for a while."""
         self._done += 1
         if time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES or self._done == self._total:
             self._last = time.monotonic()
             self.note(f"{self._done} of {self._total} chains measured{self._best.of(best)}")
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 class Bar:
-    """A bar with the time left, on a terminal."""
+    """Progress bar with the remaining time, on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -90,7 +90,7 @@ class Bar:
         self._bar.start()
 
     def note(self, text: str) -> None:
-        """Print it above the bar."""
+        """Print the stage above the bar."""
         self._bar.console.print(text, markup=False, highlight=False)
 
     def start(self, total: int, done: int) -> None:
@@ -105,12 +105,12 @@ class Bar:
         self._bar.update(self._task, advance=1, description=doing)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
 
 class Cell(Bar):
-    """The same in a notebook, under the cell that runs: rich's own bar there needs widgets.
+    """Progress bar in a notebook, under the running cell: rich's own bar there needs widgets.
 
     Args:
         display: IPython's module of that name.
@@ -135,7 +135,7 @@ class Cell(Bar):
         self._last = 0.0
 
     def note(self, text: str) -> None:
-        """Show it until the next one."""
+        """Show the stage until the next one."""
         self._bar.update(self._task, description=text, visible=True)
         self._show(at_once=True)
 
@@ -150,7 +150,7 @@ class Cell(Bar):
         self._show()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._shown.update(self._display.HTML(""))
 
     def _show(self, at_once: bool = False) -> None:
@@ -186,7 +186,7 @@ def for_terminal(stream: TextIO, quiet: bool = False) -> Progress:
     """The progress that suits a stream: a bar on a terminal or in a notebook, lines elsewhere.
 
     Args:
-        stream: what it is written to; a notebook's cell has a place of its own.
+        stream: the output; a notebook's cell is used instead if there is one.
         quiet: show nothing.
     """
     if quiet:
@@ -198,7 +198,7 @@ def for_terminal(stream: TextIO, quiet: bool = False) -> Progress:
 
 
 def _display_of_notebook() -> Any:
-    """IPython's display, where a notebook's kernel runs this; else None."""
+    """IPython's display in a notebook's kernel; else None."""
     ipython = sys.modules.get("IPython")
     if ipython is None:
         return None
@@ -207,7 +207,7 @@ def _display_of_notebook() -> Any:
 
 
 class _Best:
-    """Says how fast the fastest chain is, and of which size where there are several."""
+    """Text on the speed of the fastest chain, with its size if there are several."""
 
     def __init__(self) -> None:
         self._sizes: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""When a chain is given up after its first repeats: it can be no finalist any more."""
+"""Pruning: chains that can no longer become finalists are stopped after their first repeats."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ksopt.search.samplers.priors import HEURISTIC
 from ksopt.search.space.space import Step
 
 MARGIN = 2.0
-"""A chain is hopeless if it takes this many times as long as all that it would have to beat."""
+"""A chain is hopeless if it takes this many times as long as all chains it would have to beat."""
 
 
 @dataclass(frozen=True)
 class _Rival:
-    """A chain that was measured in full: its weights, and its latency over the dense layer's."""
+    """A completely measured chain: its weights, and its latency over the dense layer's."""
 
     nnz: int
     ratio: float
@@ -33,10 +33,10 @@ class _Rival:
 
 @dataclass(frozen=True)
 class Pruning:
-    """Says how slow a chain may be.
+    """The limit on the latency of chains.
 
     Args:
-        study: What was measured so far.
+        study: With the trials so far.
         steps: Of the ladder.
         request: With its objective and constraints.
     """
@@ -54,15 +54,15 @@ class Pruning:
         """Latency over the dense layer's above which a chain is hopeless; None if it never is.
 
         For each step that could recommend it there must be three others that are twice as fast,
-        within the constraints, and, when the front of latency and weights is asked for, with no
-        more weights. The heuristic's picks are always measured in full.
+        within the constraints, and, if the objective is the front of latency and weights, with no
+        more weights. The heuristic's picks are always measured completely.
         """
         request = self.request
         if origin == HEURISTIC:
             return None  # the report compares the heuristic
         if not metrics.knows_only_latency(request):
-            # A slow chain may be the best in another metric. Even in energy: it is latency times
-            # power, and a board at work may draw anything between its idle draw and its limit,
+            # A slow chain may be the best in another metric, even in energy: it is latency times
+            # power, and a busy board may draw anything between its idle draw and its limit,
             # several times as much.
             return None
         if request.objective != "latency" and request.weights is not None:
@@ -82,7 +82,7 @@ class Pruning:
         return MARGIN * max(limits) if limits else None
 
     def _is_rival(self, trial: FrozenTrial) -> bool:
-        """Whether a trial that has ended was measured in full, and keeps to the request."""
+        """Whether an ended trial was measured completely, and meets the request."""
         if trial.state != TrialState.COMPLETE:
             return False
         most, outcome = self.request.max_error, trial_records.outcome_of(trial)

@@ -1,4 +1,4 @@
-"""From measured trials to one answer for each step of the ladder."""
+"""Recommendations: from measured trials to one answer for each step of the ladder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ksopt.search.space.space import Space, Step
 FINALISTS_PER_STEP = 3
 """Chains of each step that are timed again at the end, besides the heuristic's."""
 LEAST_SPEEDUP = 1.1
-"""How many times as fast as dense a recommended chain is, where the request asks for nothing else:
-less is not worth the error that a chain costs."""
+"""Default of the minimal speedup of a recommended chain over dense: less is not worth the error
+that a chain costs."""
 
 
 def least_speedup(request: SearchOptions) -> float:
-    """How many times as fast as dense a chain that a request recommends is.
+    """The minimal speedup over dense of chains that a request recommends.
 
     Example:
         >>> least_speedup(LayerRequest("8x8")), least_speedup(LayerRequest("8x8", min_speedup=1.0))
@@ -36,12 +36,12 @@ def least_speedup(request: SearchOptions) -> float:
 
 
 def admitted(trials: Sequence[TrialRecord], request: LayerRequest) -> list[TrialRecord]:
-    """The trials whose chains a request allows: others are of earlier runs of its study."""
+    """The trials whose chains a request admits: others are of earlier runs of its study."""
     return [trial for trial in trials if request.admits(trial.facts.chain)]
 
 
 def front_of(trials: Sequence[TrialRecord], request: LayerRequest) -> list[TrialRecord]:
-    """The trials on the front of what a request keeps low and within its limits, fastest first."""
+    """The trials on the Pareto front of a request's objectives within its limits, fastest first."""
     most, times = request.max_error, request.min_speedup
     within = [
         trial
@@ -53,7 +53,7 @@ def front_of(trials: Sequence[TrialRecord], request: LayerRequest) -> list[Trial
 
 
 def _is_near(trial: TrialRecord, max_error: float) -> bool:
-    """Whether its chain comes so near to the trained weights."""
+    """Whether a trial's chain is within an error of the trained weights."""
     error = WEIGHT_ERROR.of(trial)
     return error is not None and error <= max_error
 
@@ -66,9 +66,9 @@ def elect(
     They are, of each step, the three fastest, the fastest of each structure, the one with the
     largest rho and, of each metric besides the latency, the best.
 
-    With ``max_error`` only those count that come at least so near to the given weights.
-    They are ranked by their latency over the dense layer's, measured in turns within the trial, so
-    that trials of different runs and different moods of the machine can be compared.
+    With ``max_error`` only chains within that error of the trained weights count. Trials are ranked
+    by their latency over the dense layer's, measured in turns within the trial, so that trials of
+    different runs and different states of the machine can be compared.
     """
     if max_error is not None:
         trials = [trial for trial in trials if _is_near(trial, max_error)]
@@ -87,12 +87,13 @@ def finalists(
     final: Mapping[str, Measurement] | None,
     values: Mapping[str, Mapping[str, float]] | None = None,
 ) -> tuple[Finalist, ...]:
-    """The elected with their times from the final; from their trials if there was none.
+    """The elected trials with their times from the final, or from their trials if there was none.
 
     Args:
         elected: The trials.
         final: Times of the final.
-        values: Metrics that were measured after it: by the metric's name, then by the chain's text
+        values: Metrics that were measured after the final: by the metric's name, then by the
+        chain's text
             and "dense".
     """
     standing, values = [], values or {}
@@ -132,15 +133,16 @@ def recommend(
     """One recommendation for each step, unmet ones too, in rising order.
 
     Args:
-        space: What was searched.
+        space: The searched space.
         standing: The finalists.
         max_error: The request's.
         min_speedup: The request's; None for `LEAST_SPEEDUP`.
-        dense_in_trials_us: The dense layer's latency in the trials. Where it was strangely slow in
-            a final, a chain has to be faster than that, too.
-        not_admitted: Trials of the study that no step may recommend: see `admitted`.
-        trials: The others: with ``max_error``, those of a step say that chains were measured where
-            none stands.
+        dense_in_trials_us: The dense layer's latency in the trials. If it was suspiciously slow in
+        a
+            final, a chain has to be faster than this, too.
+        not_admitted: Number of trials that no step may recommend: see `admitted`.
+        trials: The admitted trials: with ``max_error``, they show that chains of a step were
+            measured although none is a finalist.
     """
     answers = [
         _for_step(step, standing, max_error, min_speedup, dense_in_trials_us, not_admitted, trials)
@@ -161,7 +163,7 @@ def _heuristic(trials: Sequence[TrialRecord], step: Step) -> list[TrialRecord]:
 
 
 def _best(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Of each metric besides latency and weights, the trial where it is best."""
+    """The best trial in each metric besides latency and weights."""
     best = []
     for metric in metrics.stored():
         costs = [(cost, trial) for trial in trials if (cost := metric.cost(trial)) is not None]
@@ -203,7 +205,7 @@ def _for_step(
                 "more (by rank, factors or sizes). They count as trials: give more of them."
             )
         return Recommendation(step.budget, step.least, verdict, None, (), None, sentence)
-    # In a final all were timed together; without one, only ratios to dense can be compared.
+    # In a final all were timed together; otherwise only ratios to dense can be compared.
     chosen = min(inside, key=lambda f: f.latency.median_us if f.retimed else f.ratio)
     others = [f for f in inside if f is not chosen]
     verdict = {
@@ -263,12 +265,12 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float
     elif verdict is Verdict.USE:
         text = f"{budget}, use {chain}. {speed} {evidence}"
     elif verdict is Verdict.NOT_ENOUGH:
-        wanted = f"{LEAST_SPEEDUP:g} times, and no chain keeps all that a dense layer can do"
+        required = f"{LEAST_SPEEDUP:g} times, and no chain keeps all that a dense layer can do"
         if min_speedup is not None:
-            wanted = f"the {min_speedup:g} times that were asked for"
+            required = f"the {min_speedup:g} times that were asked for"
         text = (
             f"{budget}, keep the dense layer. The fastest chain is {chain}. {speed} That is less "
-            f"than {wanted}. {evidence}"
+            f"than {required}. {evidence}"
         )
     elif verdict is Verdict.KEEP_DENSE:
         text = f"{budget}, keep the dense layer. The fastest chain is {chain}. {speed} {evidence}"

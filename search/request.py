@@ -1,4 +1,4 @@
-"""What is asked of a search: the layers' sizes, or a model, and what is asked of each of them."""
+"""Request of a search: the layers' sizes, or a model, and the options of each."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from ksopt.system import option_fields
 
 @dataclass(frozen=True)
 class SearchRequest(SearchOptions):
-    """Everything that decides what a search measures, of one layer size, of several or of a model.
+    """All settings that decide what a search measures, for one layer size, several or a model.
 
-    Each size has a study of its own in one storage, with its own budgets: a share is of its own
+    Each size has its own study in one storage, with its own budgets: a share is relative to its
     dense weights.
 
     Args:
         dims: ``INxOUT`` or a `Dims`, several of them, or a model's layers, from `layers_of_model`
             or `layers_of_config`.
-        asked_by: The options of the command line that name a model: ``model`` or ``hf-config``,
+        model_options: The options of the command line that name a model: ``model`` or
+        ``hf-config``,
             ``include``, ``exclude`` and ``measure-model``.
 
     The others are those of `SearchOptions`, for every size.
 
     Raises:
-        InvalidInputError: A value is not allowed, whatever the size; the sentence says what is.
+        InvalidInputError: A value is not allowed, whatever the size; the sentence states what is.
 
     Example:
         >>> request = SearchRequest(["64x64", "64x128"], budgets=("25%",), device="cpu")
@@ -45,7 +46,7 @@ class SearchRequest(SearchOptions):
     """
 
     dims: Dims | str | Sequence[Dims | str] | Layers
-    asked_by: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    model_options: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.dims, Layers):
@@ -66,10 +67,10 @@ class SearchRequest(SearchOptions):
                     f"trials {self.trials}: there are {len(sizes)} layer sizes, give at least one "
                     "trial for each"
                 )
-        self._refuse_what_no_size_can_have()
+        self._check_some_size_is_possible()
         self._weights(sizes[0])
 
-    def _refuse_what_no_size_can_have(self) -> None:
+    def _check_some_size_is_possible(self) -> None:
         refusals = []
         for dims in self.sizes:
             try:
@@ -82,7 +83,7 @@ class SearchRequest(SearchOptions):
 
     @property
     def sizes(self) -> tuple[Dims, ...]:
-        """The layers' sizes, each once."""
+        """The distinct sizes of the layers."""
         if isinstance(self.dims, Layers):
             return self.dims.sizes
         assert isinstance(self.dims, tuple)
@@ -100,21 +101,21 @@ class SearchRequest(SearchOptions):
 
     @property
     def layers(self) -> tuple[LayerRequest, ...]:
-        """What is asked of each size that can have it; `shared` shares out the trials.
+        """The requests of all sizes that have a budget; `shared` distributes the trials.
 
-        A budget that is more than a size's dense weights is none of its steps, and a rank that it
-        cannot have becomes its full one: `notes` says so.
+        A budget that is more than a size's dense weights is omitted, and a rank that is impossible
+        becomes full rank: `notes` reports it.
         """
         return tuple(one.request for one in self._fitted if one.request is not None)
 
     @property
     def impossible(self) -> dict[Dims, str]:
-        """Why no budget is one of the other sizes, whose layers stay dense."""
+        """Reasons why the other sizes have no budget, so that their layers stay dense."""
         return {one.dims: one.sentence for one in self._fitted if one.request is None}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a size is asked otherwise than was said, in a sentence each."""
+        """Differences of a size's request from the options, in a sentence each."""
         return tuple(one.sentence for one in self._fitted if one.request and one.sentence)
 
     @property
@@ -160,7 +161,7 @@ class SearchRequest(SearchOptions):
         return _Fitted(dims, request, sentence)
 
     def _surroundings(self, dims: Dims) -> Surroundings | None:
-        """What a model's graph shows around most layers of a size; None where it has no say."""
+        """Surroundings of most layers of a size in a model's graph; None if they are not used."""
         if self.model is None or not are_read(self.options):
             return None
         around = self.model.around(dims)
@@ -168,7 +169,7 @@ class SearchRequest(SearchOptions):
         return None if all(group.around == ALONE for group in groups) else around
 
     def _timed_as(self, dims: Dims, around: Surroundings) -> str:
-        """Which surroundings a size is timed with, and those of its other layers."""
+        """Clause on the surroundings a size is timed with, and those of its other layers."""
         assert self.model is not None
         groups = [group for group in self.model.groups if group.dims == dims]
         others = [f"{one.role} is {one.around}" for one in groups if one.around != around]
@@ -182,7 +183,7 @@ class SearchRequest(SearchOptions):
         return self.options | {"trials": TRIALS if self.trials is None else self.trials}
 
     def _weights(self, dims: Dims) -> str | None:
-        """``weights``, with what a size's layers are called in the file, where there are several.
+        """``weights``, with the names of a size's layers in the file, if there are several sizes.
 
         Raises:
             InvalidInputError: Tensors are named, and layers of a model have names of their own.
@@ -202,30 +203,30 @@ class SearchRequest(SearchOptions):
         return trained_weights.of_layers(self.weights, names)
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` makes the same request of."""
+        """The request as JSON values, see `from_json`."""
         model = None if self.model is None else self.model.to_json()
         return super().to_json() | {
             "dims": [str(dims) for dims in self.sizes],
             "model": model,
-            "asked_by": dict(self.asked_by),
+            "asked_by": dict(self.model_options),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SearchRequest:
-        """The request that `to_json` wrote."""
+        """The inverse of `to_json`."""
         options = dict(value)
-        model = options.pop("model")
+        model, options["model_options"] = options.pop("model"), options.pop("asked_by", {})
         return cls(**options if model is None else options | {"dims": Layers.from_json(model)})
 
     @classmethod
     def of_layer(cls, layer: LayerRequest) -> SearchRequest:
-        """The request that has a layer's as its only one."""
+        """The request whose only layer request is this one."""
         budgets = tuple(step.text for step in layer.steps)
         return cls(layer.size, **{**layer.options, "budgets": budgets})
 
     @property
     def command(self) -> str:
-        """The command line that makes this request again.
+        """The command line of this request.
 
         Example:
             >>> SearchRequest("768x3072", budgets=("25%",), batch=256, device="cpu").command
@@ -233,7 +234,7 @@ class SearchRequest(SearchOptions):
 --layout batch_first --device cpu --min-use 0.5 --min-rank 768 --factors 3 --trials 72 --seed 0'
         """
         instead: dict[str, Any] = {"budgets": self.budgets}
-        if self.is_one_layer:  # as they are in force
+        if self.is_one_layer:  # the effective values
             (layer,) = self.layers
             budgets = tuple(step.text for step in layer.steps)
             instead = {"budgets": budgets, "trials": layer.trials}
@@ -241,7 +242,7 @@ class SearchRequest(SearchOptions):
                 instead["min_rank"] = layer.rank
         if self.storage is not None:
             instead["storage"] = without_password(self.storage)
-        what = [f"--{name} {value}" for name, value in self.asked_by.items()]
+        what = [f"--{name} {value}" for name, value in self.model_options.items()]
         what = what or ["--dims", *map(str, self.sizes)]
         return " ".join(
             ["ksopt search", *what, *option_fields.words(self, first=("budgets",), **instead)]
@@ -250,7 +251,7 @@ class SearchRequest(SearchOptions):
 
 @dataclass(frozen=True)
 class _Fitted:
-    """What one size is asked; None, and why, if it cannot be asked; and what is not as was said."""
+    """The request of one size, or None and the reason; and its differences from the options."""
 
     dims: Dims
     request: LayerRequest | None
@@ -258,13 +259,13 @@ class _Fitted:
 
 
 def shared(trials: int, candidates: Sequence[int]) -> list[int]:
-    """Trials shared out between sizes: alike, but none gets more than it has chains.
+    """Trials distributed evenly between sizes, but no more than a size has chains.
 
-    What one cannot use goes to the others; a remainder goes to the first.
+    Trials that one cannot use go to the others; a remainder goes to the first.
 
     Args:
-        trials: In all; at least as many as there are sizes.
-        candidates: How many chains each size has to choose from, at least 1.
+        trials: In total; at least as many as there are sizes.
+        candidates: Number of chains of each size, at least 1.
 
     Returns:
         Trials for each size, at least 1.

@@ -1,4 +1,4 @@
-"""What a search measured, as frozen data: the report, the JSON and the terminal all read this."""
+"""Results of a search as frozen data, which the report, the JSON and the terminal read."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.request import SearchRequest
 
 SCHEMA = "ksopt.search/4"
-"""Version of results.json, and of what studies keep of their last run."""
+"""Version of results.json, and of the record of the last run in studies."""
 
 
 @dataclass(frozen=True)
 class ChainFacts:
-    """What is known of a chain without measuring it, or of another operator in its place.
+    """Properties of a chain, or of another operator, that are known without measuring it.
 
     Args:
         chain: The chain, or the operator.
-        nnz: Its weights, bias not counted.
+        nnz: Its number of weights, without bias.
         share: nnz over the dense layer's weights.
         rho: (b + c)/(b c), averaged over the factors with their nnz as weight: features read and
             written over multiplications (paper, equation 2, for a chain). Of another operator the
             same, as if it were one factor.
         d_rho: d (b + c)/(b c), averaged likewise (paper, section 5).
-        floor_us: The roofline's floor in microseconds: no run of it factor by factor is faster.
+        floor_us: The roofline's floor in microseconds, for running it factor by factor.
         predicted_us: By the kernels' cost models; None where there is none.
     """
 
@@ -47,21 +47,22 @@ class ChainFacts:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One trial of the study: a chain, and what came of it.
+    """One trial of the study: a chain and its outcome.
 
     Args:
         number: The trial's number in the study.
-        state: "complete", "pruned" (given up as hopeless after its first repeats), "failed" or
+        state: "complete", "pruned" (stopped as hopeless after its first repeats), "failed" or
             "lost" (left unfinished by a process that ended).
-        facts: The chain and what is known of it.
-        origin: What chose it: a prior ("monarch", "largest rho", "lowest floor", ...) or a sampler.
-        latency: Its time, for a pruned one as far as it was seen; None unless measured.
+        facts: The chain and its properties.
+        origin: What proposed it: a prior ("monarch", "largest rho", "lowest floor", ...) or a
+        sampler.
+        latency: Its time, of a pruned one the provisional time; None unless measured.
         dense: The dense layer's, measured in turns with it; None unless measured.
         error: Relative error of its product against float64; None if not measured.
         reason: Why it failed; None if it did not.
-        run: Which run of the study measured it, from 1.
-        device: torch's name of where it was measured.
-        seconds: For how long that held the device; None unless measured.
+        run: The run of the study that measured it, from 1.
+        device: torch's name of the device.
+        seconds: For how long it held the device; None unless measured.
         values: Its metrics besides latency and weights, by name (`ksopt.search.metrics`).
     """
 
@@ -88,7 +89,7 @@ class TrialRecord:
 
     @property
     def ratio_seen(self) -> float | None:
-        """The same, for a pruned trial too, whose few repeats are less certain."""
+        """Latency over the dense layer's, also of pruned trials, with fewer repeats."""
         if self.latency is None or self.dense is None:
             return None
         return self.latency.median_us / self.dense.median_us
@@ -96,19 +97,19 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class Finalist:
-    """A chain that stands for election: timed again at the end, unless the search was stopped.
+    """A finalist of a search: timed again at the end, unless the search was stopped.
 
     Args:
-        facts: The chain and what is known of it.
+        facts: The chain and its properties.
         latency: Its time.
         dense: The dense layer's, measured in turns with it.
-        trial: Number of the trial that found it.
-        origin: What chose it then.
+        trial: Number of its trial.
+        origin: What proposed it.
         retimed: Whether both times come from the final, in which all finalists took turns.
-        values: Its metrics besides latency and weights, by name: measured after the final where a
-            metric is measured again then, its trial's otherwise.
+        values: Its metrics besides latency and weights, by name: from the final if the metric is
+            measured again then, else from its trial.
         dense_values: The dense layer's, of those measured after the final.
-        in_trial_us: Its latency in its trial; None where that is not known.
+        in_trial_us: Its latency in its trial; None if unknown.
     """
 
     facts: ChainFacts
@@ -128,7 +129,7 @@ class Finalist:
 
     @property
     def versus_dense(self) -> Comparison:
-        """Whether it is faster or slower than dense, or has not been told apart from it."""
+        """Whether it is faster or slower than dense, or within noise of it."""
         return compare(self.latency, self.dense)
 
     @property
@@ -138,7 +139,7 @@ class Finalist:
 
 
 class Verdict(enum.Enum):
-    """What to do with the layer."""
+    """Recommended action for the layer."""
 
     USE = "use the chain"
     KEEP_DENSE = "keep the dense layer"
@@ -156,12 +157,12 @@ class Recommendation:
     Args:
         budget: The step.
         least: The fewest weights that count as using it.
-        verdict: What to do.
-        chosen: The fastest finalist of the step; None where no chain was measured, none is within
-            the request's ``max_error`` (the verdict is KEEP_DENSE then), or it cannot be judged.
-        ties: Its other finalists that are within noise of the chosen one.
+        verdict: The recommended action.
+        chosen: The fastest finalist of the step; None if no chain was measured, none is within the
+            request's ``max_error`` (the verdict is KEEP_DENSE then), or it cannot be judged.
+        ties: The other finalists of the step that are within noise of the chosen one.
         heuristic: The chain that the largest rho would have chosen, if it was measured.
-        sentence: The verdict with its evidence, for a person.
+        sentence: The verdict with its evidence, as text.
     """
 
     budget: Budget
@@ -175,14 +176,14 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class SpaceRecord:
-    """How many chains there were to choose from.
+    """Size of the searched space.
 
     Args:
         candidates: Chains that the study could draw.
         count: Chains that meet the constraints; a lower bound unless exact.
         exact: Whether count is exact.
         complete: Whether the candidates are all of them, or a sample.
-        left_out: Why structures that were named have none, by name.
+        left_out: Reasons why requested structures have no chains, by name.
     """
 
     candidates: int
@@ -194,21 +195,21 @@ class SpaceRecord:
 
 @dataclass(frozen=True)
 class LayerResult:
-    """What was measured of one layer size.
+    """Result of one layer size.
 
     Args:
-        request: What was asked, with batch and device as they were resolved.
-        run: The number of the study's run that reports, from 1.
-        device: What it ran on.
+        request: With batch and device resolved.
+        run: The number of the reported run of the study, from 1.
+        device: The device it ran on.
         runs: The devices and versions of every run of the study, this one last.
         roofline: The measured ceilings of this run.
-        space: How large the space was.
-        sampler: What chose the trials.
+        space: The size of the space.
+        sampler: Name of the sampler.
         trials: Every trial of the study, in order.
         finalists: The best of each step, timed again in turns unless the search was interrupted.
         recommendations: One per step of the ladder.
         stopped: Why it ended before its trials were done ("timeout" or "interrupted"), or None.
-        seconds: How long the run took until its end.
+        seconds: Duration of the run.
         replayed: Whether it was read from the study, without measuring.
         final_seconds: For how long the final held the device; None if there was none.
     """
@@ -230,11 +231,11 @@ class LayerResult:
 
     @property
     def size(self) -> Dims:
-        """The layer's."""
+        """Size of the layer."""
         return self.request.size
 
     def _repr_html_(self) -> str:
-        """Its answer in a notebook."""
+        """The answer for a notebook."""
         from ksopt.report import document
         from ksopt.search.report import headline
 
@@ -243,15 +244,15 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class WholeModel:
-    """The model itself, timed dense and with the plan in turns.
+    """Times of the model itself, dense and with the plan, in turns.
 
-    Its chains have random weights: what the model computes is of no use, what it takes is.
+    Its chains have random weights: the outputs are meaningless, the times are valid.
 
     Args:
-        dense: A pass of the model as it is built, in evaluation mode, without gradients.
-        planned: The same with the plan's chains in the place of its layers.
-        converted: How many layers became chains.
-        rows: Rows of input that a layer saw in a pass, by the names of those in the plan.
+        dense: A pass of the model as built, in evaluation mode, without gradients.
+        planned: A pass with the plan's chains.
+        converted: Number of layers that became chains.
+        rows: Rows of input of each layer of the plan in a pass, by name.
     """
 
     dense: Measurement
@@ -266,7 +267,7 @@ class WholeModel:
 
     @property
     def against_dense(self) -> str:
-        """Faster, slower or within noise."""
+        """Comparison with the dense model: faster, slower or within noise."""
         return compare(self.planned, self.dense).value
 
 
@@ -275,14 +276,14 @@ class SearchResult:
     """A finished or stopped search.
 
     Args:
-        request: What was asked, with batch and device as they were resolved.
-        layers: What was measured of each size that has a chain within a budget.
-        unmet: Why the other sizes were not searched, in a sentence each.
+        request: With batch and device resolved.
+        layers: Results of all sizes that have a chain within a budget.
+        unmet: Reasons why the other sizes were not searched, in a sentence each.
         stopped: Why it ended before its trials were done ("timeout" or "interrupted"), or None.
-        seconds: How long this run took.
-        folder: Where the report is.
-        whole: The model timed with the plan; None if that was not asked or did not come about.
-        replayed: Whether it was written again from the studies, without measuring.
+        seconds: Duration of this run.
+        folder: Folder of the report.
+        whole: Times of the model with the plan; None if it was not timed.
+        replayed: Whether it was read from the studies, without measuring.
     """
 
     request: SearchRequest
@@ -295,7 +296,7 @@ class SearchResult:
     replayed: bool = False
 
     def of(self, dims: Dims) -> LayerResult | None:
-        """What was measured of a size; None if it was not searched."""
+        """The result of a size; None if it was not searched."""
         return next((one for one in self.layers if one.size == dims), None)
 
     def __str__(self) -> str:
@@ -306,7 +307,7 @@ class SearchResult:
         return stream.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
-        """The first screen of its report in a notebook."""
+        """The first screen of the report for a notebook."""
         from ksopt.search.report import page
 
         return page.fragment(self)

@@ -1,4 +1,4 @@
-"""A report written again from a study, without the device that was measured."""
+"""Reports rewritten from a saved study, without the measured device."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def read(where: str, study: str = STUDY) -> SearchResult:
     """
     url, folder = _place(where)
     storage = Storage(url)
-    with storage.leaving_nothing(), storage.only_read() as kept, _readable(study):
-        record = _record(kept.load(study))
-        return record.replayed(kept, _target(folder, record))
+    with storage.removing_new_locks(), storage.opened_for_reading() as opened, _readable(study):
+        record = _record(opened.load(study))
+        return record.replayed(opened, _target(folder, record))
 
 
 def replay(where: str, study: str = STUDY, out: Path | str | None = None) -> SearchResult:
@@ -51,12 +51,12 @@ def replay(where: str, study: str = STUDY, out: Path | str | None = None) -> Sea
     """
     url, folder = _place(where)
     storage = Storage(url)
-    with storage.leaving_nothing(), storage.only_read() as kept:
-        return _replayed(kept, study, out or folder)
+    with storage.removing_new_locks(), storage.opened_for_reading() as opened:
+        return _replayed(opened, study, out or folder)
 
 
 def _place(where: str) -> tuple[str, Path | None]:
-    """The storage that a text names, and the folder where that is one's.
+    """The storage that a text names, and the folder if it names one.
 
     Raises:
         InvalidInputError: It is neither a folder with a study nor a storage.
@@ -79,16 +79,16 @@ def _place(where: str) -> tuple[str, Path | None]:
 
 
 def _target(out: Path | str | None, record: SearchRecord) -> Path:
-    """The folder of a report."""
+    """Folder of a report."""
     return Path(out or record.request.out or "ksopt-report")
 
 
 def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchResult:
-    kept = storage.load(study)
+    loaded = storage.load(study)
     with _readable(study):
-        record = _record(kept)
+        record = _record(loaded)
     target = _target(out, record)
-    study_store.refuse_another_report(target, record.request)
+    study_store.check_report_kind(target, record.request)
     with _readable(study):
         result = record.replayed(storage, target)
     with report_folder(target), _readable(study):
@@ -97,13 +97,13 @@ def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchRes
 
 
 def _record(study: optuna.Study) -> SearchRecord:
-    study_store.refuse_another_format(study)
-    return SearchRecord.kept(study)
+    study_store.check_format(study)
+    return SearchRecord.load(study)
 
 
 @contextmanager
 def _readable(study: str) -> Iterator[None]:
-    """What trials that ksopt did not write make its reader raise, in a sentence."""
+    """Context that turns errors of reading trials of other origin into InvalidInputError."""
     try:
         yield
     except (InvalidInputError, OSError):
@@ -118,7 +118,7 @@ def _readable(study: str) -> Iterator[None]:
 
 @contextmanager
 def report_folder(target: Path) -> Iterator[None]:
-    """The folder of the report; it goes again if it was not there and nothing is written to it."""
+    """Context that creates the report's folder; a new one is removed if nothing is written."""
     missing = [place for place in (target, *target.parents) if not os.path.lexists(place)]
     try:
         make_folder(target)

@@ -1,8 +1,8 @@
-"""What a run leaves in its storage of the search as a whole.
+"""Record of a whole search in its storage.
 
-A search of one layer is that of its study. One of several has an index besides, a study without
-trials under the search's own name, which lists them: so optuna-dashboard shows one study for each
-size, and each can be reported alone.
+A search of one layer has only the record of its study. One of several also has an index, a study
+without trials under the search's own name, which lists them: so optuna-dashboard shows one study
+for each size, and each can be reported alone.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _KEY = "layers"
 
 @dataclass(frozen=True)
 class SearchRecord:
-    """A run of a search, as it was when it was last kept.
+    """A run of a search, as last saved.
 
     Args:
-        request: What was asked, with batch, device and output folder resolved.
+        request: With batch, device and output folder resolved.
         unmet: As in `SearchResult`.
         whole: As in `SearchResult`.
         stopped: As in `SearchResult`.
-        seconds: How long it took.
+        seconds: Duration of the run.
     """
 
     request: SearchRequest
@@ -42,8 +42,8 @@ class SearchRecord:
     stopped: str | None = "interrupted"
     seconds: float = 0.0
 
-    def keep(self, index: optuna.Study) -> None:
-        """Write it into the index, in place of the last one."""
+    def save(self, index: optuna.Study) -> None:
+        """Store the record in the index, in place of the last one."""
         value = {
             "schema": SCHEMA,
             "request": shown(self.request.to_json()),
@@ -55,15 +55,15 @@ class SearchRecord:
         index.set_user_attr(_KEY, value)
 
     @classmethod
-    def kept(cls, study: optuna.Study) -> SearchRecord:
-        """The last one of an index, or that of a layer's study alone.
+    def load(cls, study: optuna.Study) -> SearchRecord:
+        """The last record of an index, or that of a single layer's study.
 
         Raises:
-            InvalidInputError: As `LayerRecord.kept`.
+            InvalidInputError: As `LayerRecord.load`.
         """
         value = study.user_attrs.get(_KEY)
         if value is None:
-            layer = LayerRecord.kept(study)
+            layer = LayerRecord.load(study)
             request = SearchRequest.of_layer(layer.request)
             return cls(request, stopped=layer.stopped, seconds=layer.seconds)
         with readable(study, value):
@@ -71,7 +71,7 @@ class SearchRecord:
 
     @classmethod
     def _read(cls, value: Mapping[str, Any]) -> SearchRecord:
-        """What `keep` wrote."""
+        """The inverse of `save`."""
         whole = value["whole"]
         if whole is not None:
             times = {name: Measurement(**whole[name]) for name in ("dense", "planned")}
@@ -87,7 +87,7 @@ class SearchRecord:
     def result(
         self, layers: Sequence[LayerResult], folder: Path, replayed: bool = False
     ) -> SearchResult:
-        """What the search came to, of what its layers did."""
+        """The result of the search, from those of its layers."""
         return SearchResult(
             self.request,
             tuple(layers),
@@ -100,14 +100,14 @@ class SearchRecord:
         )
 
     def replayed(self, storage: Storage, folder: Path) -> SearchResult:
-        """What the studies in a storage come to, without measuring.
+        """The result of the studies in a storage, without measuring.
 
         Raises:
-            InvalidInputError: One of the studies is not there, or cannot be read.
+            InvalidInputError: One of the studies is missing, or cannot be read.
         """
         layers = []
         for one in self.request.layers:
             if one.size not in self.unmet:
                 study = storage.load(one.study)
-                layers.append(layer_result(study, LayerRecord.kept(study), replayed=True))
+                layers.append(layer_result(study, LayerRecord.load(study), replayed=True))
         return self.result(layers, folder, replayed=True)

@@ -1,4 +1,4 @@
-"""Where a study is kept: a SQLite file, a database server, or a journal file."""
+"""Storage of studies: a SQLite file, a database server, or a journal file."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _FORMS = (
 _SERVER_TURNS = {
     "postgresql": ("SELECT pg_advisory_lock({key})", "SELECT pg_advisory_unlock({key})"),
     "mysql": (
-        # Waits a day: MySQL takes -1 for ever, but MariaDB for not at all.
+        # Waits a day: -1 means forever for MySQL, but not at all for MariaDB.
         "SELECT GET_LOCK(CONCAT(DATABASE(), '-{key}'), 86400)",
         "SELECT RELEASE_LOCK(CONCAT(DATABASE(), '-{key}'))",
     ),
 }
-# What Optuna, SQLAlchemy and their drivers raise for a storage that is none, or a malformed one.
+# Errors of Optuna, SQLAlchemy and their drivers for an invalid or malformed storage.
 UNUSABLE = (
     optuna.exceptions.StorageInternalError,
     *(SQLAlchemyError, sqlite3.Error, ImportError, ValueError, OSError, RuntimeError),
     *(LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, AssertionError),
 )
 _SERVER_TURNS["mariadb"] = _SERVER_TURNS["mysql"]
-# SQLite lets one process write at a time; the others wait so long before they give up.
+# SQLite lets one process write at a time; the others wait at most this long.
 _SQLITE_PATIENCE_S = 60.0
 
 
@@ -56,7 +56,7 @@ class Storage:
         url: ``sqlite:///FILE``, ``postgresql://...``, ``mysql://...`` or ``journal:FILE``.
 
     Raises:
-        InvalidInputError: It has another form.
+        InvalidInputError: The URL has another form.
     """
 
     def __init__(self, url: str) -> None:
@@ -64,7 +64,7 @@ class Storage:
         self._engine: sqlalchemy.Engine | None = None
         self._server: tuple[str, str] | None = None
         self._journal: Path | None = None
-        self._made: list[Path] = []
+        self._created: list[Path] = []
         file: str | None = None
         if url.startswith(_JOURNAL):
             file = url.removeprefix(_JOURNAL)
@@ -77,7 +77,7 @@ class Storage:
             path = Path(str(file))
             if not path.name or "\0" in str(file):
                 raise InvalidInputError(f"storage {without_password(url)!r}: it names no file")
-            if os.path.lexists(path) and not untrusted.is_file(path):  # a FIFO would be waited for
+            if os.path.lexists(path) and not untrusted.is_file(path):  # opening a FIFO would block
                 raise InvalidInputError(
                     f"storage {without_password(url)!r} cannot be used: {path} is not a file"
                 )
@@ -85,16 +85,16 @@ class Storage:
 
     @property
     def file(self) -> Path | None:
-        """Where the studies are; None on a server."""
+        """The file of the studies; None on a server."""
         if self._server is not None:
             return None
         return self._turn.with_name(self._turn.name.removeprefix(".").removesuffix(".turn"))
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """This process alone, of all that use the storage: to draw a chain that no other draws.
+        """Exclusive access among all users of the storage, to draw a chain that no other draws.
 
-        Kept for milliseconds, and never while something is measured.
+        It is held for milliseconds, and never during a measurement.
         """
         if self._server is None:
             with self._file_turn():
@@ -104,7 +104,7 @@ class Storage:
         lock, unlock = self._server
         with self._engine.connect() as connection:
             lock_result = connection.execute(sqlalchemy.text(lock)).scalar()
-            if lock_result in (0, None):  # by MySQL; PostgreSQL says nothing, and waits for ever
+            if lock_result in (0, None):  # of MySQL; PostgreSQL returns nothing, and waits forever
                 raise RuntimeError("the server did not give its lock for a day")
             try:
                 yield
@@ -115,13 +115,13 @@ class Storage:
     def _file_turn(self) -> Iterator[None]:
         with Lock(self._turn, mode=SHARED) as lock:
             if lock.created:
-                self._made.append(self._turn)
+                self._created.append(self._turn)
             yield
 
     def create(
         self, name: str, directions: Sequence[Literal["minimize", "maximize"]] = ("minimize",)
     ) -> optuna.Study:
-        """The study of a name, made if it is not there, with a direction for each objective.
+        """The study of a name, created if it does not exist, with a direction for each objective.
 
         Raises:
             InvalidInputError: The storage cannot be used.
@@ -135,14 +135,14 @@ class Storage:
             )
 
     def load(self, name: str) -> optuna.Study:
-        """The study of a name; nothing is made.
+        """The existing study of a name.
 
         Raises:
             InvalidInputError: The storage cannot be used, or has no such study.
         """
         if self.file is not None and not untrusted.is_file(self.file):
             raise InvalidInputError(f"there is no study at {self.file}: the file is not there")
-        # Another process may be about to make its tables.
+        # Another process may be about to create its tables.
         with self._refusing(), self.turn():
             try:
                 return optuna.load_study(study_name=name, storage=self._backend())
@@ -152,13 +152,13 @@ class Storage:
                 ) from None
 
     @contextmanager
-    def only_read(self) -> Iterator[Storage]:
-        """The same studies, to read them: of a SQLite file, a copy.
+    def opened_for_reading(self) -> Iterator[Storage]:
+        """The storage for reading: of a SQLite file, a copy.
 
-        Optuna adds the tables and rows that it misses to whatever file it opens.
+        Optuna adds missing tables and rows to every file that it opens.
 
         Raises:
-            InvalidInputError: The file is not there, or is none of SQLite's.
+            InvalidInputError: The file does not exist, or is not one of SQLite's.
         """
         file = self.file
         if file is None or self._journal is not None or not untrusted.is_file(file):
@@ -178,7 +178,7 @@ class Storage:
         if self._journal is not None:
             journal.check(self._journal)
             path = str(self._journal)
-            lock = JournalLock(path, self._made)
+            lock = JournalLock(path, self._created)
             return JournalStorage(JournalFileBackend(path, lock_obj=lock))  # type: ignore[arg-type]
         options = {}
         if self._server is None:
@@ -186,7 +186,7 @@ class Storage:
         return RDBStorage(self.url, engine_kwargs=options)
 
     def _database(self) -> str | None:
-        """The file of a SQLite URL, if it has one; for a server, how to take turns on it."""
+        """The file of a SQLite URL, if it has one; for a server, set up its locks."""
         with self._refusing():
             url = sqlalchemy.make_url(self.url)
             kind = url.get_backend_name()
@@ -202,8 +202,8 @@ class Storage:
         return None
 
     @contextmanager
-    def leaving_nothing(self) -> Iterator[None]:
-        """Should what is inside be refused, the lock files that came with this object go."""
+    def removing_new_locks(self) -> Iterator[None]:
+        """Context that removes the lock files this object created after an InvalidInputError."""
         try:
             yield
         except InvalidInputError:
@@ -212,8 +212,8 @@ class Storage:
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """What goes wrong with the storage is a sentence, without secrets."""
-        with self.leaving_nothing():
+        """Context that turns errors of the storage into InvalidInputError, without secrets."""
+        with self.removing_new_locks():
             try:
                 yield
             except InvalidInputError:
@@ -229,9 +229,9 @@ class Storage:
                 ) from None
 
     def _remove_locks(self) -> None:
-        for path in self._made:
+        for path in self._created:
             with suppress(OSError):
                 lock = Lock(path, wait_s=0)
                 lock.acquire()
                 lock.release(remove=True)
-        self._made.clear()
+        self._created.clear()

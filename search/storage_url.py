@@ -1,4 +1,4 @@
-"""What of a storage's URL may be shown: all but its secrets."""
+"""Display of a storage's URL without its secrets."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _SECRET = re.compile(
 _OPTION = re.compile(r"(?<=[?&])([^=&]*)=([^&]*(?:&[^=&]*(?=&|$))*)")
 _KEYWORD = re.compile(r"(?<!\w)(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\{[^}]*\}|[^\s;&]*)")
 _USER = re.compile(r"[^:/?#]*")
-# Shorter ones would hide half of a sentence; they are hidden as words of their own.
+# Shorter secrets would hide half of a sentence; they are hidden only as separate words.
 _LONG = 4
 
 
 def without_password(url: str) -> str:
-    """A storage's URL as it may be shown.
+    """A storage's URL without secrets.
 
-    Where a URL can be read in two ways, the one with the longer secret counts: between the colon
-    after a user's name and the last @, nothing is shown.
+    If a URL is ambiguous, the longer secret counts: everything between the colon after a user's
+    name and the last @ is hidden.
 
     Example:
         >>> without_password("postgresql://ann:secret@host/layers")
@@ -52,7 +52,7 @@ def without_secrets(text: str, url: str) -> str:
     secrets = set()
     for start, stop in _secret_spans(url):
         whole = url[start:stop]
-        # A driver may cut a URL at another place than its author meant.
+        # A driver may split a URL at another place than its author intended.
         for part in (whole, *re.split(r"[@/:?#&=]", whole)):
             for form in (part, unquote(part), unquote_plus(part)):
                 secrets |= {form, repr(form)[1:-1]}
@@ -63,11 +63,11 @@ def without_secrets(text: str, url: str) -> str:
 
 
 def _secret_spans(url: str) -> list[tuple[int, int]]:
-    """Where the secrets are, in order and apart."""
+    """Spans of the secrets, in order and disjoint."""
     spans = _after_user(url)
     for option in _OPTION.finditer(url):
         name, value = unquote_plus(option[1]), unquote_plus(option[2])
-        # An option may hold a whole list of others: odbc_connect=...PWD%3D...
+        # An option may contain a list of others: odbc_connect=...PWD%3D...
         inner = any(_SECRET.search(keyword[1]) for keyword in _KEYWORD.finditer(value))
         if _SECRET.search(name) or inner:
             spans.append(option.span(2))
@@ -84,18 +84,18 @@ def _secret_spans(url: str) -> list[tuple[int, int]]:
 
 
 def _after_user(url: str) -> list[tuple[int, int]]:
-    """Where the password after a user's name is, if there is one."""
+    """Span of the password after a user's name, if there is one."""
     scheme = re.match(r"[\w+.-]*:/+", url)
     if url.startswith(_JOURNAL) or re.match(r"sqlite[\w+]*:///", url):
         return []  # a file's path
     user = _USER.match(url, scheme.end() if scheme is not None else 0)
-    assert user is not None  # it matches nothing, too
+    assert user is not None  # it matches the empty string, too
     start = user.end()
     if url[start : start + 1] != ":" or (scheme is None and "@" not in url[start:]):
         return []
     start += 1
     stop = url.rfind("@", start)
-    if stop < 0:  # no host: the password is what is no port
+    if stop < 0:  # no host: the password is what is not a port
         end = re.compile(r"[^/?#]*").match(url, start)
         assert end is not None
         return [] if re.fullmatch(r"\d*", end[0]) else [end.span()]

@@ -1,4 +1,4 @@
-"""The best operator of each structure at each budget: what else a chain's weights would buy."""
+"""The best operator of each structure at each budget, to compare with chains."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ksopt.search.results import ChainFacts, LayerResult, Recommendation
 
 @dataclass(frozen=True)
 class StructureResult:
-    """The fastest operator of a structure that uses a budget, as far as was measured.
+    """The fastest measured operator of a structure that uses a budget.
 
     Args:
         structure: Its name.
         budget: The step.
-        facts: The operator and what is known of it.
+        facts: The operator and its properties.
         flops: Operations of its product: a multiplication and an addition count as two.
-        latency: Its time: from the final if it was in it, else from its trial.
+        latency: Its time, from the final if it took part, else from its trial.
         dense: The dense layer's, measured in turns with it.
         retimed: Whether both are from the final.
-        given_up: Whether the trial was given up after its first repeats.
-        weight_error: Relative error of its fit to the given weights; None without any.
+        given_up: Whether the trial was pruned after its first repeats.
+        weight_error: Relative error of its fit to the trained weights; None without any.
     """
 
     structure: str
@@ -61,7 +61,7 @@ def best_of_each(layer: LayerResult) -> tuple[StructureResult, ...]:
 
 
 def _order(one: StructureResult) -> tuple[bool, bool, float]:
-    """Times of the final count more than a trial's, and those more than the first repeats'."""
+    """Sort key: times of the final before a trial's, and those before the first repeats'."""
     return one.given_up, not one.retimed, one.ratio
 
 

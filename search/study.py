@@ -21,7 +21,7 @@ from ksopt.measure import energy
 from ksopt.measure.roofline import measure_roofline
 from ksopt.patterns.size import Dims
 from ksopt.search import device_locks, feasibility, plan, study_store, whole_model, write_errors
-from ksopt.search.layer_finals import with_finals
+from ksopt.search.layer_finals import run_final
 from ksopt.search.layer_record import LayerRecord, layer_result
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.progress import Progress, Silent
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 # Large enough that a GPU is busy and a CPU answers in milliseconds.
 DEFAULT_BATCH = {"cpu": 256, "cuda": 8192}
-# Of a folder's name that lists the sizes.
+# Maximal length of a folder's name that lists the sizes.
 _LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
 class ToMeasure:
-    """A model to be timed whole at the end.
+    """A model to time as a whole at the end of a search.
 
     Args:
         model: The model.
-        inputs: What it takes: see `ksopt.search.whole_model.measure`.
+        inputs: Its inputs: see `ksopt.search.whole_model.measure`.
     """
 
     model: nn.Module
@@ -62,28 +62,27 @@ def run_search(
 ) -> SearchResult:
     """Measure chains for one layer size or several on this device, recommend, and write the report.
 
-    Run again with the same output folder, it goes on with the studies that are there: nothing that
-    was measured is measured again, except that the finalists and the dense layer are always timed
-    anew and together, so that no verdict rests on times of two processes. Ctrl-C ends it early,
-    with a report of what was measured.
+    With the same output folder it resumes the existing studies: nothing is measured twice, except
+    that the finalists and the dense layer are always timed again and together, so that no verdict
+    rests on times of two processes. Ctrl-C ends it early, with a report of the measurements so far.
 
-    Several sizes are measured in turns, that which is furthest from its trials next, so that
-    whenever time is up all have come equally far.
+    Several sizes are measured in turns, the one that is furthest from its trials next, so that all
+    have made equal progress when time is up.
 
     Args:
-        request: What to search.
-        progress: Told how far it is; None shows nothing.
-        to_measure: A model to be timed whole, dense and with the plan, at the end.
+        request: The request.
+        progress: Receives the progress; None shows nothing.
+        to_measure: A model to time as a whole, dense and with the plan, at the end.
 
     Returns:
-        What was measured. ``result.folder`` holds report.html, report.md, results.json, plan.json,
-        trials.csv and (unless another storage was given) study.db.
+        The result. ``result.folder`` holds report.html, report.md, results.json, plan.json,
+        trials.csv and (unless another storage is used) study.db.
 
     Raises:
         InvalidInputError: No such device, or no such function of a score; no size has a chain
             within any budget; an output folder or storage that cannot be used, or that holds a
             study of something else.
-        KsoptError: A study cannot be written any more; a worker failed.
+        KsoptError: A study can no longer be written; a worker failed.
 
     Example:
         >>> import tempfile
@@ -107,20 +106,20 @@ def run_search(
 def _run(
     request: SearchRequest, progress: Progress, to_measure: ToMeasure | None, began: float
 ) -> SearchResult:
-    Score.of(request)  # refused before anything is written or measured
+    Score.of(request)  # rejected before anything is written or measured
     device = devices.resolve(request.device)
     batch = request.batch or DEFAULT_BATCH[device.type]
     request = replace(request, device=str(device), batch=batch)
     request = replace(request, out=request.out or _default_folder(request))
-    feasibility.check(request.layers, device)  # refused before anything is listed
+    feasibility.check(request.layers, device)  # rejected before anything is listed
     storage = study_store.storage_of(request)
-    meter = energy.Meter(device) if request.energy else None  # refused before anything is measured
+    meter = energy.Meter(device) if request.energy else None  # rejected before anything is measured
     record = devices.record(device)
     if to_measure is not None:
         dtype = getattr(torch, request.dtype)
         whole_model.check(to_measure.model, to_measure.inputs, device, dtype)
     trained = _trained_weights(request, device, progress)
-    # Several workers have compilers of their own.
+    # Several workers have their own compilers.
     target = Target.of(device) if request.workers == 1 else None
     with (
         Compilers(target) as compilers,
@@ -128,13 +127,13 @@ def _run(
         study_store.folder(request) as folder,
         write_errors.in_words(storage.url, storage.file),
     ):
-        study_store.refuse_another_report(folder, request)
+        study_store.check_report_kind(folder, request)
         spaces, unmet = _spaces(request, progress)
-        kept = SearchRecord(request, unmet)
+        search_record = SearchRecord(request, unmet)
         index = None
         if not request.is_one_layer:
             index = study_store.open_index(storage, request, record)
-            kept.keep(index)
+            search_record.save(index)
         studies = [
             study_store.open_study(storage, one, record, _digest(trained.get(one.size)))
             for one, _ in spaces
@@ -148,28 +147,30 @@ def _run(
             shares.append(Share(one, study, number, space, trained.get(one.size)))
             name = sampler_name(space, one)
             runs.append(LayerRecord.begin(one, number, record, roofline, space, name))
-            runs[-1].keep(study)
+            runs[-1].save(study)
         crew = Crew(shares, device, storage, roofline, compilers, meter)
         stopped = crew.run(progress, began)
         layers: list[LayerResult] = []
         for share, run in zip(shares, runs, strict=True):
             with spare if not layers else Spare.of(device) as fresh:
-                ended = with_finals(share, run, device, fresh, stopped, progress, began)
+                ended = run_final(share, run, device, fresh, stopped, progress, began)
             stopped = ended.stopped
             layers.append(layer_result(share.study, ended))
-        kept = replace(kept, stopped=stopped, seconds=layers[-1].seconds)
+        search_record = replace(search_record, stopped=stopped, seconds=layers[-1].seconds)
         if to_measure is not None and stopped != "interrupted":
-            # Whatever becomes of the model timed whole, what was measured is reported.
-            _reported(kept.result(layers, folder), kept, index)
-            kept = _with_whole_model(kept, kept.result(layers, folder), to_measure, progress)
-            kept = replace(kept, seconds=time.monotonic() - began)
-        return _reported(kept.result(layers, folder), kept, index)
+            # The results so far are reported even if timing the model fails.
+            _reported(search_record.result(layers, folder), search_record, index)
+            search_record = _with_whole_model(
+                search_record, search_record.result(layers, folder), to_measure, progress
+            )
+            search_record = replace(search_record, seconds=time.monotonic() - began)
+        return _reported(search_record.result(layers, folder), search_record, index)
 
 
 def _spaces(
     request: SearchRequest, progress: Progress
 ) -> tuple[list[tuple[LayerRequest, Space]], dict[Dims, str]]:
-    """Each size's request, its trials shared out, and space; why other sizes have none.
+    """Requests with distributed trials, and spaces; and why other sizes have none.
 
     Raises:
         InvalidInputError: No size has a chain within any budget.
@@ -200,7 +201,7 @@ def _spaces(
 def _trained_weights(
     request: SearchRequest, device: torch.device, progress: Progress
 ) -> dict[Dims, TrainedWeights]:
-    """The trained weights of each size, where there are any.
+    """The trained weights by size, if there are any.
 
     Raises:
         InvalidInputError: As `TrainedWeights.of`.
@@ -219,35 +220,40 @@ def _digest(weights: TrainedWeights | None) -> str | None:
     return None if weights is None else weights.digest
 
 
-def _reported(result: SearchResult, kept: SearchRecord, index: optuna.Study | None) -> SearchResult:
-    """A result, kept and with its report written."""
+def _reported(
+    result: SearchResult, search_record: SearchRecord, index: optuna.Study | None
+) -> SearchResult:
+    """Save the record and write the report of a result; return the result."""
     if index is not None:
-        kept.keep(index)
+        search_record.save(index)
     export.write(result, result.folder)
     return result
 
 
 def _with_whole_model(
-    kept: SearchRecord, result: SearchResult, to_measure: ToMeasure, progress: Progress
+    search_record: SearchRecord, result: SearchResult, to_measure: ToMeasure, progress: Progress
 ) -> SearchRecord:
-    """The record with the model timed whole; as it was where the plan changes nothing."""
+    """The record with the times of the whole model; unchanged if the plan changes nothing."""
     effect = plan.effect_of(result)
     if effect is None or effect.converted == 0:
-        return kept
+        return search_record
     progress.note("timing the model whole, dense and with the plan")
-    device, dtype = torch.device(kept.request.device), getattr(torch, kept.request.dtype)
+    device, dtype = (
+        torch.device(search_record.request.device),
+        getattr(torch, search_record.request.dtype),
+    )
     try:
         whole = whole_model.measure(
             to_measure.model, to_measure.inputs, plan.plan_of(result), device, dtype
         )
     except KeyboardInterrupt:
-        return replace(kept, stopped="interrupted")
-    return replace(kept, whole=whole)
+        return replace(search_record, stopped="interrupted")
+    return replace(search_record, whole=whole)
 
 
 @contextmanager
 def _quiet_optuna() -> Iterator[None]:
-    """Optuna's log would break the progress bar; failures are in the report."""
+    """Silence Optuna's log, which would break the progress bar; failures are in the report."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -257,10 +263,10 @@ def _quiet_optuna() -> Iterator[None]:
 
 
 def _default_folder(request: SearchRequest) -> Path:
-    """Of a request with its device and batch resolved; the same for the same words."""
+    """Default folder of a request with its device and batch; equal for equal requests."""
     what = "-".join(map(str, request.sizes))
     if request.model is not None:
-        source = request.asked_by.get("model") or request.asked_by.get("hf-config")
+        source = request.model_options.get("model") or request.model_options.get("hf-config")
         # Several models in memory may be of one class.
         source = source or f"{request.model.source}-{what}"
         what = re.sub(r"[^A-Za-z0-9]+", "-", source).strip("-") or "model"

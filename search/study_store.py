@@ -1,4 +1,4 @@
-"""The study on disk: its folder locked, opened or resumed, or refused as of something else."""
+"""The study on disk: its folder is locked, and the study created, resumed or rejected."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from ksopt.system.locks import Busy, Lock
 
 FILE = "study.db"
 SEVERAL = "of several layer sizes"
-# Of the attributes of studies and trials. What another format holds would be taken for nothing.
+# Format of the attributes of studies and trials. Data of another format would be ignored.
 _FORMAT = 2
 _NEXT = "another --out folder, --storage or --study starts a new study"
 
 
 @contextmanager
 def folder(request: SearchRequest) -> Iterator[Path]:
-    """The output folder, made if need be, and ours alone until the end.
+    """The output folder, created if necessary, and locked until the end.
 
-    Where the search is refused after all, nothing is left of it: neither the folders that were
-    made, nor the lock, nor a study without trials.
+    If the search is rejected later, everything new is removed: the folders, the lock, and a study
+    without trials.
 
     Raises:
-        InvalidInputError: It cannot be made or written, or another search is at work in it.
+        InvalidInputError: It cannot be created or written, or another search is using it.
     """
     assert isinstance(request.out, Path)
     out = request.out
@@ -77,30 +77,30 @@ def folder(request: SearchRequest) -> Iterator[Path]:
 
 
 def _has_trials(file: Path) -> bool:
-    """Whether a study has something to lose, as where its report cannot be written."""
+    """Whether a study file has trials, which must not be deleted."""
     try:
         with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
             return database.execute("SELECT 1 FROM trials").fetchone() is not None
     except sqlite3.Error:
-        return False  # there is none, or one without tables
+        return False  # no study, or one without tables
 
 
-def refuse_another_report(folder: Path, request: SearchRequest) -> None:
-    """Nothing, but where a report is that this one would write over and that it does not contain.
+def check_report_kind(folder: Path, request: SearchRequest) -> None:
+    """Reject a folder with another kind of report, which this one would overwrite.
 
     Args:
         folder: Of the report.
-        request: What it answers.
+        request: Of the report.
 
     Raises:
         InvalidInputError: The folder has a report of one layer size for one of several, or the
             other way round.
     """
     try:
-        kept = untrusted.json_of(folder / "results.json", "the report")
-        there_is_one = kept["model"] is None and len(kept["request"]["dims"]) == 1
+        report = untrusted.json_of(folder / "results.json", "the report")
+        there_is_one = report["model"] is None and len(report["request"]["dims"]) == 1
     except (InvalidInputError, KeyError, TypeError):
-        return  # there is none
+        return  # no report
     if there_is_one != request.is_one_layer:
         there, here = ("one", "several layer sizes")[:: 1 if there_is_one else -1]
         raise InvalidInputError(
@@ -111,10 +111,10 @@ def refuse_another_report(folder: Path, request: SearchRequest) -> None:
 
 
 def storage_of(request: SearchOptions) -> Storage:
-    """Where a request, with its output folder resolved, keeps its study.
+    """The storage of a request with its output folder resolved.
 
     Raises:
-        InvalidInputError: It has no form that is known.
+        InvalidInputError: The storage has an unknown form.
     """
     assert isinstance(request.out, Path)
     return Storage(request.storage or f"sqlite:///{(request.out / FILE).absolute()}")
@@ -123,7 +123,7 @@ def storage_of(request: SearchOptions) -> Storage:
 def open_study(
     storage: Storage, request: LayerRequest, device: DeviceRecord, weights: str | None = None
 ) -> optuna.Study:
-    """The study of a request, new or resumed; ``weights`` tells given weights from others.
+    """The study of a request, new or resumed; ``weights`` is the digest of trained weights.
 
     Raises:
         InvalidInputError: The storage cannot be used, or holds a study of something else; the
@@ -131,8 +131,8 @@ def open_study(
     """
     objectives = metrics.objectives(request)
     study = storage.create(request.study, [metric.direction for metric in objectives])
-    with storage.leaving_nothing(), storage.turn():
-        _refuse_another_study(
+    with storage.removing_new_locks(), storage.turn():
+        _check_identity(
             study,
             _identity(request, str(request.size), device) | {"weights": weights},
             _limits(request),
@@ -144,20 +144,20 @@ def open_study(
 
 
 def open_index(storage: Storage, request: SearchRequest, device: DeviceRecord) -> optuna.Study:
-    """The study, without trials, that says which studies of a search of several belong to it.
+    """The index of a search of several sizes: a study without trials.
 
     Raises:
         InvalidInputError: The storage cannot be used, or holds a study of something else.
     """
     study = storage.create(request.study)
     identity = _identity(request, SEVERAL, device)
-    with storage.leaving_nothing(), storage.turn():
-        _refuse_another_study(study, identity, _limits(request))
+    with storage.removing_new_locks(), storage.turn():
+        _check_identity(study, identity, _limits(request))
     return study
 
 
 def begin_run(storage: Storage, study: optuna.Study, device: DeviceRecord) -> int:
-    """Note that a run begins, and on what; its number, from 1."""
+    """Record the begin and the device of a run; return its number, from 1."""
     with storage.turn():
         records = [*study.user_attrs.get("runs", []), asdict(device)]
         study.set_user_attr("runs", records)
@@ -165,7 +165,7 @@ def begin_run(storage: Storage, study: optuna.Study, device: DeviceRecord) -> in
 
 
 def runs(study: optuna.Study) -> tuple[DeviceRecord, ...]:
-    """What the runs of a study ran on."""
+    """The devices of a study's runs."""
     known = {field.name for field in fields(DeviceRecord)}
     return tuple(
         DeviceRecord(**{key: value for key, value in one.items() if key in known})
@@ -173,8 +173,8 @@ def runs(study: optuna.Study) -> tuple[DeviceRecord, ...]:
     )
 
 
-def give_up_running(study: optuna.Study) -> None:
-    """Close the trials that ended processes left running, where no other process can be at work."""
+def fail_running(study: optuna.Study) -> None:
+    """Fail the trials that dead processes left running, if no other process uses the study."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         study.tell(trial.number, state=TrialState.FAIL)
 
@@ -200,7 +200,7 @@ def _identity(request: SearchOptions, dims: str, device: DeviceRecord) -> dict[s
 
 
 def _limits(request: SearchOptions) -> dict[str, Any]:
-    """Which chains are searched: a study has those of one answer to that only."""
+    """The constraints on chains, which are fixed for a study."""
     return {
         "families": ",".join(request.families) or "any",
         "block sizes": request.block_sizes or "any",
@@ -210,11 +210,11 @@ def _limits(request: SearchOptions) -> dict[str, Any]:
     }
 
 
-def refuse_another_format(study: optuna.Study) -> None:
-    """Nothing is read of a study that keeps its trials in another way.
+def check_format(study: optuna.Study) -> None:
+    """Reject a study that stores its trials in another format.
 
     Raises:
-        InvalidInputError: It does.
+        InvalidInputError: It has another format.
     """
     stored = study.user_attrs.get("identity")
     if stored is not None and stored.get("format") != _FORMAT:
@@ -224,9 +224,7 @@ def refuse_another_format(study: optuna.Study) -> None:
         )
 
 
-def _refuse_another_study(
-    study: optuna.Study, identity: dict[str, Any], limits: Collection[str]
-) -> None:
+def _check_identity(study: optuna.Study, identity: dict[str, Any], limits: Collection[str]) -> None:
     stored = study.user_attrs.get("identity")
     if stored is None:
         if study.get_trials(deepcopy=False):
@@ -235,9 +233,9 @@ def _refuse_another_study(
             )
         study.set_user_attr("identity", identity)
         return
-    refuse_another_format(study)
+    check_format(study)
     differing = [name for name in identity if identity[name] != stored.get(name)]
-    # What a study optimises differs with what was asked, which says more.
+    # Different metrics follow from other differences, which are more informative.
     differing = [name for name in differing if name != "metrics"] or differing
     if differing:
         pairs = ", ".join(f"{n} {stored.get(n)} there and {identity[n]} here" for n in differing)
@@ -247,9 +245,9 @@ def _refuse_another_study(
                 f"be of those that are asked for; {_NEXT}"
             )
         if differing == ["energy"]:
-            has, wanted = ("energy", "none") if stored["energy"] else ("no energy", "it")
+            has, requested = ("energy", "none") if stored["energy"] else ("no energy", "it")
             raise InvalidInputError(
-                f"the trials of the study to resume have {has}, and {wanted} is asked for here "
+                f"the trials of the study to resume have {has}, and {requested} is asked for here "
                 f"({pairs}): what a study keeps low cannot change; {_NEXT}"
             )
         raise InvalidInputError(

@@ -1,4 +1,4 @@
-"""What surrounds a linear layer in a model, which is timed with it. Pure Python: no torch."""
+"""Surroundings of a linear layer in a model, which are timed with it. Pure Python: no torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _STEPS = {
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What follows a layer, and how many layers read its input.
+    """The epilogue of a layer, and the number of layers on its input.
 
     Args:
         epilogue: Steps in their order, as in `ksopt.search.options.SearchOptions`.
-        siblings: Layers of its size on its input, itself counted.
+        siblings: Number of layers of its size on its input, including itself.
 
     Example:
         >>> print(Surroundings(("bias", "gelu")))
@@ -39,12 +39,12 @@ class Surroundings:
         return ", ".join([*parts, *([f"followed by {after}"] if after else [])]) or "alone"
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` makes the same of."""
+        """The surroundings as JSON values, see `from_json`."""
         return {"epilogue": list(self.epilogue), "siblings": self.siblings}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Surroundings:
-        """The surroundings that `to_json` wrote."""
+        """The inverse of `to_json`."""
         return cls(tuple(value["epilogue"]), value["siblings"])
 
 
@@ -54,10 +54,10 @@ ALONE = Surroundings()
 def are_read(options: Mapping[str, Any]) -> bool:
     """Whether a search of a model takes its layers' surroundings from the model's graph.
 
-    Not if the options name some, be it "none", and not for a step of training.
+    Not if the options specify some, even "none", and not for a step of training.
 
     Args:
-        options: Of `ksopt.search.options.SearchOptions`, by name, as they were given.
+        options: Of `ksopt.search.options.SearchOptions`, by name.
 
     Example:
         >>> are_read({"batch": 4}), are_read({"epilogue": "none"}), are_read({"siblings": 3})
@@ -68,7 +68,7 @@ def are_read(options: Mapping[str, Any]) -> bool:
 
 
 def in_words(epilogue: Sequence[str]) -> str:
-    """What follows a layer, in words; empty for nothing.
+    """An epilogue as a phrase; empty if it has no steps.
 
     Example:
         >>> in_words(("bias", "gelu", "residual"))
@@ -79,10 +79,10 @@ def in_words(epilogue: Sequence[str]) -> str:
 
 
 def most(counted: Iterable[tuple[Surroundings, int]]) -> Surroundings:
-    """The surroundings of most layers; of several with as many, those that came first.
+    """The surroundings of most layers; of ties the first.
 
     Args:
-        counted: Surroundings, each with how many layers have them.
+        counted: Surroundings with their numbers of layers.
     """
     totals: dict[Surroundings, int] = {}
     for around, count in counted:

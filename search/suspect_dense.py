@@ -1,4 +1,4 @@
-"""A dense layer that is too slow to be true: then a chain that is faster than it proves little."""
+"""Detection of suspiciously slow dense layers, for which a faster chain proves little."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ksopt.search.report import phrases
 from ksopt.search.results import LayerResult
 
 _TIMES_THE_FLOOR = 4.0
-# What a call may take besides its work: on a CPU a 32x64 layer of 16 rows took 76 us with cold
-# caches, whose floor is 0.6; on a GPU it is a launch.
+# Allowed overhead of a call: on a CPU a 32x64 layer of 16 rows with a floor of 0.6 us took 76 us
+# with cold caches; on a GPU it is a launch.
 _OVERHEAD_US = {"cpu": 200.0, "cuda": 20.0}
 
-# In a final the dense layer is strangely slow if it takes this many times what it took in the
-# trials, and so many microseconds more: the slack is for layers that are done in no time.
+# In a final the dense layer is suspiciously slow if it takes this many times its time in the
+# trials, plus this many microseconds: the slack is for very fast layers.
 _SUSPECT, _SLACK_US = 2.0, 20.0
 
-# Caches are overwritten before each repeat, so that little of what the floor moves is kept there.
+# Caches are overwritten before each repeat, so that they hold little of the data of the floor.
 _LEAST_OF_FLOOR = 0.5
 
 _WHY = (
@@ -30,7 +30,7 @@ _WHY = (
 
 
 def is_suspect(dense_us: float, in_trials_us: float) -> bool:
-    """Whether a dense layer's time in a final is too far above that in the trials to be believed.
+    """Whether a dense layer's time in a final is implausibly far above that in the trials.
 
     Example:
         >>> is_suspect(13_838.0, in_trials_us=147.0), is_suspect(180.0, in_trials_us=147.0)
@@ -41,7 +41,7 @@ def is_suspect(dense_us: float, in_trials_us: float) -> bool:
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """The dense layer's time beside what the device's ceilings allow.
+    """The dense layer's time beside the device's ceilings.
 
     Args:
         measured: In the final, or in the first trial if there was none.
@@ -56,12 +56,12 @@ class DenseLayer:
 
     @property
     def over_floor(self) -> float:
-        """Its median over the floor."""
+        """The median over the floor."""
         return self.measured.median_us / self.floor_us
 
     @property
     def warning(self) -> str:
-        """A sentence if the time is far above the floor; else nothing."""
+        """Sentence if the time is far above the floor; else empty."""
         if not self.is_strange:
             return ""
         return (
@@ -71,7 +71,7 @@ class DenseLayer:
 
     @property
     def beats_floor(self) -> str:
-        """A sentence if the time is far below the floor, so that the floor is wrong."""
+        """Sentence if the time is far below the floor, so that the floor is wrong; else empty."""
         if self.over_floor > _LEAST_OF_FLOOR:
             return ""
         return (
@@ -89,7 +89,7 @@ class DenseLayer:
 
 
 def warning_of(layers: Mapping[str, DenseLayer]) -> str:
-    """One sentence for dense layers of several sizes, by name; nothing if none is strange."""
+    """One sentence for dense layers of several sizes, by name; empty if none is suspicious."""
     strange = {name: dense for name, dense in layers.items() if dense.is_strange}
     if len(strange) < 2:
         return "".join(f"{name}: {dense.warning}" for name, dense in strange.items())

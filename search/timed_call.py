@@ -1,4 +1,4 @@
-"""What is timed of a layer: its product alone, or a step of its training."""
+"""The timed call of a layer: its product alone, or a step of its training."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 Product = Callable[[Tensor], Tensor]
 """x -> y."""
 Bind = Callable[[Sequence[Tensor]], Product]
-"""Of weights, the product."""
+"""weights -> product."""
 
 
 def forward(bind: Bind, x: Tensor, weights: Sequence[Tensor]) -> Callable[[], Tensor]:
-    """The product, to be called again and again, where no gradients are recorded."""
+    """The call of a product without gradients."""
     product = bind(weights)
     return lambda: product(x)
 
@@ -22,13 +22,13 @@ def forward(bind: Bind, x: Tensor, weights: Sequence[Tensor]) -> Callable[[], Te
 def training_step(
     bind: Bind, x: Tensor, weights: Sequence[Tensor], gradient: Tensor
 ) -> Callable[[], tuple[Tensor, ...]]:
-    """The product, and the gradients of its input and of every weight.
+    """The call of a product and of the gradients of its input and of every weight.
 
-    The loss, the optimizer and the accumulation of gradients are no part of it. It is what a layer
-    in the midst of a model costs: the first layer of one needs no gradient of its input.
+    The loss, the optimizer and the accumulation of gradients are not included. It is the cost of an
+    inner layer of a model: the first layer needs no gradient of its input.
 
     Args:
-        bind: What is trained.
+        bind: The trained layer.
         x: Its input.
         weights: Its weights.
         gradient: Of the loss, by the product's output; of the output's shape and dtype.

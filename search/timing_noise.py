@@ -1,4 +1,4 @@
-"""Whether other work of the machine held back what was timed."""
+"""Detection of timings that other work of the machine disturbed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ksopt.search.report import phrases
 from ksopt.search.results import Finalist
 
 _MOST_NOISE = 0.5
-"""Spread over the median at which a reader is warned."""
+"""Spread over the median above which reports warn."""
 
 
 def is_noisy(*times: Measurement) -> bool:
-    """Whether the repeats of any of them spread widely."""
+    """Whether the repeats of any measurement spread widely."""
     return max(one.noise for one in times) > _MOST_NOISE
 
 
 def why(finalist: Finalist) -> str:
-    """What a reader is told where a time cannot be trusted; empty where both can.
+    """Warning if a finalist's time or its dense layer's is doubtful; else empty.
 
-    It spreads widely, or a chain takes it in the final and took far less in its trial.
+    A time is doubtful if it spreads widely, or if a chain took far less in its trial.
     """
     alone_us = finalist.in_trial_us
     if is_noisy(finalist.latency, finalist.dense):

@@ -1,4 +1,4 @@
-"""The weights that a search is given: how near a chain comes to them is part of its answer."""
+"""Trained weights of a search: the distance of chains to them is part of its answer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ksopt.system import untrusted
 
 _SHOWN = 5
 MOST_MATRICES = 4
-"""Matrices of one size that chains are fitted to; of more, so many are taken, evenly spread."""
+"""Maximal number of matrices of one size that chains are fitted to, evenly spread over all."""
 TRANSPOSED = "^T"
-"""After a tensor's name: it holds [in_features, out_features], as transformers' Conv1D does."""
+"""Suffix of names of tensors [in_features, out_features], as in transformers' Conv1D."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class TrainedWeights:
     Args:
         matrices: Each [out_features, in_features], on the device of the search.
         names: Of the tensors.
-        available: How many there were to take these from.
-        digest: What tells them from other weights when a study is resumed.
+        available: Number of matrices that these were taken from.
+        digest: Identifies the weights when a study is resumed.
     """
 
     matrices: tuple[Tensor, ...]
@@ -48,7 +48,7 @@ class TrainedWeights:
 
         Raises:
             InvalidInputError: The file cannot be read, or has no tensor of the layer's shape, or
-                several where one is not named.
+                several of which none is named.
         """
         if request.weights is None:
             return None
@@ -67,14 +67,14 @@ class TrainedWeights:
                     f"weights {path}: {name} has values that are not finite: no chain comes near it"
                 )
             matrix = tensor.T if name.endswith(TRANSPOSED) else tensor
-            # Converted, because NumPy, and so hashlib, knows no bfloat16.
+            # Converted, because NumPy does not support bfloat16.
             digest.update(matrix.to(torch.float64).contiguous().numpy().tobytes())
             matrices.append(matrix.to(device))
         return cls(tuple(matrices), tuple(taken), len(names), digest.hexdigest()[:16])
 
     @property
     def sentence(self) -> str:
-        """What is fitted, for a person; nothing for one matrix."""
+        """Sentence on the fitted matrices; empty for one matrix."""
         count = len(self.matrices)
         if self.available == 1:
             return ""
@@ -112,7 +112,7 @@ def split(text: str) -> tuple[Path, tuple[str, ...]]:
 
 
 def of_layers(text: str, names: Sequence[tuple[str, bool]]) -> str:
-    """The weights of a model's layers in a file of its state_dict.
+    """The option ``weights`` for a model's layers in a file of its state_dict.
 
     Args:
         text: The file.
@@ -132,14 +132,14 @@ def of_layers(text: str, names: Sequence[tuple[str, bool]]) -> str:
 
 
 def of_sizes(text: str) -> str:
-    """The weights of layers of several sizes in a file: each size takes those of its shape."""
+    """The option ``weights`` for layers of several sizes: each takes the tensors of its shape."""
     return text if split(text)[1] else f"{text}:*"
 
 
 def _chosen(
     path: Path, texts: Sequence[str], known: Mapping[str, tuple[int, ...]], dims: Dims
 ) -> list[str]:
-    """Names of the tensors of a size's layers, those that are transposed marked as such."""
+    """Names of the tensors of a size's layers, with a mark for transposed ones."""
     shape = (dims.out_features, dims.in_features)
     if not texts:
         fitting = [name for name, own in known.items() if own == shape]
@@ -167,23 +167,23 @@ def _named(
     shape: tuple[int, int],
     alone: bool,
 ) -> Iterator[str]:
-    """What a name, or a pattern for names, stands for, of a shape."""
+    """Tensors of a shape that match a name or pattern."""
     mark = TRANSPOSED if text.endswith(TRANSPOSED) and text not in known else ""
-    wanted = shape[::-1] if mark else shape
+    expected = shape[::-1] if mark else shape
     name = text.removesuffix(mark) if mark else text
     if name not in known:
         if not set("*?[") & set(name):
-            fitting = [own for own, has in known.items() if has == wanted]
+            fitting = [own for own, has in known.items() if has == expected]
             raise InvalidInputError(
-                f"weights {path}: there is no tensor {name!r} in it; {_listed(fitting, wanted)}"
+                f"weights {path}: there is no tensor {name!r} in it; {_listed(fitting, expected)}"
             )
         for own, has in known.items():
-            if has == wanted and fnmatchcase(own, name):
+            if has == expected and fnmatchcase(own, name):
                 yield own + mark
-    elif known[name] == wanted:
+    elif known[name] == expected:
         yield text
     elif alone:  # of several, the others are of other sizes
-        turned = known[name] == wanted[::-1] and not mark
+        turned = known[name] == expected[::-1] and not mark
         raise InvalidInputError(
             f"weights {path}: {name} has shape {list(known[name])}, but a layer of "
             f"in_features={shape[1]} and out_features={shape[0]} has {list(shape)}"
@@ -192,7 +192,7 @@ def _named(
 
 
 def _spread(names: Sequence[str]) -> list[str]:
-    """At most so many of them, evenly spread, the first and the last among them."""
+    """At most ``MOST_MATRICES`` names, evenly spread, including the first and the last."""
     if len(names) <= MOST_MATRICES:
         return list(names)
     last, steps = len(names) - 1, MOST_MATRICES - 1

@@ -1,10 +1,10 @@
-"""Claims of trials: no two processes measure the same chain, and none is left undone.
+"""Claims of trials: no two processes measure the same chain, and no chain is lost.
 
 Processes that share a study draw their chains one after the other, in turns (`Storage.turn`), and
-then measure side by side. Each marks its trial as its own. A trial whose process has ended is given
-up and its chain drawn anew. On the same machine that is seen at once, by a lock that ends with the
-process. For another machine's, the mark of life must have stood still for a minute: Optuna's own
-heartbeat does the same, but only for databases and for `Study.optimize`.
+then measure concurrently. Each marks its trial as its own. A trial whose process has ended is
+failed and its chain drawn again. On the same machine this is detected at once, by a lock that ends
+with the process. On another machine, the heartbeat must have stopped for a minute: Optuna's own
+heartbeat works alike, but only for databases and for `Study.optimize`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ksopt.search.samplers.factor_times import Estimator
 from ksopt.search.storage import Storage
 
 BEAT_S = 10.0
-"""Seconds between two marks of life."""
+"""Seconds between two heartbeats."""
 GRACE_S = 60.0
-"""Seconds without one after which a process of another machine counts as ended."""
+"""Seconds without a heartbeat after which a process of another machine counts as ended."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial that is this process's to measure."""
+    """A trial that this process has claimed."""
 
     trial: Trial
     chain: Replacement
@@ -47,14 +47,14 @@ class Claim:
 
 @dataclass
 class Claims:
-    """Draws trials of a study for one process.
+    """Trials of a study for one process.
 
     Args:
         storage: Of the study.
         study: The study.
-        chains: What draws where nothing is to be redone and no prior is left.
-        priors: (origin, chain) of what to measure first.
-        limit: Trials of the study in all.
+        chains: The sampler, used if no lost chain and no prior is left.
+        priors: (origin, chain) to measure first.
+        limit: Total number of trials of the study.
         run: The run of the study that this process belongs to, from 1.
         presence: This process's.
         estimator: Proposes chains in turns with ``chains``; None for none.
@@ -70,7 +70,7 @@ class Claims:
     presence: Presence
     estimator: Estimator | None = None
     clock: Callable[[], float] = time.monotonic
-    # When a running trial of another machine was first seen with its last mark of life.
+    # The last heartbeat of each running trial of another machine, and when it was first seen.
     _seen: dict[int, tuple[object, float]] = field(default_factory=dict)
 
     @functools.cached_property
@@ -78,12 +78,12 @@ class Claims:
         return History(self.study)
 
     def next(self) -> Claim | None:
-        """A trial to measure; None if there is none now: see `others`."""
+        """A trial to measure; None if there is none at present: see `others`."""
         self.study.sampler = self.chains
         history = self._history
         with self.storage.turn():
             history.look()
-            if self._give_up_dead(history.open):
+            if self._fail_dead(history.open):
                 history.look()
             if history.begun >= self.limit:
                 return None
@@ -112,23 +112,23 @@ class Claims:
             return Claim(trial, registry.parse(trial.user_attrs["chain"]))
 
     def share_begun(self) -> float:
-        """How many of the study's trials were begun, over its limit."""
+        """Number of begun trials of the study, over its limit."""
         self._history.look()
         return self._history.begun / self.limit
 
     def others(self) -> bool:
-        """Whether other processes are measuring: what they leave undone may be for this one."""
+        """Whether other processes are measuring, whose lost trials may fall to this one."""
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return any(_claim_of(trial).get("worker") != self.presence.token for trial in running)
 
     def give_back(self, claim: Claim) -> None:
-        """Leave a trial that was not begun to whoever draws next."""
-        with suppress(UpdateFinishedTrialError):  # it was given up meanwhile
+        """Return a trial that was not begun to the other processes."""
+        with suppress(UpdateFinishedTrialError):  # another process failed it meanwhile
             claim.trial.set_user_attr("interrupted", True)
         self.study.tell(claim.trial, state=TrialState.FAIL, skip_if_finished=True)
 
-    def _give_up_dead(self, trials: Sequence[FrozenTrial]) -> bool:
-        """Whether there were any among those that have not ended."""
+    def _fail_dead(self, trials: Sequence[FrozenTrial]) -> bool:
+        """Fail the trials of ended processes; return whether there were any."""
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         dead = [trial for trial in running if self._is_dead(trial)]
         for trial in dead:
@@ -140,7 +140,7 @@ class Claims:
     def _is_dead(self, trial: FrozenTrial) -> bool:
         whose = _claim_of(trial)
         if not whose:
-            return True  # whoever began it was killed before its turn ended
+            return True  # its process was killed before its turn ended
         gone = device_locks.is_gone(whose["host"], whose["worker"])
         if gone is not None:
             return gone
@@ -153,19 +153,19 @@ class Claims:
 
 
 def _claim_of(trial: FrozenTrial) -> Mapping[str, Any]:
-    """The run, host and worker that a trial belongs to; empty if that was not written yet."""
+    """The run, host and worker of a trial; empty if not written yet."""
     return dict(trial.user_attrs.get("claim", {}))
 
 
 @contextmanager
 def alive(held: Callable[[], Iterable[Claim]]) -> Iterator[None]:
-    """Leaves marks of life on all trials that this process holds, of whatever study.
+    """Context that writes heartbeats to all trials that this process holds, of all studies.
 
-    Those that were drawn ahead wait while others are measured: without marks, another machine would
+    Trials drawn ahead wait while others are measured: without heartbeats, another machine would
     take them over.
 
     Args:
-        held: Which they are now; it is called from another thread.
+        held: Returns the current claims; it is called from another thread.
     """
     ended = threading.Event()
 
@@ -174,7 +174,7 @@ def alive(held: Callable[[], Iterable[Claim]]) -> Iterator[None]:
         while not ended.wait(BEAT_S):
             count += 1
             for claim in held():
-                with suppress(UpdateFinishedTrialError):  # it was given up meanwhile
+                with suppress(UpdateFinishedTrialError):  # another process failed it meanwhile
                     claim.trial.set_user_attr("heartbeat", count)
 
     thread = threading.Thread(target=beat, daemon=True)

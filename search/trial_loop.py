@@ -1,7 +1,7 @@
-"""One process's share of a study: draw a chain, measure it, tell, until the trials are done.
+"""The loop of one process: draw a chain, measure it, store the outcome, until all trials are done.
 
-Where several layer sizes are searched, each has a study and a campaign, and they take turns: the
-one that is furthest from its trials is next. So all have come equally far whenever time is up.
+If several layer sizes are searched, each has a study and a campaign, and they take turns: the one
+that is furthest from its trials is next. So all have made equal progress when time is up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ksopt.search.objectives import Objective, Outcome
 from ksopt.search.pruning import Pruning
 from ksopt.search.results import ChainFacts
 from ksopt.search.samplers import priors as prior_facts
-from ksopt.search.samplers.chain_sampler import ChainSampler, suited
+from ksopt.search.samplers.chain_sampler import ChainSampler, suitable_sampler
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.samplers.factor_times import Estimator
 from ksopt.search.space.space import Step
@@ -39,21 +39,21 @@ from ksopt.search.trained_weights import TrainedWeights
 from ksopt.search.trial_claims import Claim, Claims, alive
 
 CHAINS_AHEAD = 4
-"""Chains that are known before they are measured: some ten factors are compiled side by side."""
+"""Chains drawn ahead: about ten factors are compiled concurrently."""
 _WAIT_S = 0.2
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """What a process measures with, whatever the layer's size.
+    """Resources of a measuring process, for all layer sizes.
 
     Args:
-        device: Where; no other process measures there meanwhile.
+        device: The device; no other process measures there meanwhile.
         roofline: Ceilings of the device.
         storage: Of the studies.
         presence: This process's.
-        compilers: Compile for a few chains that are drawn ahead, if they can.
-        meter: Of the device, if energy is asked for.
+        compilers: Compile the chains that are drawn ahead, if possible.
+        meter: Of the device, if energy is measured.
     """
 
     device: torch.device
@@ -66,17 +66,17 @@ class Workplace:
 
 @dataclass
 class Campaign:
-    """Measures what its claims draw.
+    """Measurement of the trials that its claims draw.
 
     Args:
-        claims: What to measure.
-        objective: How.
-        device: Where; no other process measures there meanwhile.
+        claims: Draws trials.
+        objective: Measures chains.
+        device: The device; no other process measures there meanwhile.
         roofline: Ceilings of the device.
         request: With its batch resolved.
-        pruning: When a chain is hopeless.
-        model: Predicts latencies, where it can.
-        compilers: Compile for a few chains that are drawn ahead, if they can.
+        pruning: Limit for hopeless chains.
+        model: Predicts latencies, if available.
+        compilers: Compile the chains that are drawn ahead, if possible.
     """
 
     claims: Claims
@@ -105,7 +105,7 @@ class Campaign:
         operand_seed: int | None = None,
         model: CostModel | None = None,
     ) -> Campaign:
-        """This process's share of a study.
+        """The campaign of this process for a study.
 
         ``seed`` is of the draws, ``operand_seed`` of inputs and weights: None takes the request's.
         The others are as in `Claims`, `Objective` and `Pruning`.
@@ -114,7 +114,7 @@ class Campaign:
         claims = Claims(
             workplace.storage,
             study,
-            ChainSampler(candidates, suited(len(candidates), request), seed),
+            ChainSampler(candidates, suitable_sampler(len(candidates), request), seed),
             priors,
             limit=request.trials,
             run=run,
@@ -135,9 +135,9 @@ class Campaign:
             self.compilers.soon([chain], request.dtype, batch_last, request.batch)
 
     def step(self) -> int | None:
-        """Measure one chain; the number of its trial, or None if there is nothing to draw now."""
-        wanted = CHAINS_AHEAD if self.compilers.at_work else 1
-        while len(self._drawn) < wanted and (claim := self.claims.next()) is not None:
+        """Measure one chain; return the number of its trial, or None if there is none to draw."""
+        count = CHAINS_AHEAD if self.compilers.at_work else 1
+        while len(self._drawn) < count and (claim := self.claims.next()) is not None:
             self._compile_soon(claim.chain)
             self._drawn.append(claim)
         if not self._drawn:
@@ -155,7 +155,7 @@ class Campaign:
         return list(self._drawn)
 
     def end(self) -> None:
-        """Give back what was drawn and not begun: it is drawn first when the study goes on."""
+        """Return trials that were drawn and not begun: a resumed study draws them first."""
         for claim in self._drawn:
             self.claims.give_back(claim)
         self._drawn.clear()
@@ -163,7 +163,7 @@ class Campaign:
     def _measure(self, claim: Claim) -> None:
         study, trial, chain = self.claims.study, claim.trial, claim.chain
         try:
-            known = self._note_facts(trial, chain)  # it is begun
+            known = self._note_facts(trial, chain)  # marks it as begun
         except UpdateFinishedTrialError:
             return  # as in `_tell`, while it was drawn ahead
         try:
@@ -206,7 +206,7 @@ class Campaign:
             self._tell(trial, attrs, TrialState.COMPLETE, values)
 
     def _violations(self, outcome: Outcome) -> dict[str, float]:
-        """By how much a chain misses each constraint of the request; at most 0 is met."""
+        """Violation of each constraint of the request by a chain; at most 0 if it is met."""
         violations = {}
         error = outcome.values.get(metrics.WEIGHT_ERROR.name)
         if self.request.max_error is not None and error is not None:
@@ -226,7 +226,7 @@ class Campaign:
         try:
             trial.set_user_attr("outcome", outcome)
         except UpdateFinishedTrialError:
-            return  # this process stood still for so long that another one took the chain over
+            return  # this process was suspended for so long that another one took the chain over
         self.claims.study.tell(trial, values, state=state, skip_if_finished=True)
 
     def _note_facts(self, trial: Trial, chain: Replacement) -> ChainFacts:
@@ -248,13 +248,12 @@ def take_turns(
 ) -> bool:
     """Measure until the trials of every campaign's study are done.
 
-    It ends when every trial has, those of other processes too: if one of them is killed, its chain
-    is measured here.
+    It ends when all trials have ended, including those of other processes: if one of those is
+    killed, its chain is measured here.
 
     Args:
-        campaigns: In the order in which they begin.
-        on_trial: Called with the campaign's place in the order and the number of each trial that
-            ended here.
+        campaigns: In their initial order.
+        on_trial: Called with the campaign's index and the number of each trial that ended here.
         deadline: Of ``time.monotonic()``, after which no trial begins; None for none.
 
     Returns:

@@ -1,8 +1,8 @@
-"""What a study's trials hold, and each as the report has it.
+"""Attributes of a study's trials, and their records for the report.
 
-Of a trial's attributes, ``chain`` and ``origin`` are there from the start, ``claim`` says whose it
-is, ``facts`` what was known before it was measured, and ``outcome`` what came of it. They are few,
-because a storage has its disk or its server confirm each of them.
+Of a trial's attributes, ``chain`` and ``origin`` are set at the start, ``claim`` identifies its
+process, ``facts`` are the properties before the measurement, and ``outcome`` is its result. They
+are few, because the disk or the server of a storage confirms each of them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LOST = "cut off: the search was stopped or its process ended"
 
 
 def facts_of(trial: FrozenTrial) -> Mapping[str, Any]:
-    """What was known of a trial when its measurement began; empty if it was only drawn."""
+    """Properties of a trial's chain when its measurement began; empty if it was only drawn."""
     return dict(trial.user_attrs.get("facts", {}))
 
 
 def outcome_of(trial: FrozenTrial) -> Mapping[str, Any]:
-    """What was measured, or the ``reason`` why nothing was; empty if the trial was cut off."""
+    """The measurements of a trial, or the ``reason`` of its failure; empty if it was cut off."""
     return dict(trial.user_attrs.get("outcome", {}))
 
 
@@ -42,7 +42,7 @@ def chain_of(trial: FrozenTrial) -> Replacement | None:
 
 
 def records(study: optuna.Study, roofline: Roofline, batch: int) -> tuple[TrialRecord, ...]:
-    """Every trial that was begun with a chain and has ended, in order."""
+    """Records of all trials that were begun with a chain and have ended, in order."""
     ended = (record(trial, roofline, batch) for trial in study.get_trials(deepcopy=False))
     return tuple(one for one in ended if one is not None)
 
@@ -54,7 +54,7 @@ def dense_us(trials: Sequence[TrialRecord]) -> float | None:
 
 
 def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | None:
-    """A trial as the report has it; None if it has no chain, was not begun, or has not ended."""
+    """The record of a trial; None if it has no chain, was not begun, or has not ended."""
     chain, known, outcome = chain_of(trial), facts_of(trial), outcome_of(trial)
     if chain is None or not known or not trial.state.is_finished():
         return None

@@ -1,4 +1,4 @@
-"""A user's own measure of a chain, as an objective beside latency: ``--score MODULE:FUNCTION``."""
+"""A user's score of chains, as an objective beside latency: ``--score MODULE:FUNCTION``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ksopt.search.samplers import priors
 
 @dataclass(frozen=True)
 class Scored:
-    """What the function is given of a chain that was measured.
+    """Argument of the user's function: a measured chain.
 
     Args:
         chain: The chain; ``str(chain)`` is its text, and iterating it gives its patterns. With
@@ -29,9 +29,10 @@ class Scored:
         rho: (b + c)/(b c), averaged over the factors by their weights.
         latency_us: Median latency, with ``--train`` of a training step.
         dense_us: The dense layer's, timed in turns with it.
-        weight_error: Relative error of its nearest product to the given weights; None without them.
+        weight_error: Relative error of its nearest product to the trained weights; None without
+        them.
         energy_mj: Energy of a call in millijoules; None without ``--energy``.
-        dtype, batch, layout, device: What was measured, and where.
+        dtype, batch, layout, device: Settings of the measurement.
     """
 
     chain: Replacement
@@ -51,7 +52,7 @@ class Scored:
 
     @classmethod
     def of(cls, timed: TimedChain) -> Scored:
-        """What is known of a chain when its other metrics are measured."""
+        """The argument for a timed chain, after its other metrics."""
         request, size, chain = timed.request, timed.request.size, timed.chain
         assert request.batch is not None
         return cls(
@@ -73,16 +74,16 @@ class Scored:
 
 
 class ScoreError(KsoptError, RuntimeError):
-    """A user's function raised, or returned no number: the trial has failed."""
+    """A user's function raised, or returned no number: the trial failed."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A function of a user's.
+    """A user's scoring function.
 
     Args:
         name: MODULE:FUNCTION.
-        function: A `Scored` gives a number, the lower the better.
+        function: `Scored` -> a number, the lower the better.
     """
 
     name: str
@@ -104,7 +105,7 @@ class Score:
             ScoreError: The function raised, or returned something else than a finite number.
         """
         try:
-            # What it prints must not come between the lines of a result.
+            # Its output must not mix with the lines of a result.
             with contextlib.redirect_stdout(sys.stderr):
                 result = self.function(scored)
             value = float(result)

@@ -1,4 +1,4 @@
-"""A model timed whole: as it is built, and with a plan's chains in the place of its layers."""
+"""Timing of a whole model, dense and with a plan's chains."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def measure(
         model: The model; it is moved to the device and dtype.
         inputs: A tensor, a list or tuple of arguments, or a mapping of keyword arguments.
         plan: Which layers become which chains.
-        device: Where.
+        device: The device.
         dtype: Of the floating-point parameters and inputs.
-        seconds: About how long the timing takes.
+        seconds: Approximate duration of the timing.
 
     Raises:
         InvalidInputError: The model cannot be copied, does not take the inputs, or the plan does
@@ -58,7 +58,7 @@ def measure(
             f"{_OPTION}: the model cannot be copied: {type(error).__name__}: {error}"
         ) from error
     converted = at_random(planned, plan)
-    # What the model prints must not come between the lines of a result.
+    # Output of the model must not mix with the lines of a result.
     with torch.inference_mode(), device_locks.device(device), redirect_stdout(sys.stderr):
         rows = call.rows(model)
         for one in (model, planned):
@@ -73,9 +73,9 @@ def measure(
 
 
 def check(model: nn.Module, inputs: object, device: torch.device, dtype: torch.dtype) -> None:
-    """Run the model once, so that what `measure` would refuse is refused before a long search.
+    """Run the model once, so that errors of `measure` occur before a long search.
 
-    The model is left on the CPU: the search has the device's memory to itself.
+    The model is then on the CPU, so that the search has all of the device's memory.
 
     Raises:
         InvalidInputError: As `measure`.
@@ -90,7 +90,7 @@ def check(model: nn.Module, inputs: object, device: torch.device, dtype: torch.d
 
 
 def at_random(model: nn.Module, plan: Plan) -> int:
-    """Put chains with random weights in the place of a model's layers; how many."""
+    """Replace a model's layers by chains with random weights; return their number."""
     choices, _ = resolve(model, plan, (), ())
     for new in put_chains(model, choices):
         for part in new.modules():

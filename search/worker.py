@@ -1,8 +1,8 @@
 """``python -m ksopt.search.worker``: a process that measures for a search.
 
-It reads one JSON document, the task, from stdin and answers with JSON lines. The tasks: a share of
-the trials of studies; the final, and the finalists' energy after it, each by a process of its own.
-It ends when stdin does, so it does not outlive its parent.
+It reads one JSON document, the task, from stdin and answers with JSON lines. Tasks are: a share of
+the trials of studies; the final, and the finalists' energy after it, each in its own process. It
+ends with stdin, so it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ksopt.search.trial_loop import Campaign, Workplace, take_turns
 from ksopt.system import user_code, worker_process
 from ksopt.system.worker_process import Answer
 
-# Time to note that a trial was interrupted.
+# Time to record that a trial was interrupted.
 _LAST_WORDS_S = 3.0
 # Time for a destructor to end.
 _AGAIN_S = 0.01
@@ -53,7 +53,7 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
     limit = task["seconds"]
     deadline = None if limit is None else time.monotonic() + limit
     count = affordable(task["workers"])
-    # One for all shares: they are of one search.
+    # The shares are of one search and have this in common.
     request = _request(task["shares"][0])
     storage = study_store.storage_of(request)
     in_words = write_errors.in_words(storage.url, storage.file)
@@ -85,7 +85,7 @@ def _campaign(share: Mapping[str, Any], workplace: Workplace) -> Campaign:
 
 
 def _request(task: Mapping[str, Any]) -> LayerRequest:
-    """What is asked; the user's modules that it names are imported first."""
+    """The request of a task; the user's modules that it names are imported first."""
     user_code.import_plugins(task["request"]["plugins"], sys.stderr)
     return LayerRequest.from_json(task["request"])
 
@@ -114,12 +114,14 @@ TASKS = {"trials": trials, "final": final, "energy": energy}
 
 
 def main() -> int:
-    """Do the task that stdin holds."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this
+    """Run the task from stdin."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # the parent handles Ctrl-C, and then ends this process
     answer = worker_process.answers()
     task = worker_process.first_task()
     if task is None:
-        return 0  # it was not needed
+        return 0  # this process was not needed
     signal.signal(signal.SIGTERM, _interrupt)
     worker_process.listen(code=1)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -133,7 +135,7 @@ def main() -> int:
 
 
 def _done(task: Mapping[str, Any], answer: Answer) -> int:
-    """Do a task; the exit code."""
+    """Run a task; return the exit code."""
     try:
         if task["device"].startswith("cuda"):
             torch.cuda.set_device(task["device"])  # memory and streams of no other device
@@ -141,7 +143,7 @@ def _done(task: Mapping[str, Any], answer: Answer) -> int:
     except DeviceLostError as error:  # another process takes its place
         print(f"ksopt: {error}", file=sys.stderr)
         return 1
-    except KsoptError as error:  # the parent tells the user
+    except KsoptError as error:  # the parent reports it
         answer({"error": str(error)})
         return 1
     except Exception as error:
@@ -151,7 +153,7 @@ def _done(task: Mapping[str, Any], answer: Answer) -> int:
 
 
 _interrupted: list[bool] = []
-# No signal comes between the end of a task and this: Python looks for signals behind calls only.
+# No signal arrives between the end of a task and this: Python checks for signals after calls only.
 _ended: list[bool] = []
 
 
@@ -161,7 +163,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     if _interrupted:
         return
     _interrupted.append(True)
-    # What runs in C for long hears nothing: then this ends it.
+    # Long-running C code does not react: then this ends the process.
     timer = threading.Timer(_LAST_WORDS_S, os._exit, [130])
     timer.daemon = True
     timer.start()
@@ -169,7 +171,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _interrupt_again() -> None:
-    """Raise once more, and soon, what was raised in a destructor."""
+    """Repeat soon an interrupt that was raised in a destructor."""
     _interrupted.clear()
     timer = threading.Timer(_AGAIN_S, os.kill, [os.getpid(), signal.SIGTERM])
     timer.daemon = True

@@ -1,4 +1,4 @@
-"""Who measures a study's trials: this process, or several, one for each GPU."""
+"""Measurement of a study's trials by this process, or by several, one for each GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ksopt.search.options import SEEDS
 from ksopt.search.progress import Progress
 from ksopt.search.results import TrialRecord
 from ksopt.search.samplers import priors
-from ksopt.search.samplers.chain_sampler import Kind, suited
+from ksopt.search.samplers.chain_sampler import Kind, suitable_sampler
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.space.space import Space
 from ksopt.search.storage import Storage
@@ -32,10 +32,9 @@ from ksopt.search.trial_loop import Campaign, Workplace, take_turns
 
 log = logging.getLogger("ksopt.search")
 
-# Between the seeds of two workers: more than the trials of any study, whose count is added.
+# Difference of the seeds of two workers: more than the trials of any study, whose count is added.
 _SEEDS_APART = 1_000_003
-# Seconds for each step in which the cost model looks for its picks: shared by the sizes, and at
-# least.
+# Seconds of the cost model for its picks of each step: divided by the number of sizes, and minimum.
 _PREDICTING_S, _LEAST_PREDICTING_S = 1.5, 0.3
 
 
@@ -44,10 +43,10 @@ class Share:
     """One layer size's part of a search.
 
     Args:
-        request: What to search, with batch, device and output folder resolved.
-        study: Where trials are kept.
-        run: The study's run that this is, from 1.
-        space: What to draw from.
+        request: With batch, device and output folder resolved.
+        study: The study of the trials.
+        run: The number of this run of the study, from 1.
+        space: The candidates.
         weights: The trained weights, if any.
     """
 
@@ -60,16 +59,16 @@ class Share:
 
 @dataclass(frozen=True)
 class Crew:
-    """Measures the trials of one layer size, or of several in turns.
+    """Measurement of the trials of one layer size, or of several in turns.
 
     Args:
         shares: One for each size; of one device, dtype, layout, storage, timeout, seed and number
             of workers.
-        device: Where.
+        device: The device.
         storage: Of the studies.
         roofline: Of the device.
-        compilers: Of kernels that come next, where this process measures.
-        meter: Of the device, if energy is asked for and this process measures.
+        compilers: Of the next kernels, if this process measures.
+        meter: Of the device, if energy is measured by this process.
     """
 
     shares: Sequence[Share]
@@ -81,31 +80,33 @@ class Crew:
 
     @property
     def _request(self) -> LayerRequest:
-        """What the shares have in common."""
+        """The first request, for the options that all shares have in common."""
         return self.shares[0].request
 
     def run(self, progress: Progress, began: float) -> str | None:
         """Measure until the trials are done.
 
         Returns:
-            Why it stopped before they were ("timeout" or "interrupted"), or None.
+            Why it stopped early ("timeout" or "interrupted"), or None.
         """
         request = self._request
-        if request.storage is None:  # the studies are in the output folder, which is ours alone
+        if (
+            request.storage is None
+        ):  # the studies are in the output folder, which this process has locked
             for share in self.shares:
-                study_store.give_up_running(share.study)
+                study_store.fail_running(share.study)
         histories = [History(share.study) for share in self.shares]
         done = [len(one.ended) for one in histories]
         limits = [share.request.trials for share in self.shares]
         progress.start(sum(map(max, limits, done)), sum(done))
-        tell = self._teller(progress)
+        report = self._trial_callback(progress)
         deadline = None if request.timeout_s is None else began + request.timeout_s
         seeds = [(request.seed + len(one.trials)) % SEEDS for one in histories]
         try:
             with interrupts.remembered() as interrupted:
 
                 def on_trial(place: int, number: int) -> None:
-                    tell(place, number)
+                    report(place, number)
                     if interrupted():
                         raise KeyboardInterrupt
 
@@ -189,8 +190,8 @@ class Crew:
         seconds = max(_LEAST_PREDICTING_S, _PREDICTING_S / len(self.shares))
         return priors.enqueued(share.space, share.request, self.roofline, model, seconds)
 
-    def _teller(self, progress: Progress) -> Callable[[int, int], None]:
-        """Tells the progress of a trial by its share's place and its number."""
+    def _trial_callback(self, progress: Progress) -> Callable[[int, int], None]:
+        """The function that reports a trial to ``progress`` by its share's index and its number."""
         best: dict[int, TrialRecord] = {}
 
         def on_trial(place: int, number: int) -> None:
@@ -203,26 +204,26 @@ class Crew:
             so_far = best.get(place)
             if record.ratio and (so_far is None or record.ratio < (so_far.ratio or 0.0)):
                 best[place] = record
-            log.info("trial %d: %s", number, _said(record))
+            log.info("trial %d: %s", number, _summary(record))
             progress.trial(record, best.get(place))
 
         return on_trial
 
 
-def _said(record: TrialRecord) -> str:
-    """What came of a trial, for the log."""
+def _summary(record: TrialRecord) -> str:
+    """Summary of a trial for the log."""
     chain, ratio = record.facts.chain, record.ratio_seen
     speed = "" if ratio is None else f", {1 / ratio:.2f} times dense's speed"
     return f"{chain} {record.state}{speed}{f', {record.reason}' if record.reason else ''}"
 
 
 def sampler_name(space: Space, request: LayerRequest) -> Kind:
-    """What chooses the trials of a space, as the report calls it."""
-    return suited(len(space.candidates), request)
+    """Name of the sampler of a space in the report."""
+    return suitable_sampler(len(space.candidates), request)
 
 
 def workplaces(device: torch.device, workers: int) -> list[str]:
-    """The devices of so many workers: from the request's on, the GPUs of its kind, in turns.
+    """Devices of the workers: the GPUs of the request's kind in turns, beginning with its own.
 
     Example:
         >>> workplaces(torch.device("cpu"), 2)

@@ -1,4 +1,4 @@
-"""The processes that measure for a search: started, heard, replaced when killed, and ended."""
+"""Worker processes of a search: start, communication, replacement if killed, and end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from ksopt.errors import KsoptError
 from ksopt.system.worker_process import Answer, WorkerProcess, ended
 
-# Times that a killed process is replaced, in all: chains that kill are given up before.
+# Total replacements of killed processes: chains that kill are excluded earlier.
 _MOST_REPLACED = 10
 
 
 def _worker(task: Mapping[str, Any] | None, hear: Answer) -> WorkerProcess:
-    """A process that does a task of `ksopt.search.worker`, which None says will be sent later."""
-    # Ctrl-C is for the parent: one that waits for its task does not hear it.
+    """A process for a task of `ksopt.search.worker`; None: the task will be sent later."""
+    # The parent handles Ctrl-C: a process that waits for its task must not receive it.
     worker = WorkerProcess("ksopt.search.worker", hear, own_session=task is None, patience_s=20.0)
     if task is not None:
         worker.send(task)
@@ -31,13 +31,12 @@ def run(
     on_trial: Callable[[int, int], None],
     note: Callable[[str], None],
 ) -> bool:
-    """Let a process do each task of trials, and replace those that are killed.
+    """Run each task of trials in a process, and replace killed processes.
 
     Args:
         tasks: One for each process.
-        on_trial: Called with the place of its share in the tasks and its number for each trial that
-            ended.
-        note: Called with what a person should know.
+        on_trial: Called with the index of its share and its number for each ended trial.
+        note: Called with messages for the user.
 
     Returns:
         Whether all trials were done in time.
@@ -81,7 +80,7 @@ class Spare:
     """A fresh process for one task, which may be started before the task is known.
 
     Args:
-        early: Start it at once: its imports, some seconds, are then done when the task comes.
+        early: Start it at once: its imports, some seconds, are then complete when the task arrives.
     """
 
     def __init__(self, early: bool = False) -> None:
@@ -90,11 +89,11 @@ class Spare:
 
     @classmethod
     def of(cls, device: torch.device) -> Spare:
-        """Started early where that does not take a core from what is measured: for a GPU."""
+        """A process that is started early for a GPU, where it takes no core from measurements."""
         return cls(early=device.type == "cuda")
 
     def ask(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answer of the task.
+        """The answer to the task.
 
         Raises:
             KsoptError: Its process failed.
@@ -110,7 +109,7 @@ class Spare:
         return answer
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         if self._worker is not None:
             self._worker.close()
 

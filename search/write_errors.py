@@ -1,7 +1,7 @@
-"""A study that cannot be written any more: a full disk, a limit of file sizes, a lost server.
+"""Errors of writing a study: a full disk, a limit of file sizes, a lost server.
 
-It can happen at any trial. What was measured before is kept, so the same command goes on where it
-was; whoever reads the sentence has to know what is in the way.
+They can occur at any trial. Earlier measurements are preserved, so the same command resumes the
+search; the message has to state the cause.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from sqlalchemy.exc import SQLAlchemyError
 from ksopt.errors import KsoptError
 from ksopt.search.storage_url import without_password, without_secrets
 
-# Of an operating system that takes no more.
+# Errors of the operating system that prevent writing.
 _NO_MORE = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
-# A write of SQLite's, and a page of its journal: where less is left, the limit is what failed it.
+# A write of SQLite, and a page of its journal: if less is left, the limit is the cause.
 _SMALLEST = 2**16
 
 
 class UnwritableError(KsoptError, RuntimeError):
-    """A study could not be written; what was measured before is kept."""
+    """A study could not be written; earlier measurements are preserved."""
 
 
 @contextmanager
 def in_words(url: str, file: Path | None) -> Iterator[None]:
-    """Errors of a storage inside it are a sentence.
+    """Context that turns errors of a storage into a sentence.
 
     Args:
         url: The storage's.
-        file: Where it keeps the study; None for a server.
+        file: The file of the study; None for a server.
 
     Raises:
-        UnwritableError: It cannot be used any more; the sentence says why, and what to do.
+        UnwritableError: It can no longer be used; the sentence states why, and what to do.
     """
     try:
         yield
@@ -92,7 +92,7 @@ def _is_full(folder: Path) -> bool:
 
 
 def _words(error: BaseException) -> str:
-    """What the database said, not what Optuna thinks of it."""
+    """The message of the database, without Optuna's."""
     innermost = error
     while isinstance(innermost, StorageInternalError) and innermost.__cause__ is not None:
         innermost = innermost.__cause__

@@ -144,7 +144,7 @@ def _run(args: argparse.Namespace) -> int:
 
     subject = Subject.of(args)
     options = option_fields.values(SearchRequest, args)
-    request = SearchRequest(subject.dims, asked_by=subject.model_options, **options)
+    request = SearchRequest(subject.dims, model_options=subject.model_options, **options)
     from ksopt.search import for_terminal, run_search
 
     # Progress goes to stderr, so that stdout holds only the answer; --json shows none.

@@ -4,7 +4,7 @@ Kronecker-sparse products become one operator, `torch.ops.ksopt.ks_mm`; everythi
 to Inductor. torch finds this function through the entry-point group ``torch_dynamo_backends``.
 
 It runs before AOTAutograd, for every graph that Dynamo captures, also when torch's caches hold what
-Inductor made of it: so nothing that it finds in a weight's values can be stale.
+Inductor compiled: so no pattern found in a weight's values can be stale.
 """
 
 from __future__ import annotations
@@ -59,38 +59,38 @@ def ksopt(
         >>> from ksopt.nn import KSLinear
         >>> model = torch.compile(KSLinear(8, 8, "(1,8,8,1)"), backend="ksopt")
     """
-    given = read(mode, options)
+    parsed = read(mode, options)
     values = None
-    if given.frozen_values:
-        values = FrozenValues(example_inputs, given.frozen_tolerance)
+    if parsed.frozen_values:
+        values = FrozenValues(example_inputs, parsed.frozen_tolerance)
     original = uncompiled(gm) if values is not None else None
-    decides = judge(example_inputs, given.tune)
+    decides = judge(example_inputs, parsed.tune)
     report = rewrite_graph(
         gm,
         example_inputs,
         decides,
         values,
-        is_whole=functools.partial(is_whole, tune=given.tune),
+        is_whole=functools.partial(is_whole, tune=parsed.tune),
     )
-    _tell(report)
-    check_requirement(report, given.require)
-    compiled = hand_over(gm, example_inputs, given.inductor)
-    if given.records_graphs:
+    _publish(report)
+    check_requirement(report, parsed.require)
+    compiled = hand_over(gm, example_inputs, parsed.inductor)
+    if parsed.records_graphs:
         compiled = RecordedWeights(compiled)
-    if values is not None and values.found and original is not None:
+    if values is not None and values.patterns and original is not None:
         return Watched(compiled, original, values)
     return compiled
 
 
 def judge(example_inputs: Sequence[Any], tune: Any) -> Judge:
-    """Who decides about the sites of a graph with these inputs.
+    """The function that decides about the sites of a graph with these inputs.
 
     Args:
-        example_inputs: of the graph; they tell the device.
+        example_inputs: of the graph; they determine the device.
         tune: as ``options["tune"]``.
     """
     devices = [value.device for value in example_inputs if isinstance(value, Tensor)]
-    # A graph on a GPU may be given scalars on the CPU.
+    # A graph on a GPU may have scalars on the CPU as inputs.
     device = next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
 
     def decided(site: Site) -> Decision:
@@ -104,8 +104,8 @@ def hand_over(
 ) -> Callable[..., Any]:
     """Let Inductor compile a graph. Tests of what was rewritten put a quicker compiler here.
 
-    A graph with lazily negated inputs stays as it is: Inductor reads what lies in their memory,
-    which is the opposite of their values (seen with 2.13; Dynamo guards on their kind).
+    A graph with lazily negated inputs is not compiled: Inductor reads their memory, which holds
+    the opposite of their values (seen with 2.13; Dynamo guards on their kind).
     """
     from torch._inductor.compile_fx import compile_fx
 
@@ -126,8 +126,8 @@ def hand_over(
 def collected() -> Iterator[list[Report]]:
     """The reports of all graphs that the backend compiles inside the block, in their order.
 
-    `ksopt.explain` says what the backend would do; this says what it did, and how long it took.
-    docs/backend.md has an example.
+    `ksopt.explain` predicts what the backend would do; these reports state what it did, and how
+    long it took. docs/backend.md has an example.
     """
     reports: list[Report] = []
     _collecting.append(reports)
@@ -140,7 +140,7 @@ def collected() -> Iterator[list[Report]]:
 _collecting: list[list[Report]] = []
 
 
-def _tell(report: Report) -> None:
+def _publish(report: Report) -> None:
     count(report)
     for reports in _collecting:
         reports.append(report)

@@ -1,4 +1,4 @@
-"""The graphs that checkpointing calls: which they are, and what is done around their calls."""
+"""The graphs that checkpointing calls, and the context of their calls."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor, fx
 from torch._ops import HigherOrderOperator
 
 from ksopt.compile.capture.values import Region, Trace
-from ksopt.compile.lowering.kept_strides import BODIES
+from ksopt.compile.lowering.author_strides import BODIES
 
 
 @dataclass(frozen=True)
 class UsesByCaller:
-    """What the graph that calls another one does with its inputs and results.
+    """Uses of the inputs and results of a called graph in the graph that calls it.
 
     Attributes:
-        written: those that may be written in place behind the call.
-        told: those of whose strides something depends that a caller can tell.
+        written: inputs and results that may be written in place behind the call.
+        observed: results whose strides have an effect that a caller can observe.
     """
 
     written: frozenset[fx.Node] = frozenset()
-    told: frozenset[fx.Node] = frozenset()
+    observed: frozenset[fx.Node] = frozenset()
 
 
 def bodies_of(gm: fx.GraphModule) -> dict[fx.Node, fx.GraphModule]:
@@ -44,15 +44,19 @@ def bodies_of(gm: fx.GraphModule) -> dict[fx.Node, fx.GraphModule]:
 
 
 def uses_by_caller(
-    call: fx.Node, body: fx.Graph, trace: Trace, told: Collection[fx.Node], inputs_share: bool
+    call: fx.Node,
+    body: fx.Graph,
+    trace: Trace,
+    observed_strides: Collection[fx.Node],
+    inputs_share: bool,
 ) -> UsesByCaller:
-    """What is done behind the call of a body with the body's inputs and results.
+    """Uses of a body's inputs and results behind its call.
 
     Args:
         call: of the body.
         body: the graph that is called.
         trace: of the graph that calls it.
-        told: the nodes of that graph whose strides are told.
+        observed_strides: the nodes of that graph whose strides are observed.
         inputs_share: see `writes_inputs_that_share`.
     """
 
@@ -69,7 +73,7 @@ def uses_by_caller(
         if isinstance(outside, fx.Node) and is_written(outside)
     }
     (results,) = next(node for node in body.nodes if node.op == "output").args
-    told_inside = set[fx.Node]()
+    observed = set[fx.Node]()
     for user in call.users:
         if user.target is not operator.getitem:
             continue
@@ -78,14 +82,14 @@ def uses_by_caller(
             continue
         if inputs_share or is_written(user):
             written.add(result)
-        if user in told:
-            told_inside.add(result)
-    return UsesByCaller(frozenset(written), frozenset(told_inside))
+        if user in observed_strides:
+            observed.add(result)
+    return UsesByCaller(frozenset(written), frozenset(observed))
 
 
 @contextlib.contextmanager
 def in_region(region: Region, inputs: Sequence[Any]) -> Iterator[None]:
-    """Switch on what is in force where a graph is called with some inputs."""
+    """Context with the state of gradients and autocast in which a graph is called."""
     device = next((one.device.type for one in inputs if isinstance(one, Tensor)), "cpu")
     with contextlib.ExitStack() as opened:
         if region.inference:  # switched off it would switch gradients on

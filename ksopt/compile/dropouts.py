@@ -1,8 +1,8 @@
-"""Dropouts that are switched off: torch returns what they are called with.
+"""Removal of dropouts that are switched off: torch returns their input.
 
 Dynamo and AOTAutograd take the result for a copy. So `bypass` lets readers read the input itself,
 before the graph is followed: a later write of one is a write of the other, as in eager mode.
-Views of the result get fake results anew, for their memory is the input's then.
+Fake results of views of the result are recomputed, because their memory is then the input's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TORCHS = ("input", "p", "train")
 
 
 def bypass(graph: fx.Graph) -> bool:
-    """Whether there were any; none is left."""
+    """Remove the dropouts of a graph that are switched off; return whether there were any."""
     bypassed = False
     copies: set[int] = set()  # memories that eager mode does not have
     for node in list(graph.nodes):
@@ -41,7 +41,7 @@ def bypass(graph: fx.Graph) -> bool:
 
 
 def _run_again(node: fx.Node) -> None:
-    """Give a node the fake result that it has with its inputs as they are now."""
+    """Recompute the fake result of a node from its current inputs."""
     target: Any = node.target
     if node.op == "call_method":
         name = target
@@ -50,13 +50,13 @@ def _run_again(node: fx.Node) -> None:
             return getattr(own, name)(*args, **kwargs)
 
     elif node.op != "call_function" or isinstance(target, HigherOrderOperator):
-        return  # what a graph of its own returns stays another memory
+        return  # results of an inner graph stay in another memory
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), fake_result)
     node.meta["val" if "val" in node.meta else "example_value"] = on_fakes(target, args, kwargs)
 
 
 def _input(node: fx.Node) -> fx.Node | None:
-    """The input of a dropout that is switched off; None of another."""
+    """The input of a dropout that is switched off; None for other nodes."""
     names = _ARGUMENTS.get(node.target, _TORCHS)  # type: ignore[arg-type]
     arguments: dict[str, Any] = {"p": 0.5, "training": True, "train": True}
     arguments |= dict(zip(names, node.args, strict=False)) | dict(node.kwargs)

@@ -1,4 +1,4 @@
-"""A whole model, compiled by Inductor alone and by ksopt: the times of a call of each."""
+"""End-to-end times of a model, compiled by Inductor alone and by ksopt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True)
 class EndToEnd:
-    """What one call of the model takes.
+    """Times of one call of the model.
 
     Args:
         inductor: compiled by Inductor alone.
@@ -29,12 +29,12 @@ class EndToEnd:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast the model is with ksopt."""
+        """Speedup of the model by ksopt."""
         return self.inductor.median_us / self.ksopt.median_us
 
     @property
     def sentence(self) -> str:
-        """The answer in words.
+        """The comparison as a sentence.
 
         Example:
             >>> fast, slow = Measurement(50.0, 49.0, 51.0, 9), Measurement(100.0, 99.0, 101.0, 9)
@@ -48,7 +48,7 @@ class EndToEnd:
         return f"With ksopt the model is {self.speedup:.2f} times as fast: {both}."
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The times as JSON values."""
         return {
             "inductor_us": self.inductor.median_us,
             "ksopt_us": self.ksopt.median_us,

@@ -1,6 +1,6 @@
-"""How much faster a model is, what was lowered in it, what was not, and why.
+"""Explanation of a model: its speedup, the sites that were lowered, the others, and why.
 
-Nothing in it is a weight's value, so it can be attached to a bug report.
+It contains no weight's value, so it can be attached to a bug report.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class RequirementError(KsoptError, RuntimeError):
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the backend does to a model.
+    """Effect of the backend on a model.
 
     Args:
         report: its sites.
-        end_to_end: times of the whole model, if they were asked for.
+        end_to_end: times of the whole model, if requested.
         graph_breaks: lines of the model that Dynamo could not follow.
-        dense_layers: how many ``nn.Linear`` the model has.
+        dense_layers: number of ``nn.Linear`` in the model.
     """
 
     report: Report
@@ -50,11 +50,11 @@ class Explanation:
         return tuple(self.report.sites)
 
     def table(self) -> Table:
-        """One row for each site, with all that is known of it."""
+        """One row for each site, with all its data."""
         return table_of(self.report)
 
     def overview(self) -> Table:
-        """One numbered row for each site; `details` says the rest. It fits on a terminal."""
+        """One numbered row for each site, narrow enough for a terminal; `details` has the rest."""
         rows = [
             (str(at), str(site.place), *_product(site), *_both_times(site), site.verdict.value)
             for at, site in enumerate(self.report.sites, 1)
@@ -72,11 +72,11 @@ class Explanation:
         )
 
     def answer(self) -> str:
-        """How much faster the model is, in a sentence."""
+        """Sentence on the speedup of the model."""
         return _answer(self)
 
     def summary(self) -> str:
-        """The answer, what it comes from, and what stood in the way: a line each."""
+        """The answer, its evidence, and the obstacles, a line each."""
         return "\n".join([self.answer(), *_evidence(self)])
 
     def markdown(self) -> str:
@@ -84,7 +84,7 @@ class Explanation:
         return f"{self.summary()}\n\n{self.table().markdown()}\n"
 
     def _repr_html_(self) -> str:
-        """Its numbers and its table in a notebook."""
+        """Facts and table for a notebook."""
         report, times = self.report, self.end_to_end
         lowered = f"{report.count(Verdict.LOWERED)} of {len(report.sites)}"
         facts = [
@@ -99,7 +99,7 @@ class Explanation:
         return document.fragment([answer, *([sites] if report.sites else [])])
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The explanation as JSON values."""
         report, times = self.report, self.end_to_end
         return {
             "sites": [site.to_json() for site in report.sites],
@@ -136,7 +136,7 @@ def explain(
     timed: bool = False,
     **named: Any,
 ) -> Explanation:
-    """Say what ``torch.compile(model, backend="ksopt")`` would lower and gain, and why not more.
+    """Explain the effect and the limits of ``torch.compile(model, backend="ksopt")`` on a model.
 
     The model runs once, uncompiled, on the inputs; its buffers and the random state are restored.
 
@@ -157,8 +157,8 @@ def explain(
 
     Example:
         >>> from ksopt.nn import KSLinear
-        >>> found = explain(KSLinear(8, 8, "(2,4,4,1)"), torch.ones(3, 8))
-        >>> [(str(site.chain), site.verdict.value) for site in found.sites]
+        >>> explanation = explain(KSLinear(8, 8, "(2,4,4,1)"), torch.ones(3, 8))
+        >>> [(str(site.chain), site.verdict.value) for site in explanation.sites]
         [('(2,4,4,1)', 'lowered')]
     """
     from ksopt.compile.backend import judge
@@ -176,7 +176,7 @@ def explain(
         original = gm.forward
         decides, wholes = judge(example_inputs, mode), functools.partial(is_whole, tune=mode)
         total.add(rewrite_graph(gm, example_inputs, decides, values, is_whole=wholes))
-        return original if values.found else gm.forward
+        return original if values.patterns else gm.forward
 
     with restored(model), graph_breaks() as breaks:
         torch.compile(model, backend=collect, dynamic=dynamic)(*inputs, **named)

@@ -1,4 +1,4 @@
-"""The pass on its own: for another backend, and for an exported program."""
+"""The pass without the backend: for another backend, and for an exported program."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def rewrite(gm: fx.GraphModule, example_inputs: Sequence[Any], *, tune: Any = No
     """Rewrite the Kronecker-sparse products of a graph, in place; compile it as you like then.
 
     Args:
-        gm: a graph from Dynamo, which is what a torch.compile backend is given, or any whose
+        gm: a graph from Dynamo, as a torch.compile backend receives it, or any whose
             weights are placeholders or attributes, and whose modules are not called whole.
-        example_inputs: one for each placeholder: what the backend was given, or tensors of the
+        example_inputs: one for each placeholder: the inputs of the backend, or tensors of the
             shapes to compile for. Parameters among them are weights, as are the graph's own.
         tune: as ``options["tune"]`` of the backend "ksopt".
 
     Returns:
-        What was done: ``sites``, ``covered``, ``notes``.
+        The report: ``sites``, ``covered``, ``notes``.
 
-    The values of frozen weights are not looked at: nobody would notice if they changed.
+    The values of frozen weights are not analyzed: nothing would notice if they changed.
 
     Raises:
         InvalidInputError: ``tune`` is not allowed, or gm is no graph.
@@ -66,8 +66,8 @@ def export_pass(program: torch.export.ExportedProgram, *, tune: Any = None) -> A
     Example:
         >>> layer = torch.nn.Conv1d(8, 8, 1, groups=2)
         >>> program = torch.export.export(layer, (torch.ones(3, 8, 5),))
-        >>> found = export_pass(program)
-        >>> "ks_mm" in str(found.graph)
+        >>> rewritten = export_pass(program)
+        >>> "ks_mm" in str(rewritten.graph)
         True
     """
     if not isinstance(program, torch.export.ExportedProgram):

@@ -1,6 +1,6 @@
-"""Graph breaks: where Dynamo gives up following a model, so that no backend sees what is there.
+"""Graph breaks: lines at which Dynamo stops following a model, so that no backend sees them.
 
-Dynamo tells nobody but its log, so that is where they are read.
+Dynamo reports them only in its log, so they are read from there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ksopt.compile.sites import Place, is_the_authors
+from ksopt.compile.sites import Place, is_author_code
 
-_ASKED_BY = str(Path(__file__).with_name("explain.py"))
+_EXPLAIN_FILE = str(Path(__file__).with_name("explain.py"))
 _LOGGER = "torch._dynamo.symbolic_convert.__graph_breaks"
 _WHERE = re.compile(r"in user code at (.+):(\d+)$", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
@@ -29,7 +29,7 @@ class GraphBreak:
     Args:
         place: the line.
         caller: the author's line that called the function it is in; empty where that is unknown.
-        reason: what Dynamo says.
+        reason: Dynamo's message.
     """
 
     place: Place
@@ -46,27 +46,27 @@ class GraphBreak:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The graph break as JSON values."""
         return asdict(self)
 
 
 @contextmanager
 def graph_breaks() -> Iterator[list[GraphBreak]]:
     """The graph breaks of whatever is compiled inside the block, each line once."""
-    found: dict[tuple[str, int], GraphBreak] = {}
+    by_line: dict[tuple[str, int], GraphBreak] = {}
 
     class Reader(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             graph_break = _read(record.getMessage())
             if graph_break is not None:
-                found.setdefault((graph_break.place.file, graph_break.place.line), graph_break)
-                listed[:] = found.values()
+                by_line.setdefault((graph_break.place.file, graph_break.place.line), graph_break)
+                listed[:] = by_line.values()
 
     listed: list[GraphBreak] = []
     logger, reader = logging.getLogger(_LOGGER), Reader()
     level, propagates = logger.level, logger.propagate
     if not logger.isEnabledFor(logging.DEBUG):
-        logger.propagate = False  # nobody else asked for them
+        logger.propagate = False  # no other handler should receive them
         logger.setLevel(logging.DEBUG)
     logger.addHandler(reader)
     try:
@@ -82,10 +82,10 @@ def _read(message: str) -> GraphBreak | None:
     if where is None:
         return None
     frames = [(file, int(line)) for file, line in _FRAME.findall(message)]
-    asked = [at for at, (file, _) in enumerate(frames) if file == _ASKED_BY]
-    # What called ksopt.explain is no part of the model.
-    frames = frames[asked[-1] + 1 :] if asked else frames
-    places = [_place(file, line) for file, line in frames if is_the_authors(file)]
+    callers = [at for at, (file, _) in enumerate(frames) if file == _EXPLAIN_FILE]
+    # The callers of ksopt.explain are no part of the model.
+    frames = frames[callers[-1] + 1 :] if callers else frames
+    places = [_place(file, line) for file, line in frames if is_author_code(file)]
     broken = _place(where[1], int(where[2]))
     if broken in places:
         places = places[: places.index(broken)]
@@ -98,7 +98,7 @@ def _place(file: str, line: int) -> Place:
 
 
 def _reason(message: str) -> str:
-    """Dynamo's own words: the paragraph behind what it was about to do."""
+    """The reason in Dynamo's message: the paragraph after its preface."""
     text = message.partition("Reason: ")[2]
     before, _, after = text.partition("\n\n")
     is_preface = before.startswith(("Encountered graph break", "Failed to handle"))

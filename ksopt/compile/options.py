@@ -1,4 +1,4 @@
-"""The backend's options: ksopt's own, and Inductor's."""
+"""Options of the backend: ksopt's own, and Inductor's."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ REQUIREMENTS = ("all", "any")
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for.
+    """The validated options of the backend.
 
     Args:
         require: "all", "any" or None.
         tune: see `ksopt.compile.lowering.decide`; None is the default.
-        frozen_values: whether the values of frozen weights are looked at.
+        frozen_values: whether the values of frozen weights are analyzed.
         frozen_tolerance: see `ksopt.compile.capture.frozen_weight.pattern_of`.
         inductor: settings for Inductor.
     """
@@ -49,7 +49,7 @@ class Options:
 
 
 def read(mode: str | None, options: dict[str, Any] | None) -> Options:
-    """A mode and options, once they are known to be right.
+    """Validate a mode and options.
 
     Raises:
         InvalidInputError: an unknown mode or option, or a value that is not allowed.
@@ -77,7 +77,7 @@ def read(mode: str | None, options: dict[str, Any] | None) -> Options:
 
 
 def inductor_config(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
-    """Inductor's settings for a mode and options, once both are known to be right.
+    """Validate a mode and options, and return Inductor's settings.
 
     Raises:
         InvalidInputError: see `read`.

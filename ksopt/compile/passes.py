@@ -1,4 +1,4 @@
-"""The pass: follow a graph, recognise, decide, rewrite, report."""
+"""The pass over a graph: capture, recognise, decide, rewrite, report."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ksopt.compile.checkpoint_bodies import UsesByCaller, bodies_of, in_region, 
 from ksopt.compile.lowering.absorb import IsWhole, absorb
 from ksopt.compile.lowering.candidates import (
     CandidateSite,
+    candidate_products,
     candidates,
-    low_rank_but_shared,
     native_sites,
-    worth_a_look,
+    unpaired_dense_products,
 )
 from ksopt.compile.lowering.effects import Uses, check, uses
 from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.rewrite import lower
 from ksopt.compile.lowering.shared_memory import (
     CopiesByStrides,
-    told_of_inputs,
+    inputs_with_observed_strides,
     writes_inputs_that_share,
 )
 from ksopt.compile.lowering.whole_layer import in_words
@@ -40,7 +40,7 @@ from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spell
 from ksopt.patterns.chain import Chain, Pattern
 
 log = logging.getLogger("ksopt.compile")
-"""The one logger of the backend: INFO says what was done to a graph, DEBUG what to each site."""
+"""The logger of the backend: INFO reports on a graph, DEBUG on each site."""
 
 Judge = Callable[[Site], Decision]
 """Decides whether a site is lowered."""
@@ -60,15 +60,15 @@ def rewrite_graph(
 
     Args:
         gm: as Dynamo or torch.export captured it, or torch.fx.symbolic_trace.
-        example_inputs: a tensor or number for each placeholder; parameters as they are.
+        example_inputs: a tensor or number for each placeholder; parameters themselves.
         judge: decides each site.
-        frozen_values: looks at the values of frozen weights; None leaves them alone.
-        weights: which placeholders are parameters or buffers; None finds out.
-        is_whole: decides whether what surrounds a chain is computed with it in one launch; None
-            leaves it where it is.
+        frozen_values: analyzes the values of frozen weights; None does not.
+        weights: which placeholders are parameters or buffers; None detects them.
+        is_whole: decides whether a chain and its surroundings are computed in one launch; None
+            never does.
 
     Returns:
-        What was done. A graph that cannot be followed is left as it was, and noted.
+        The report. A graph that cannot be followed is unchanged, and noted.
     """
     start = time.perf_counter()
     inputs = _fake_inputs(gm, example_inputs)
@@ -77,17 +77,17 @@ def rewrite_graph(
     report = Report(graphs=1)
 
     def timed(site: Site) -> Decision:
-        asked = time.perf_counter()
+        decision_start = time.perf_counter()
         decision = judge(site)
-        report.deciding_s += time.perf_counter() - asked
+        report.deciding_s += time.perf_counter() - decision_start
         return decision
 
     try:
         _rewrite(gm, inputs, weights, timed, frozen_values, report)
         if is_whole is not None:
-            asked = time.perf_counter()
+            decision_start = time.perf_counter()
             _absorb(gm, is_whole, report)
-            report.deciding_s += time.perf_counter() - asked
+            report.deciding_s += time.perf_counter() - decision_start
     except CannotRunError as error:
         note = f"a graph was left alone: {error}"
         report.notes.append(note)
@@ -105,14 +105,13 @@ def _rewrite(
     report: Report,
     behind: UsesByCaller | None = None,
 ) -> set[fx.Node]:
-    """See `rewrite_graph`.
+    """Rewrite one graph, see `rewrite_graph`.
 
     Args:
-        behind: what the graph that calls this one does with its inputs and results; None if
-            there is none.
+        behind: uses of its inputs and results by the graph that calls it; None if there is none.
 
     Returns:
-        The inputs whose strides this graph tells its caller; see `CopiesByStrides`.
+        The inputs whose strides are observable by the caller; see `CopiesByStrides`.
     """
     bypassed = dropouts.bypass(gm.graph)
     gathered = slice_writes.gather(gm.graph)
@@ -125,28 +124,28 @@ def _rewrite(
     if behind is not None:
         for storage in {trace.memory[node][0] for node in behind.written if node in trace.memory}:
             trace.writes.setdefault(storage, []).append(len(trace.order))
-        trace.told_strides |= behind.told
+        trace.observed_strides |= behind.observed
     passes = report.passes
     passes["nodes_followed"] += len(trace.order)
     passes["products_recognised"] += len(trace.contractions)
-    passes["frozen_patterns"] += 0 if frozen_values is None else len(frozen_values.found)
+    passes["frozen_patterns"] += 0 if frozen_values is None else len(frozen_values.patterns)
     _rewrite_bodies(gm, tracker, judge, report)
-    told_inputs = set() if behind is None else told_of_inputs(gm.graph, trace)
+    observed_inputs = set() if behind is None else inputs_with_observed_strides(gm.graph, trace)
     report.linear_flops += sum(trace.flops.values())
     misses = [*trace.misses, *slice_writes.unfollowed(trace)]
-    chosen = worth_a_look(trace)
+    chosen = candidate_products(trace)
     passes["products_checked"] += len(chosen)
-    chosen, found = _possible(gm, tracker, chosen, misses)
-    misses += _unread(trace, chosen, found)
+    chosen, usage = _possible(gm, tracker, chosen, misses)
+    misses += _unread(trace, chosen, usage)
     sites = []
-    kept: list[CandidateSite] = []
-    for candidate in candidates(trace, found, chosen):
+    not_lowered: list[CandidateSite] = []
+    for candidate in candidates(trace, usage, chosen):
         decision = judge(candidate.site)
         passes["chains_decided"] += 1
         sites.append(candidate.site.decided(decision))
         if not decision.lower:
-            kept.append(candidate)
-    left = {root for candidate in kept for root in candidate.roots}
+            not_lowered.append(candidate)
+    left = {root for candidate in not_lowered for root in candidate.roots}
     chosen = [root for root in chosen if root not in left]
     before, emitted = len(gm.graph.nodes), list[fx.Node]()
     if chosen:
@@ -165,11 +164,11 @@ def _rewrite(
     if chosen or gathered or bypassed:
         gm.graph.lint()
         gm.recompile()
-    return told_inputs
+    return observed_inputs
 
 
 def _absorb(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
-    """Make one operator of each layer that one launch computes; its site says so."""
+    """Replace layers that one launch computes by one operator each, and note it at their sites."""
     absorbed = absorb(gm, is_whole)
     report.passes["layers_in_one_launch"] += len(absorbed)
     gated = sum(layer.problem.epilogue.is_gated for layer in absorbed)
@@ -196,18 +195,18 @@ def _absorb(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
 def _possible(
     gm: fx.GraphModule, tracker: Tracker, chosen: list[Root], misses: list[Miss]
 ) -> tuple[list[Root], Uses]:
-    """The products that can be rewritten, and their uses; why the others cannot goes to misses."""
+    """The products that can be rewritten, and their uses; the others are added to misses."""
     while True:
         try:
-            found = uses(gm.graph, tracker.trace, chosen)
-            check(tracker, found, chosen)
+            usage = uses(gm.graph, tracker.trace, chosen)
+            check(tracker, usage, chosen)
         except CannotLowerError as error:
             chosen = _without(chosen, error)
             _add_miss(misses, error)
             continue
-        alone = low_rank_but_shared(found, chosen)
+        alone = unpaired_dense_products(usage, chosen)
         if not alone:
-            return chosen, found
+            return chosen, usage
         chosen = [root for root in chosen if root not in alone]
 
 
@@ -215,14 +214,14 @@ _PARTS = "only parts or repetitions of its result are read"
 _INSIDE = "no node holds its result, only what is computed from it"
 
 
-def _unread(trace: Trace, chosen: list[Root], found: Uses) -> list[Miss]:
-    """Products that still run as they were, because no view of all of their result is read."""
-    dead = set(found.dead)
+def _unread(trace: Trace, chosen: list[Root], usage: Uses) -> list[Miss]:
+    """Products that are not rewritten because no view of all of their result is read."""
+    dead = set(usage.dead)
     held = {root for view in trace.views.values() for root in (view.root, product_of(view.root))}
     return [
-        Miss(root.made_at, _PARTS if root in held else _INSIDE, _pattern(root))
+        Miss(root.producer, _PARTS if root in held else _INSIDE, _pattern(root))
         for root in chosen
-        if root not in found.readers and root.made_at is not None and root.made_at not in dead
+        if root not in usage.readers and root.producer is not None and root.producer not in dead
     ]
 
 
@@ -237,28 +236,28 @@ def _lower(
     misses: list[Miss],
     sites: list[Site],
 ) -> list[fx.Node]:
-    """Lower what can be, and return the new nodes."""
+    """Lower the products that can be, and return the new nodes."""
     while chosen:
-        chosen, found = _possible(gm, tracker, chosen, misses)
+        chosen, usage = _possible(gm, tracker, chosen, misses)
         try:
-            return lower(gm, tracker, found, chosen)
+            return lower(gm, tracker, usage, chosen)
         except CannotLowerError as error:
             chosen = _without(chosen, error)
             _add_miss(misses, error)
-            made_at = error.root.made_at
-            sites[:] = [s for s in sites if made_at is None or s.node != made_at.name]
+            producer = error.root.producer
+            sites[:] = [s for s in sites if producer is None or s.node != producer.name]
     return []
 
 
 def _without(chosen: list[Root], error: CannotLowerError) -> list[Root]:
-    """The products but the one that an error is of; none, if it is of no product."""
+    """The products without the one that an error concerns; none if it concerns no product."""
     left = [root for root in chosen if root is not error.root]
     return left if len(left) < len(chosen) else []
 
 
 def _add_miss(misses: list[Miss], error: CannotLowerError) -> None:
-    if error.root.made_at is not None:
-        misses.append(Miss(error.root.made_at, error.reason, _pattern(error.root)))
+    if error.root.producer is not None:
+        misses.append(Miss(error.root.producer, error.reason, _pattern(error.root)))
 
 
 def _missed(miss: Miss) -> Site:
@@ -273,9 +272,9 @@ def _missed(miss: Miss) -> Site:
 
 
 def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: Report) -> None:
-    """Rewrite the graphs that checkpointing calls: they are graphs like this one.
+    """Rewrite the graphs that checkpointing calls.
 
-    The last one first: what it tells of its inputs the earlier ones have to know.
+    The last one is the first: the strides it observes affect the earlier ones.
     """
     bodies = bodies_of(gm)
     if not bodies:
@@ -301,12 +300,14 @@ def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: 
         )
         placeholders = [one for one in body.graph.nodes if one.op == "placeholder"]
         region, before = trace.regions[node], len(report.sites)
-        behind = uses_by_caller(node, body.graph, trace, copies.told_of(region), inputs_share)
+        behind = uses_by_caller(
+            node, body.graph, trace, copies.observed_strides_of(region), inputs_share
+        )
         with in_region(region, inputs):
-            told = _rewrite(body, inputs, weights, judge, None, report, behind)
+            observed = _rewrite(body, inputs, weights, judge, None, report, behind)
         for inside, outside in zip(placeholders, arguments, strict=True):
-            if inside in told and isinstance(outside, fx.Node):
-                trace.told_strides.add(outside)
+            if inside in observed and isinstance(outside, fx.Node):
+                trace.observed_strides.add(outside)
         sites = report.sites[before:] + sites
         del report.sites[before:]
     report.sites += sites
@@ -325,15 +326,15 @@ def _fake_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
 
 
 def _weights(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
-    """Which placeholders are parameters, buffers or other tensors that a module owns."""
+    """Indices of placeholders that are parameters, buffers or other tensors of a module."""
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    found = set()
+    weights = set()
     for at, node in enumerate(placeholders):
         value = example_inputs[at] if at < len(example_inputs) else None
         owned = "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
         if owned or isinstance(value, nn.Parameter):
-            found.add(at)
-    return frozenset(found)
+            weights.add(at)
+    return frozenset(weights)
 
 
 def count(report: Report) -> None:

@@ -1,9 +1,9 @@
-"""Replacements for code that Dynamo refuses to look into.
+"""Replacements for code that Dynamo cannot trace.
 
 Monarch implementations are often copies of two autograd.Functions, ``blockdiag_multiply`` and
 ``blockdiag_butterfly_multiply``, which write ``torch.bmm(..., out=)`` into a transposed tensor.
-Dynamo breaks the graph there, so no backend sees the product. The functions here compute the same;
-of any other function the user says what it computes, and the two are compared.
+Dynamo breaks the graph there, so no backend sees the product. The functions here compute the same.
+For any other function the user passes a replacement, and the two are compared.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def blockdiag_butterfly_multiply(x: Tensor, w1_bfly: Tensor, w2_bfly: Tensor) ->
 
 @dataclass(frozen=True)
 class _Known:
-    """A function that is replaced by its name alone.
+    """A function with a built-in replacement.
 
     Attributes:
-        replacement: what computes the same.
+        replacement: computes the same.
         shapes: of the arguments of an example.
-        arguments: what they are, in words.
+        arguments: their description.
     """
 
     replacement: Callable[..., Tensor]
@@ -111,10 +111,10 @@ _KNOWN = {
 
 
 class Patch:
-    """A function that stands in another's place. ``undo()`` restores it; so does leaving `with`.
+    """A replaced function. ``undo()`` restores it; so does leaving `with`.
 
     Attributes:
-        original: what was there.
+        original: the replaced function.
     """
 
     def __init__(self, owner: Any, name: str, original: Callable[..., Any]) -> None:
@@ -124,7 +124,7 @@ class Patch:
         self.original = original
 
     def undo(self) -> None:
-        """Put the original back."""
+        """Restore the original."""
         if self._is_own:
             setattr(self._owner, self._name, self._as_stored)
         elif self._name in getattr(self._owner, "__dict__", {}):
@@ -147,7 +147,7 @@ def patch(
     dtype: torch.dtype = torch.float64,
     tolerance: float = 1e-5,
 ) -> Patch:
-    """Replace a function by one that computes the same and that torch.compile can follow.
+    """Replace a function by an equivalent one that torch.compile can follow.
 
     Both are called on the examples' shapes with random numbers, and their results and gradients are
     compared, before anything is replaced.
@@ -160,7 +160,7 @@ def patch(
         replacement: computes the same of the same arguments, in a spelling that ksopt recognises or
             by `ksopt.ks_linear`.
         examples: arguments to compare on, a tuple for each call. Of the floating-point tensors
-            among them only shape and device count; all else is passed as it is.
+            among them only shape and device count; all else is passed unchanged.
         gradients: whether the gradients must agree, too. False for a function without a backward.
         dtype: in which both are called.
         tolerance: largest difference allowed, relative to the largest element.
@@ -233,7 +233,7 @@ def _drawn(argument: Any, dtype: torch.dtype, generator: torch.Generator) -> Any
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Two functions that must compute the same."""
+    """Comparison of two functions that must compute the same."""
 
     name: str
     what: str
@@ -243,7 +243,7 @@ class _Comparison:
     tolerance: float
 
     def on(self, arguments: Sequence[Any]) -> None:
-        """Compare them on some arguments.
+        """Compare both functions on some arguments.
 
         Raises:
             InvalidInputError: they differ, or the original fails or writes its arguments.
@@ -299,10 +299,10 @@ class _Comparison:
         weights = [
             torch.randn(end.shape, generator=generator, dtype=torch.float64).to(end) for end in ends
         ]
-        found = torch.autograd.grad(ends, leaves, weights, allow_unused=True)
+        grads = torch.autograd.grad(ends, leaves, weights, allow_unused=True)
         return [
             torch.zeros_like(leaf) if grad is None else grad
-            for leaf, grad in zip(leaves, found, strict=True)
+            for leaf, grad in zip(leaves, grads, strict=True)
         ]
 
     def _compare(

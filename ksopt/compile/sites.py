@@ -1,4 +1,4 @@
-"""Sites: where a model multiplies by Kronecker-sparse weights, and what became of each.
+"""Sites: places where a model multiplies by Kronecker-sparse weights, and their verdicts.
 
 Everything here is plain data without any weight value, safe to print, store and send.
 """
@@ -22,7 +22,7 @@ from ksopt.patterns.chain import Chain
 if TYPE_CHECKING:
     from ksopt.compile.lowering.benchmark import Times
 
-_NOT_THE_AUTHORS = (
+_LIBRARY_PATHS = (
     str(Path(torch.__file__).parent),
     str(Path(package.__file__).parent),
     f"{os.sep}einops{os.sep}",
@@ -31,16 +31,16 @@ _NOT_THE_AUTHORS = (
 
 
 class Verdict(enum.Enum):
-    """What became of a site; the value is how it is printed."""
+    """Outcome of a site; the value is its printed form."""
 
     LOWERED = "lowered"
-    KEPT = "kept"
+    NOT_LOWERED = "kept"
     MISSED = "not recognised"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where something is in the author's code.
+    """A place in the author's code.
 
     Args:
         file: its path, as Python knows it; empty if unknown.
@@ -80,24 +80,24 @@ class Site:
     """One chain of factors in a model.
 
     Args:
-        node: name of the graph's node where its result is made.
-        place: where in the author's code.
+        node: name of the graph's node that computes its result.
+        place: its place in the author's code.
         spelling: the functions that the author called.
-        verdict: what became of it.
+        verdict: its outcome.
         reason: why, a sentence.
-        chain: its factors, left to right; None where they could not be told.
-        batch: rows that it multiplies, of the batch at hand where that is dynamic.
+        chain: its factors, left to right; None if they are unknown.
+        batch: rows that it multiplies, of the current batch where that is dynamic.
         dtype: of its tensors, torch's name.
-        epilogue: what follows it and could be computed with it: bias, an activation, residual.
+        epilogue: the steps behind it that could be computed with it: bias, an activation, residual.
         flops: of its product.
-        fused: where Inductor would fuse the copies around it with other work: "before", "behind".
+        fused: sides on which Inductor would fuse its copies with other work: "before", "behind".
         training: whether its weights are trained, so that it is judged with its gradients.
         to_input: whether its weights are frozen and gradients go through it to its input, so that
             it is judged with that one.
         computed: whether its weights, not trained, are computed at each call, so that it is judged
             with preparing them; stored ones are prepared once.
         predicted, measured: see `Decision`.
-        one_launch: what the launch that computes the chain does beside: "bias", an activation,
+        one_launch: the epilogue of the launch that computes the chain: "bias", an activation,
             "residual"; None where there are several launches.
     """
 
@@ -120,17 +120,17 @@ class Site:
     one_launch: tuple[str, ...] | None = None
 
     def decided(self, decision: Decision) -> Site:
-        """This site with what was decided about it."""
+        """This site with a decision."""
         return replace(
             self,
-            verdict=Verdict.LOWERED if decision.lower else Verdict.KEPT,
+            verdict=Verdict.LOWERED if decision.lower else Verdict.NOT_LOWERED,
             reason=decision.reason,
             predicted=decision.predicted,
             measured=decision.measured,
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The site as JSON values."""
         return {
             **asdict(self),
             "place": asdict(self.place),
@@ -144,17 +144,17 @@ class Site:
 
 @dataclass
 class Report:
-    """What the pass did to one or more graphs.
+    """Report of the pass on one or more graphs.
 
     Args:
         sites: in the order of the graphs.
-        graphs: how many graphs were looked at.
+        graphs: number of processed graphs.
         linear_flops: of all products by weights, dense ones included.
-        pass_s: time that the pass took, seconds, decisions apart.
-        deciding_s: time that it took to decide whether sites are faster; measurements that are made
-            here are kept on disk, so most of it is spent once on a machine.
+        pass_s: duration of the pass in seconds, without decisions.
+        deciding_s: time that it took to decide whether sites are faster; measurements are stored on
+            disk, so most of it is spent once on a machine.
         notes: sentences about graphs that could not be followed.
-        passes: what each part of the pass has handled; docs/backend.md lists the names.
+        passes: counters of each part of the pass; docs/backend.md lists the names.
     """
 
     sites: list[Site] = field(default_factory=list)
@@ -166,7 +166,7 @@ class Report:
     passes: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Report) -> None:
-        """Add what was done to other graphs."""
+        """Add the report on other graphs."""
         self.sites += other.sites
         self.graphs += other.graphs
         self.linear_flops += other.linear_flops
@@ -176,7 +176,7 @@ class Report:
         self.passes.update(other.passes)
 
     def count(self, verdict: Verdict) -> int:
-        """How many sites ended so."""
+        """Number of sites with a verdict."""
         return sum(site.verdict is verdict for site in self.sites)
 
     @property
@@ -186,26 +186,26 @@ class Report:
         return lowered / self.linear_flops if self.linear_flops else 0.0
 
 
-def is_the_authors(file: str) -> bool:
-    """Whether a file is of the model's author, and not of a library that computes for it."""
-    return not any(library in file for library in _NOT_THE_AUTHORS)
+def is_author_code(file: str) -> bool:
+    """Whether a file belongs to the model's author, and not to a library."""
+    return not any(library in file for library in _LIBRARY_PATHS)
 
 
 def place_of(node: fx.Node) -> Place:
-    """The innermost line of the author's code, torch's own files passed over."""
+    """The innermost line of the author's code, torch's own files skipped."""
     lines = (node.meta.get("stack_trace") or "").splitlines()
-    found = Place()
+    place = Place()
     for at, line in enumerate(lines):
         text = line.strip()
         if not text.startswith('File "'):
             continue
         file, _, rest = text.removeprefix('File "').partition('", line ')
         number = rest.partition(",")[0]
-        if not is_the_authors(file) or not number.isdigit():
+        if not is_author_code(file) or not number.isdigit():
             continue
         code = lines[at + 1].strip() if at + 1 < len(lines) else ""
-        found = Place(file, int(number), code)
-    return found if found.file else Place(code=_module_of(node))
+        place = Place(file, int(number), code)
+    return place if place.file else Place(code=_module_of(node))
 
 
 def _module_of(node: fx.Node) -> str:

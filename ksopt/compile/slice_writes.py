@@ -1,9 +1,9 @@
-"""Tensors that are written slice by slice into memory made for them.
+"""Tensors that are allocated and then written slice by slice.
 
-A loop may write the blocks of a matrix, or the pieces of a result, into zeros. Nothing can read the
-tensor before its last slice is written, so it is what the slices are together: a concatenation, or
-a block-diagonal matrix. `gather` puts that in its place before the graph is followed. It has the
-same values and gradients, and is as fast, whether anything comes of it or not.
+A loop may write the blocks of a matrix, or the pieces of a result, into zeros. Nothing reads the
+tensor before its last slice is written, so it equals a concatenation of the slices, or a
+block-diagonal matrix. `gather` replaces it by that before the graph is followed. The replacement
+has the same values and gradients, and is as fast, even if nothing is lowered.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ksopt.compile.capture.values import Miss, Trace
 from ksopt.compile.lowering.emit import Emitter
 
 _ZEROS = (torch.zeros, torch.zeros_like, "new_zeros")
-_MADE = (*_ZEROS, torch.empty, torch.empty_like, "new_empty")
+_ALLOCATIONS = (*_ZEROS, torch.empty, torch.empty_like, "new_empty")
 _SWITCHES = (
     "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode",
     "_exit_inference_mode", "_vmap_increment_nesting", "_vmap_decrement_nesting",
 )  # fmt: skip
-"""What changes how the nodes behind it run."""
+"""Functions that change the state in which later nodes run."""
 
 
 class _NotTogetherError(Exception):
-    """The slices are not followed; the text is a clause that says why."""
+    """The slices are not followed; the text is a clause with the reason."""
 
 
 @dataclass(frozen=True)
 class _Window:
-    """Where a slice is along one dim: ``length`` indices from ``start``, ``step`` apart."""
+    """Position of a slice along one dim: ``length`` indices from ``start``, ``step`` apart."""
 
     start: int
     length: int
@@ -52,8 +52,8 @@ class _Write:
 
     Attributes:
         nodes: of the graph, the last one writes.
-        value: what is written.
-        windows: where, for each dim; None for all of it.
+        value: the written node.
+        windows: the window in each dim; None for all of it.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -62,7 +62,7 @@ class _Write:
 
 
 def gather(graph: fx.Graph) -> bool:
-    """Replace what is written slice by slice by what the slices are together.
+    """Replace tensors that are written slice by slice by the joined slices.
 
     Args:
         graph: from Dynamo; nodes carry their fake results.
@@ -72,7 +72,7 @@ def gather(graph: fx.Graph) -> bool:
     """
     changed = False
     for node in list(graph.nodes):
-        if not _is_made(node):
+        if not _is_allocated(node):
             continue
         order = {one: at for at, one in enumerate(graph.nodes)}
         writes = _writes(node, order)
@@ -89,7 +89,7 @@ def gather(graph: fx.Graph) -> bool:
 
 
 def unfollowed(trace: Trace) -> list[Miss]:
-    """Why results that are written slice by slice are not followed, if they are of products."""
+    """Misses for products whose results are written slice by slice and not followed."""
     misses = []
     for node in trace.order:
         if UNFOLLOWED not in node.meta:
@@ -102,8 +102,8 @@ def unfollowed(trace: Trace) -> list[Miss]:
     return misses
 
 
-def _is_made(node: fx.Node) -> bool:
-    if node.op not in ("call_function", "call_method") or node.target not in _MADE:
+def _is_allocated(node: fx.Node) -> bool:
+    if node.op not in ("call_function", "call_method") or node.target not in _ALLOCATIONS:
         return False
     value = fake_result(node)
     return (
@@ -125,14 +125,14 @@ def _note_seen_before(node: fx.Node, order: dict[fx.Node, int]) -> None:
 
 
 def _writes(node: fx.Node, order: dict[fx.Node, int]) -> list[_Write]:
-    """The slices that are written before anything else is done with a tensor."""
-    found: list[_Write] = []
+    """The slices that are written before any other use of a tensor."""
+    writes: list[_Write] = []
     for user in sorted(node.users, key=lambda one: order.get(one, -1)):
         write = _write(node, user)
         if write is None:
             break
-        found.append(write)
-    return sorted(found, key=lambda one: order[one.nodes[-1]])
+        writes.append(write)
+    return sorted(writes, key=lambda one: order[one.nodes[-1]])
 
 
 def _write(node: fx.Node, user: fx.Node) -> _Write | None:
@@ -157,27 +157,27 @@ def _write(node: fx.Node, user: fx.Node) -> _Write | None:
 
 
 def _windows(whole: Tensor, index: Any) -> tuple[_Window | None, ...] | None:
-    """What an index selects of each dim; None if it is made of more than numbers and slices."""
+    """The window of an index in each dim; None if it has more than numbers and slices."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if parts.count(...) > 1 or len(parts) - parts.count(...) > whole.dim():
         return None
     at = parts.index(...) if ... in parts else len(parts)
     parts[at : at + 1] = [slice(None)] * (whole.dim() - len(parts) + (... in parts))
-    found: list[_Window | None] = []
+    windows: list[_Window | None] = []
     for part, size in zip(parts, map(plain, whole.shape), strict=True):
         if part == slice(None):
-            found.append(None)
+            windows.append(None)
         elif not isinstance(size, int):
             return None
         elif isinstance(part, int) and not isinstance(part, bool) and -size <= part < size:
-            found.append(_Window(part % size, 1, 1, is_index=True))
+            windows.append(_Window(part % size, 1, 1, is_index=True))
         elif isinstance(part, slice) and _is_plain(part):
             start, stop, step = part.indices(size)
             taken = len(range(start, stop, step))
-            found.append(None if taken == size else _Window(start, taken, step))
+            windows.append(None if taken == size else _Window(start, taken, step))
         else:
             return None
-    return tuple(found)
+    return tuple(windows)
 
 
 def _is_plain(part: slice) -> bool:
@@ -228,7 +228,7 @@ def _window(write: _Write, dim: int) -> _Window:
 def _side_by_side(
     emit: Emitter, values: list[fx.Node], windows: list[_Window], dim: int, size: int
 ) -> fx.Node:
-    """Slices along one dim that are all of it."""
+    """The tensor of slices that cover one dim."""
     _check_tiling(windows, size)
     if windows[0].is_index:
         return emit.call(torch.stack, values, dim)
@@ -245,7 +245,7 @@ def _on_diagonal(
     sizes: list[int],
     rank: int,
 ) -> fx.Node:
-    """Blocks along the diagonal of two dims."""
+    """The tensor of blocks along the diagonal of two dims."""
     for at in (0, 1):
         _check_tiling([pair[at] for pair in windows], sizes[at], equal=True)
     first, second = windows[0]
@@ -263,7 +263,7 @@ def _on_diagonal(
 
 
 def _check_tiling(windows: list[_Window], size: int, equal: bool = False) -> None:
-    """Refuse slices, in the order of their starts, that are not all of a dim once."""
+    """Reject slices, in the order of their starts, that do not cover a dim exactly once."""
     first = windows[0]
     if any((w.is_index, w.step) != (first.is_index, first.step) for w in windows):
         raise _NotTogetherError("they are cut in different ways")
@@ -303,7 +303,7 @@ def _check_values(whole: Tensor, writes: list[_Write]) -> None:
 def _check_order(
     graph: fx.Graph, node: fx.Node, writes: list[_Write], order: dict[fx.Node, int]
 ) -> None:
-    """Refuse slices between which something changes that they or their values depend on."""
+    """Reject slices between which a node changes something they or their values depend on."""
     own = {one for write in writes for one in write.nodes}
     written = order[writes[-1].nodes[-1]]
     for other in graph.nodes:

@@ -1,4 +1,4 @@
-"""A graph as Dynamo captured it, run as eager mode runs its author's code."""
+"""A graph as Dynamo captured it, with the semantics of eager mode."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _CHECKPOINT = "tag_activation_checkpoint"
 
 
 def uncompiled(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a graph whose checkpoints are torch's own.
+    """A copy of a graph with torch's own checkpoints.
 
-    Dynamo puts an operator in their place that leaves to a compiler what it cannot do by itself: to
-    draw the same random numbers again, and to read what was written behind it.
+    Dynamo replaces them by an operator that relies on a compiler to draw the same random numbers
+    again, and to read values that were written behind it.
 
     Args:
-        gm: a graph, of which changes do not reach the copy.
+        gm: a graph; later changes do not affect the copy.
     """
     original = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     original.meta.update(gm.meta)
@@ -37,6 +37,6 @@ def _checkpointed(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     context_fn = body.meta.get("_checkpoint_context_fn")
     if context_fn is not None:
         kwargs["context_fn"] = context_fn
-    # Weights that the author's function closes over are arguments here, of which torch would check
-    # that nobody writes to them.
+    # Weights that the author's function closes over are arguments here, and torch would check that
+    # they are not written.
     return checkpoint(lambda: body(*args), **{**kwargs, "use_reentrant": False})

@@ -1,10 +1,10 @@
-"""A trained model with chains in the place of its linear layers.
+"""Conversion of a trained model: chains replace its linear layers.
 
-- `ksopt.conversion.plan`: which layers become which chains; what a search writes;
-- `ksopt.conversion.layers`: the layers that can be converted, and what takes their place;
+- `ksopt.conversion.plan`: which layers become which chains; a search writes a plan;
+- `ksopt.conversion.layers`: the layers that can be converted, and their replacements;
 - `ksopt.conversion.resolve`: a plan applied to the names of a model;
-- `ksopt.conversion.apply`: the conversion, and its way back;
-- `ksopt.conversion.distillation`: what was converted learns from the dense model;
+- `ksopt.conversion.apply`: the conversion, and its reversal;
+- `ksopt.conversion.distillation`: training of the converted model on the dense model's outputs;
 - `ksopt.conversion.folder`: a converted model on disk;
 - `ksopt.cli.convert`: ``ksopt convert``.
 """

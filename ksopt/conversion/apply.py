@@ -1,4 +1,4 @@
-"""Put chains in the place of a model's linear layers, and take them out again."""
+"""Replacement of a model's linear layers by chains, and its reversal."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from ksopt.report.tables import Table
 
 @dataclass(frozen=True)
 class ConvertedLayer:
-    """What became of one layer.
+    """Record of one converted layer.
 
     Args:
         names: Its names in the model.
-        kind: What it was: "Linear" or "Conv1D".
+        kind: Its class before: "Linear" or "Conv1D".
         in_features: Size of its inputs.
         out_features: Size of its outputs.
-        chains: What it became: one chain, or one for each part of a fused layer.
+        chains: Its chain, or one for each part of a fused layer.
         relative_error: ||W - W'|| / ||W|| (Frobenius norm), W' being the new weight.
         lower_bound: A relative error that no weights of these chains go below.
-        seconds: What the projection took.
-        notes: What else is to be known, in sentences.
+        seconds: Duration of the projection.
+        notes: Remarks, in sentences.
     """
 
     names: tuple[str, ...]
@@ -66,35 +66,35 @@ class ConvertedLayer:
 
     @property
     def name(self) -> str:
-        """Its first name."""
+        """First name of the layer."""
         return self.names[0]
 
     @property
     def dense_parameters(self) -> int:
-        """Weights before, bias not counted."""
+        """Number of weights before, without bias."""
         return self.in_features * self.out_features
 
     @property
     def parameters(self) -> int:
-        """Weights now, bias not counted."""
+        """Number of weights now, without bias."""
         return sum(chain.nnz for chain in self.chains)
 
     @property
     def chain_text(self) -> str:
-        """The chains as text, parts set apart by bars."""
+        """The chains as text, parts separated by bars."""
         return " | ".join(map(str, self.chains))
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A model with chains in the place of some of its layers.
+    """A model in which chains replace some of the layers.
 
-    It holds the dense layers, so that `revert` can put them back: let go of it to free them.
+    It holds the dense layers, so that `revert` can restore them: delete it to free them.
 
     Args:
         model: The model, changed in place.
         layers: The layers that were converted, in the model's order.
-        dense: Why layers that the plan speaks of were left dense, by name.
+        dense: Why layers that the plan matches were left dense, by name.
         parameters: Parameters of the whole model now, each counted once.
         dense_parameters: Parameters of the whole model before.
     """
@@ -107,9 +107,9 @@ class Conversion:
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
 
     def revert(self) -> nn.Module:
-        """Put the dense layers back, with the weights that they had; the model, changed in place.
+        """Restore the dense layers with their old weights, in place; return the model.
 
-        What the chains have learned since is not carried over.
+        Training of the chains since then is lost.
 
         Raises:
             InvalidInputError: It was reverted before, or a converted layer has been replaced since.
@@ -158,7 +158,7 @@ class Conversion:
         return "\n\n".join([self.sentence, *([self.table().plain()] if self.layers else [])])
 
     def _repr_html_(self) -> str:
-        """Its numbers and its table in a notebook, and its chains drawn."""
+        """Facts, table and drawn chains for a notebook."""
         errors = sorted(layer.relative_error for layer in self.layers)
         share = 100 * self.parameters / self.dense_parameters
         counts = f"{self.parameters:,} of {self.dense_parameters:,}"
@@ -179,7 +179,7 @@ class Conversion:
 
     @property
     def sentence(self) -> str:
-        """The whole in a sentence."""
+        """Summary in a sentence."""
         count = len(self.layers)
         return (
             f"{count} {'layer' if count == 1 else 'layers'} converted; the model has "
@@ -203,14 +203,14 @@ def convert(
 
     ``torch.nn.Linear`` and transformers' ``Conv1D`` become `KSLinear`, or `KSStacked` where the
     plan gives one chain for each part of a fused layer. The bias, dtype, device, requires_grad,
-    training mode and hooks are kept; layers that share a weight go on sharing the chain's if they
-    become the same chain, and stay dense otherwise. Subclasses of Linear, parametrized and
-    quantized layers stay dense. Every projection is made before the first layer is replaced: after
-    an error the model has the layers that it had.
+    training mode and hooks are preserved; layers that share a weight share the chain's weights if
+    they become the same chain, and stay dense otherwise. Subclasses of Linear, parametrized and
+    quantized layers stay dense. Every projection is computed before the first layer is replaced:
+    after an error the model is unchanged.
 
-    The error says how far the weights are from what they were, not what the model still can do:
-    trained weights are seldom near a sparse product. Fine-tune afterwards (docs/convert.md has a
-    recipe), with an optimizer that is made after the conversion: the parameters are new.
+    The error measures the distance of the weights, not the quality of the model: trained weights
+    are seldom near a sparse product. Fine-tune afterwards (docs/convert.md has a recipe), with an
+    optimizer that is created after the conversion: the parameters are new.
 
     Args:
         model: The model; changed in place.
@@ -224,7 +224,7 @@ def convert(
         progress: Called with a line of text before each layer.
 
     Returns:
-        What was done, with `Conversion.revert`.
+        The conversion, with `Conversion.revert`.
 
     Raises:
         InvalidInputError: The plan does not fit the model, a layer has no values (meta device) or
@@ -266,7 +266,7 @@ def convert(
 
 
 def swap(model: nn.Module, swaps: Iterable[tuple[Place, New]]) -> list[Callable[[], None]]:
-    """Put new layers in their places; what undoes it, to be called from the last to the first."""
+    """Replace layers; return the functions that undo it, to be called in reverse order."""
     undo: list[Callable[[], None]] = []
     for place, new in swaps:
         share_hooks(place.layer, new)
@@ -279,8 +279,8 @@ def swap(model: nn.Module, swaps: Iterable[tuple[Place, New]]) -> list[Callable[
 
 
 def _leave_fast_path(module: nn.Module, undo: list[Callable[[], None]]) -> None:
-    """Take down the flags that let PyTorch's transformer layers, in eval mode, hand the weights of
-    their linear layers to one fused operation: it has no use for chains.
+    """Clear the flags with which PyTorch's transformer layers, in eval mode, pass weights of linear
+    layers to one fused operation: it does not support chains.
     """
     first = module
     if isinstance(module, nn.TransformerEncoder) and len(module.layers) > 0:
@@ -305,7 +305,7 @@ def _projected(choice: Choice, refine: int) -> tuple[New, ConvertedLayer]:
         )
     new = replacement(place, choice.chains)
     parts = list(new.parts) if isinstance(new, KSStacked) else [new]
-    # Near 1, for squares of very large or very small entries are no numbers.
+    # Scaled near 1, because squares of very large or small entries over- or underflow.
     exponent = exponent_of(place.matrix)
     whole = scaled(place.matrix.to(torch.float64), -exponent).norm().item()
     error = floor = 0.0
@@ -329,7 +329,7 @@ def _projected(choice: Choice, refine: int) -> tuple[New, ConvertedLayer]:
 
 
 def _nearest(part: KSLinear | StructuredLinear, matrix: Tensor, refine: int) -> tuple[Fit, float]:
-    """Weights near a matrix, and a relative error that none of the structure go below."""
+    """Weights near a matrix, and a lower bound of the relative error of the structure."""
     if isinstance(part, StructuredLinear):
         return part.operator.nearest(matrix), 0.0
     projected = project(matrix, part.chain, refine=refine)
@@ -337,7 +337,7 @@ def _nearest(part: KSLinear | StructuredLinear, matrix: Tensor, refine: int) -> 
 
 
 def _tied(choice: Choice, first: New, record: ConvertedLayer) -> tuple[New, ConvertedLayer]:
-    """A layer whose weight is that of one converted before: it shares the chain's weights."""
+    """A layer that shares its weight with one converted before: it shares the chain's weights."""
     new = replacement(choice.place, choice.chains)
     share_weights(first, new)
     tied = _record(choice, record.relative_error, record.lower_bound, 0.0)
@@ -346,7 +346,7 @@ def _tied(choice: Choice, first: New, record: ConvertedLayer) -> tuple[New, Conv
 
 
 def share_weights(first: nn.Module, second: nn.Module) -> None:
-    """Give the second layer the first one's weights; both are of the same chains."""
+    """Let the second layer share the first one's weights; both have the same chains."""
     for own, other in zip(first.modules(), second.modules(), strict=True):
         if isinstance(own, (KSLinear, StructuredLinear)) and type(other) is type(own):
             for index, weight in enumerate(own.weights):
@@ -376,8 +376,8 @@ def _record(choice: Choice, error: float, floor: float, seconds: float) -> Conve
     )
 
 
-def _words(given: str | Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _words(names: str | Iterable[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _count(model: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""Distillation: a converted model learns to compute what the dense one does, from inputs alone."""
+"""Distillation: a converted model is trained on the outputs of the dense one, without labels."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ def distil(
     match: str | Iterable[str] = (),
     progress: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Train a model to compute what another one does; no labels are needed.
+    """Train a model to reproduce the outputs of another one; no labels are needed.
 
-    Each step minimises ||s - t||² / ||t||², s and t being what the two return for a batch: the sum
-    over all floating-point tensors in it, and over the outputs of the modules that ``match`` names.
-    AdamW, its rate falling to 0 along a cosine.
+    Each step minimises ||s - t||² / ||t||², s and t being the outputs of the two for a batch: the
+    sum over all floating-point tensors in them, and over the outputs of the modules that ``match``
+    names. AdamW, its rate falling to 0 along a cosine.
 
     Args:
-        student: What learns, such as the model of a `Conversion`; changed in place.
-        teacher: The dense model; it stays as it is, in evaluation mode meanwhile.
-        batches: Inputs like those that the model will meet: of each, a tensor, a tuple of
-            arguments, or a mapping of keyword arguments. They are taken again from the start until
-            all steps are done.
-        steps: How many.
+        student: The model to train, such as that of a `Conversion`; changed in place.
+        teacher: The dense model; it is unchanged, but in evaluation mode during the call.
+        batches: Typical inputs of the model: each a tensor, a tuple of arguments, or a mapping of
+            keyword arguments. They are repeated from the start until all steps are done.
+        steps: Number of steps.
         lr: The learning rate at the beginning.
         match: Names of modules that both models have, or patterns for them with ``*``: the outputs
-            of a model's blocks give each block a goal of its own, which helps where it is deep.
+            of a model's blocks give each block a target of its own, which helps deep models.
         progress: Called after each step with its number, from 1, and its loss.
 
     Returns:
@@ -49,10 +48,10 @@ def distil(
 
     Raises:
         InvalidInputError: There are no batches, no module has such a name, nothing in the student
-            is trained, or what the two return differs in shape.
+            is trained, or the outputs of the two differ in shape.
 
     Source: Hinton, Vinyals, Dean, "Distilling the knowledge in a neural network", 2015; matching
-    what lies inside: Romero et al., "FitNets", 2015.
+    inner outputs: Romero et al., "FitNets", 2015.
 
     Example:
         >>> teacher = nn.Linear(8, 8)
@@ -73,10 +72,10 @@ def distil(
         student.train()
         teacher.eval()
         with _outputs(teacher, patterns) as inside_teacher, _outputs(student, patterns) as inside:
-            for at, batch in zip(range(1, steps + 1), _again_and_again(batches), strict=False):
+            for at, batch in zip(range(1, steps + 1), _repeated(batches), strict=False):
                 with torch.no_grad():
-                    wanted = [_called(teacher, batch), *inside_teacher.values()]
-                loss = _distance([_called(student, batch), *inside.values()], wanted)
+                    targets = [_called(teacher, batch), *inside_teacher.values()]
+                loss = _distance([_called(student, batch), *inside.values()], targets)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -91,13 +90,13 @@ def distil(
     return losses
 
 
-def _again_and_again(batches: Iterable[Any]) -> Iterator[Any]:
+def _repeated(batches: Iterable[Any]) -> Iterator[Any]:
     for turn in itertools.count():
-        found = False
+        is_empty = True
         for batch in batches:
-            found = True
+            is_empty = False
             yield batch
-        if not found:
+        if is_empty:
             what = "there are none" if turn == 0 else "they end before all steps are done"
             raise InvalidInputError(f"distil: batches: {what}; give a list, or a loader")
 
@@ -108,8 +107,8 @@ def _called(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
-def _distance(found: list[Any], wanted: list[Any]) -> Tensor:
-    pairs = list(zip(_tensors(found), _tensors(wanted), strict=True))
+def _distance(outputs: list[Any], targets: list[Any]) -> Tensor:
+    pairs = list(zip(_tensors(outputs), _tensors(targets), strict=True))
     if not pairs or any(one.shape != other.shape for one, other in pairs):
         raise InvalidInputError(
             "distil: student and teacher must return floating-point tensors of the same shapes"
@@ -124,7 +123,7 @@ def _distance(found: list[Any], wanted: list[Any]) -> Tensor:
 
 
 def _tensors(values: list[Any]) -> list[Tensor]:
-    """The floating-point tensors in what models return, a transformers output among it."""
+    """The floating-point tensors in the outputs of models, transformers outputs included."""
     plain = [dict(one) if isinstance(one, Mapping) else one for one in values]
     leaves = tree_leaves(plain)
     return [one for one in leaves if isinstance(one, Tensor) and one.is_floating_point()]
@@ -132,7 +131,7 @@ def _tensors(values: list[Any]) -> list[Tensor]:
 
 @contextmanager
 def _outputs(model: nn.Module, patterns: list[str]) -> Iterator[dict[str, Any]]:
-    """What modules with such names returned in the last call, by name."""
+    """Outputs of the modules with matching names in the last call, by name."""
     outputs: dict[str, Any] = {}
     handles = []
     for pattern in patterns:

@@ -1,4 +1,4 @@
-"""Chains in the place of a model's layers, before there are weights for them."""
+"""Replacement of a model's layers by chains without weights."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ksopt.conversion.resolve import Choice
 def put_chains(model: nn.Module, choices: Iterable[Choice]) -> list[New]:
     """Replace layers by chains whose weights are for the caller to fill.
 
-    Bias, dtype, device, mode and hooks are those of the layers, as with `ksopt.convert`. Layers
-    that share a weight go on sharing the chain's.
+    Bias, dtype, device, mode and hooks are preserved, as with `ksopt.convert`. Layers that share a
+    weight share the chain's weights.
 
     Returns:
-        The layers whose weights are their own: of those that share, the first.
+        The layers with weights of their own: of those that share, the first.
     """
     own: dict[int, New] = {}
     swaps: list[tuple[Place, New]] = []

@@ -30,9 +30,9 @@ def save_converted(conversion: Conversion, folder: str | Path, source: str = "")
     """Write a converted model to a new folder, whole or not at all.
 
     Args:
-        conversion: What `ksopt.convert` returned.
+        conversion: The result of `ksopt.convert`.
         folder: A folder that does not exist yet, or is empty.
-        source: Where the model comes from, for people, such as ``module:factory``.
+        source: Origin of the model, such as ``module:factory``.
 
     Returns:
         The folder, which holds model.safetensors (the state_dict), config.json (schema
@@ -72,18 +72,18 @@ def save_converted(conversion: Conversion, folder: str | Path, source: str = "")
 
 
 def load_converted(folder: str | Path, model: nn.Module) -> nn.Module:
-    """Give a model, as its author builds it, the chains and the weights of a folder.
+    """Load the chains and the weights of a folder into a model as its author builds it.
 
     Args:
-        folder: What `ksopt.save_converted` or ``ksopt convert`` wrote.
+        folder: Written by `ksopt.save_converted` or ``ksopt convert``.
         model: The model with its dense layers; changed in place. Its weights do not matter.
 
     Returns:
         The model.
 
     Raises:
-        InvalidInputError: The folder holds no converted model, or one of another model; then the
-            model is as it was.
+        InvalidInputError: The folder holds no converted model, or one of another model; the model
+            is then unchanged.
 
     Example:
         >>> import tempfile
@@ -115,7 +115,7 @@ def load_converted(folder: str | Path, model: nn.Module) -> nn.Module:
                 f"{size[0]} and out_features={size[1]}, and in the model given {reason}"
             )
         new = replacement(place, list(layer.chains))
-        # Tied layers of the model go on sharing.
+        # Tied layers of the model stay tied.
         tied = known.setdefault(id(place.parameter), new)
         if tied is not new:
             share_weights(tied, new)
@@ -133,7 +133,7 @@ def load_converted(folder: str | Path, model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What config.json says of a converted layer, as far as it is read back."""
+    """The entries of config.json for a converted layer that are read back."""
 
     name: str
     in_features: int
@@ -142,7 +142,7 @@ class _Layer:
 
 
 def _config(folder: Path) -> tuple[dict[str, str], list[_Layer]]:
-    """The names that are other tensors', and the converted layers."""
+    """The aliases of tensors, and the converted layers."""
     if not untrusted.is_file(folder / CONFIG):
         raise InvalidInputError(f"{folder} holds no converted model: there is no {CONFIG} in it")
     try:
@@ -150,9 +150,9 @@ def _config(folder: Path) -> tuple[dict[str, str], list[_Layer]]:
     except InvalidInputError as error:
         raise InvalidInputError(f"{folder / CONFIG} cannot be read: {error}") from None
     if not isinstance(config, dict) or config.get("schema") != SCHEMA:
-        found = config.get("schema") if isinstance(config, dict) else type(config).__name__
+        schema = config.get("schema") if isinstance(config, dict) else type(config).__name__
         raise InvalidInputError(
-            f"{folder / CONFIG}: a converted model has the schema {SCHEMA!r}, got {found!r}"
+            f"{folder / CONFIG}: a converted model has the schema {SCHEMA!r}, got {schema!r}"
         )
     with untrusted.of_its_form(f"{folder / CONFIG}", "it is not as ksopt writes it"):
         aliases = {str(alias): str(name) for alias, name in config["aliases"].items()}
@@ -169,7 +169,7 @@ def _config(folder: Path) -> tuple[dict[str, str], list[_Layer]]:
 
 
 def _distinct(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each tensor once, as the file wants it, and which names are another's."""
+    """Each tensor once, as the file format requires, and the aliases of names."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
@@ -187,7 +187,7 @@ def _distinct(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]
             continue
         seen[where] = name
         own = tensor.detach().contiguous()
-        # A file holds no views: what shares memory with something else becomes a copy.
+        # A file holds no views: tensors that share memory are copied.
         if own.untyped_storage().nbytes() != own.numel() * own.element_size():
             own = own.clone()
         tensors[name] = own

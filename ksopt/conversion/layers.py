@@ -1,4 +1,4 @@
-"""The layers that can be converted: what they are, and what takes their place."""
+"""Convertible layers and their replacements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ksopt.patterns.chain import Chain
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
-# The dictionaries of a module in which handles of hooks look for themselves.
+# The dictionaries of a module from which handles remove their hooks.
 _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
@@ -135,7 +135,7 @@ def _kind(module: nn.Module) -> str | None:
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Why a linear layer cannot be converted; nothing if it can."""
+    """The reason why a linear layer cannot be converted; empty if it can."""
     cls = type(module)
     if hasattr(module, "parametrizations"):
         return "its weight is parametrized (torch.nn.utils.parametrize)"
@@ -154,7 +154,7 @@ def _obstacle(module: nn.Module) -> str:
 
 
 New = KSLinear | StructuredLinear | KSStacked
-"""What takes a layer's place."""
+"""The replacement of a layer."""
 
 
 def replacement(place: Place, chains: Sequence[Replacement]) -> New:
@@ -165,12 +165,12 @@ def replacement(place: Place, chains: Sequence[Replacement]) -> New:
     weight, bias = place.parameter, place.bias
     parts, first = [], 0
     for chain in chains:
-        kept = {"bias": bias is not None, "device": weight.device, "dtype": weight.dtype}
+        shared = {"bias": bias is not None, "device": weight.device, "dtype": weight.dtype}
         if isinstance(chain, Chain):
             sizes = (chain.in_features, chain.out_features)
-            part = nn.utils.skip_init(KSLinear, *sizes, chain, **kept)
+            part = nn.utils.skip_init(KSLinear, *sizes, chain, **shared)
         else:
-            part = nn.utils.skip_init(StructuredLinear, chain, **kept)
+            part = nn.utils.skip_init(StructuredLinear, chain, **shared)
         assert isinstance(part, (KSLinear, StructuredLinear))
         part.weights.requires_grad_(weight.requires_grad)
         if part.bias is not None and bias is not None:
@@ -179,26 +179,26 @@ def replacement(place: Place, chains: Sequence[Replacement]) -> New:
             part.bias.requires_grad_(bias.requires_grad)
         first += chain.out_features
         parts.append(part)
-    # A layer of another structure has all that is asked of a part.
-    made = parts[0] if len(parts) == 1 else KSStacked(parts)  # type: ignore[arg-type]
-    return made.train(place.layer.training)
+    # A layer of another structure has all attributes that a part needs.
+    new = parts[0] if len(parts) == 1 else KSStacked(parts)  # type: ignore[arg-type]
+    return new.train(place.layer.training)
 
 
 def hooks(module: nn.Module) -> int:
-    """How many forward and backward hooks a module has."""
+    """Number of forward and backward hooks of a module."""
     return sum(
         len(getattr(module, name, ())) for name in _HOOKS if not name.endswith(("kwargs", "called"))
     )
 
 
 def share_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Let the new layer have the old one's hooks; their handles still remove them."""
+    """Share the old layer's hooks with the new one; their handles still remove them."""
     for name in (*_HOOKS, "_is_full_backward_hook"):
         if name in old.__dict__:
             setattr(new, name, getattr(old, name))
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put a module where the name says."""
+    """Set the submodule of a name."""
     parent, _, own = name.rpartition(".")
     model.get_submodule(parent)._modules[own] = module

@@ -1,4 +1,4 @@
-"""A plan says which layers of a model become which chains. Pure Python, no torch.
+"""Plans: which layers of a model become which chains. Pure Python, no torch.
 
 `ksopt search` writes one, `ksopt convert` and `ksopt.convert` read it; a person can write one too.
 """
@@ -36,7 +36,7 @@ _PLAN_KEYS = {"schema", "layers", "made_by"}
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of the layers that it matches.
+    """Conversion rule for the layers that it matches.
 
     Args:
         chains: One chain, or operator of another structure, for the layer. Or several, for a layer
@@ -44,8 +44,8 @@ class Rule:
             order, outputs adding up. None: the layer stays dense.
         match: A layer's name in the model, or a pattern for names in which ``*`` stands for any
             text, ``?`` for a character and ``[...]`` for one of some.
-        in_features: If given, it matches layers of this many inputs only.
-        out_features: If given, it matches layers of this many outputs only.
+        in_features: If set, it matches only layers with this many inputs.
+        out_features: If set, it matches only layers with this many outputs.
 
     Raises:
         InvalidInputError: Chains of different inputs, or of other sizes than the rule matches.
@@ -71,13 +71,11 @@ class Rule:
                 f"the plan's rule for {self.match!r} has chains of different numbers of inputs, "
                 f"{sorted(columns)}: the parts of one layer share their input"
             )
-        given = (self.in_features, self.out_features)
-        for name, asked, own in zip(
-            ("in_features", "out_features"), given, self._size, strict=True
-        ):
-            if asked is not None and asked != own:
+        sizes = (self.in_features, self.out_features)
+        for name, size, own in zip(("in_features", "out_features"), sizes, self._size, strict=True):
+            if size is not None and size != own:
                 raise InvalidInputError(
-                    f"the plan's rule for {self.match!r} is for layers of {name}={asked}, but "
+                    f"the plan's rule for {self.match!r} is for layers of {name}={size}, but "
                     f"{self.text} has {name}={own}"
                 )
 
@@ -87,7 +85,7 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """What it makes of a layer, in words.
+        """The chains of the rule as text, or "dense".
 
         Example:
             >>> Rule((Chain.dense(4, 2),)).text, Rule(()).text
@@ -97,11 +95,11 @@ class Rule:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it names one layer."""
+        """Whether the rule names one layer."""
         return not any(sign in self.match for sign in "*?[")
 
     def matches(self, name: str, in_features: int, out_features: int) -> bool:
-        """Whether it speaks of a layer of this name and size."""
+        """Whether the rule matches a layer of this name and size."""
         return (
             fnmatchcase(name, self.match)
             and self.in_features in (None, in_features)
@@ -109,7 +107,7 @@ class Rule:
         )
 
     def check(self, name: str, in_features: int, out_features: int) -> None:
-        """Raise InvalidInputError if it matches a layer that its chains do not fit."""
+        """Raise InvalidInputError if the rule's chains do not fit a layer that it matches."""
         if self.chains and self._size != (in_features, out_features):
             raise InvalidInputError(
                 f"the layer {name} has in_features={in_features} and out_features={out_features}, "
@@ -120,11 +118,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Plan:
-    """Rules in order: the first that matches a layer decides; layers that none matches stay dense.
+    """Ordered rules: the first that matches a layer decides; layers without a match stay dense.
 
     Args:
         rules: The rules.
-        made_by: Where it comes from, such as the command of a search; for people.
+        made_by: Origin of the plan, such as the command of a search.
 
     Raises:
         InvalidInputError: There are no rules.
@@ -148,11 +146,11 @@ class Plan:
             raise InvalidInputError("a plan needs at least one rule, got none")
 
     @classmethod
-    def of(cls, given: Plan | Mapping[str, Any] | str | Path) -> Plan:
+    def of(cls, source: Plan | Mapping[str, Any] | str | Path) -> Plan:
         """A plan from a plan, a mapping, or the path of a file.
 
         Args:
-            given: In a mapping, the keys are names, patterns for names, or sizes INxOUT as in
+            source: In a mapping, the keys are names, patterns for names, or sizes INxOUT as in
                 ``nn.Linear(in, out)``; the values are chains, their texts, lists of either (one for
                 each part of a fused layer), or None to keep a layer dense. Under a size a text may
                 be the name of a family, such as "monarch".
@@ -160,17 +158,17 @@ class Plan:
         Raises:
             InvalidInputError: It is none of these, or something in it is not allowed.
         """
-        if isinstance(given, Plan):
-            return given
-        if isinstance(given, (str, Path)):
-            return cls.read(given)
-        if not isinstance(given, Mapping):
+        if isinstance(source, Plan):
+            return source
+        if isinstance(source, (str, Path)):
+            return cls.read(source)
+        if not isinstance(source, Mapping):
             raise InvalidInputError(
                 f"a plan is a Plan, a mapping from layers to chains, or the path of a plan.json; "
-                f"got {type(given).__name__}"
+                f"got {type(source).__name__}"
             )
         rules = []
-        for key, value in given.items():
+        for key, value in source.items():
             if not isinstance(key, str):
                 raise InvalidInputError(f"a plan's keys are texts, got {key!r}")
             size = _DIMS.fullmatch(key)
@@ -205,7 +203,7 @@ class Plan:
         return self.table().plain()
 
     def _repr_html_(self) -> str:
-        """Its table in a notebook, and its chains drawn."""
+        """Table and drawn chains for a notebook."""
         chains = {chain for rule in self.rules for chain in rule.chains if _is_drawn(chain)}
         drawn = [
             Section(f"{chain}, drawn", figure=drawing.figure_of(chain), is_folded=True)
@@ -233,8 +231,8 @@ class Plan:
         """The inverse of `to_json`; raises InvalidInputError if the text is not of that form."""
         value = untrusted.parsed(text, "the plan")
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-            found = value.get("schema") if isinstance(value, dict) else type(value).__name__
-            raise InvalidInputError(f"a plan has the schema {SCHEMA!r}, got {found!r}")
+            schema = value.get("schema") if isinstance(value, dict) else type(value).__name__
+            raise InvalidInputError(f"a plan has the schema {SCHEMA!r}, got {schema!r}")
         _no_other_keys(value, _PLAN_KEYS, "the plan")
         layers, made_by = value.get("layers"), value.get("made_by", "")
         if not isinstance(layers, list) or not isinstance(made_by, str):
@@ -296,15 +294,15 @@ def _chains(value: Any, name: str, size: tuple[int, int] | None) -> tuple[Replac
             f"the plan's rule for {name!r} gives {value!r}: give a chain, its text, a list of "
             "either, or None to keep the layer dense"
         )
-    found = []
+    chains = []
     for chain in value:
         if not isinstance(chain, (*_REPLACEMENTS, str)):
             raise InvalidInputError(f"the plan's rule for {name!r}: {chain!r} is not a chain")
         try:
-            found.append(_parsed(chain, size) if isinstance(chain, str) else chain)
+            chains.append(_parsed(chain, size) if isinstance(chain, str) else chain)
         except InvalidInputError as error:
             raise InvalidInputError(f"the plan's rule for {name!r}: {error}") from None
-    return tuple(found)
+    return tuple(chains)
 
 
 def _parsed(text: str, size: tuple[int, int] | None) -> Replacement:

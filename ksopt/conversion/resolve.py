@@ -1,4 +1,4 @@
-"""Which layer of a model gets which chains, by a plan: decided before anything is changed."""
+"""Resolution of a plan: the chains of each layer, before the model is changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Choice:
-    """A layer that is to be converted, and what it becomes."""
+    """A layer to convert, and its chains."""
 
     place: Place
     chains: tuple[Replacement, ...]
@@ -31,7 +31,7 @@ def resolve(
 ) -> tuple[list[Choice], dict[str, str]]:
     """The layers to convert, in the model's order, and by name why others are left dense.
 
-    Layers that no rule speaks of are not mentioned.
+    Layers without a matching rule are omitted.
 
     Raises:
         InvalidInputError: A rule, or an entry of include or exclude, matches no layer; a rule's
@@ -47,7 +47,7 @@ def resolve(
                 raise InvalidInputError(
                     f"{word} {pattern!r} matches no linear layer of the model; {_listed(names)}"
                 )
-    wanted: dict[Place, tuple[Rule, tuple[Replacement, ...]]] = {}
+    converted: dict[Place, tuple[Rule, tuple[Replacement, ...]]] = {}
     dense: dict[str, str] = {}
     for place in places:
         if include and not _any(place, include):
@@ -59,7 +59,7 @@ def resolve(
             continue
         rule.check(place.name, place.in_features, place.out_features)
         if rule.chains:
-            wanted[place] = rule, rule.chains
+            converted[place] = rule, rule.chains
         else:
             dense[place.name] = "the plan keeps it dense"
     for other in obstacles:
@@ -70,30 +70,30 @@ def resolve(
                     f"the layer {other.name} cannot be converted: {other.reason}"
                 )
             dense[other.name] = other.reason
-    for place, reason in _torn_ties(model, wanted).items():
-        rule, _ = wanted.pop(place)
+    for place, reason in _torn_ties(model, converted).items():
+        rule, _ = converted.pop(place)
         if rule.is_exact:
             raise InvalidInputError(f"the layer {place.name} cannot be converted: {reason}")
         dense[place.name] = reason
-    return [Choice(place, chains) for place, (_, chains) in wanted.items()], dense
+    return [Choice(place, chains) for place, (_, chains) in converted.items()], dense
 
 
 def tied_to_others(model: nn.Module, places: Sequence[Place]) -> dict[Place, str]:
     """Layers that stay dense even if all of one size become one chain, and why.
 
-    Their weight is also that of something else, such as an embedding.
+    They share their weight with another module, such as an embedding.
     """
-    wanted = {
+    converted = {
         place: (Rule(()), (Chain.dense(place.in_features, place.out_features),)) for place in places
     }
-    return _torn_ties(model, wanted)
+    return _torn_ties(model, converted)
 
 
 def _rule(plan: Plan, layer: Place | Obstacle) -> Rule | None:
-    return next((rule for rule in plan.rules if _speaks_of(rule, layer)), None)
+    return next((rule for rule in plan.rules if _matches(rule, layer)), None)
 
 
-def _speaks_of(rule: Rule, layer: Place | Obstacle) -> bool:
+def _matches(rule: Rule, layer: Place | Obstacle) -> bool:
     names = layer.names if isinstance(layer, Place) else (layer.name,)
     return any(rule.matches(name, layer.in_features, layer.out_features) for name in names)
 
@@ -103,10 +103,10 @@ def _any(place: Place, patterns: Iterable[str]) -> bool:
 
 
 def _check_all_match(plan: Plan, places: list[Place], obstacles: list[Obstacle]) -> None:
-    """Refuse a rule that matches nothing: a slip in a name would go unseen."""
+    """Reject a rule that matches nothing, so that a typo in a name is noticed."""
     layers: list[Place | Obstacle] = [*places, *obstacles]
     for rule in plan.rules:
-        if not any(_speaks_of(rule, layer) for layer in layers):
+        if not any(_matches(rule, layer) for layer in layers):
             sizes = [
                 f"{name}={size}"
                 for name, size in (
@@ -124,22 +124,22 @@ def _check_all_match(plan: Plan, places: list[Place], obstacles: list[Obstacle])
 
 
 def _torn_ties(
-    model: nn.Module, wanted: Mapping[Place, tuple[Rule, tuple[Replacement, ...]]]
+    model: nn.Module, converted: Mapping[Place, tuple[Rule, tuple[Replacement, ...]]]
 ) -> dict[Place, str]:
-    """Places whose weight is also another module's that does not become the same chains."""
+    """Places that share their weight with a module that does not become the same chains."""
     owners: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), []).append(name)
     torn: dict[Place, str] = {}
     changed = True
-    while changed:  # a place that falls out may leave its partner alone
+    while changed:  # removing a place may leave its partner alone
         changed = False
-        for place, (_, chains) in wanted.items():
+        for place, (_, chains) in converted.items():
             if place in torn:
                 continue
             alike = {
                 f"{name}.weight"
-                for other, (_, theirs) in wanted.items()
+                for other, (_, theirs) in converted.items()
                 if other not in torn and theirs == chains and other.kind == place.kind
                 for name in other.names
             }

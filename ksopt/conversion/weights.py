@@ -1,4 +1,4 @@
-"""Weights of a whole model from a file, safely: no code in the file is ever run."""
+"""Safe reading of a whole model's weights from a file: no code in the file is ever run."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ksopt.errors import InvalidInputError
 from ksopt.system import untrusted
 
 _SHOWN = 5
-# How transformers calls the list of the files of a model that is too large for one.
+# The name that transformers gives to the index of a model in several files.
 _INDEX = ".safetensors.index.json"
 
 
-def load_weights(model: nn.Module, given: str | Path | Mapping[str, Tensor]) -> None:
-    """Load weights into a model; every one must be there and fit, or nothing is changed.
+def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) -> None:
+    """Load weights into a model; unless all are present and fit, nothing is changed.
 
-    Of names that share a tensor in the model, such as tied embeddings, one is enough.
+    One of the names that share a tensor in the model, such as tied embeddings, is enough.
 
     Args:
         model: The model.
-        given: A state_dict, or the path of a .safetensors file, of the .safetensors.index.json of
+        source: A state_dict, or the path of a .safetensors file, of the .safetensors.index.json of
             several, or of a file of torch.save, which is read with weights_only=True.
 
     Raises:
         InvalidInputError: The file cannot be read, or names or shapes are not the model's.
     """
-    what = "the weights" if isinstance(given, Mapping) else f"the weights of {given}"
-    state = dict(given) if isinstance(given, Mapping) else read(Path(given))
+    what = "the weights" if isinstance(source, Mapping) else f"the weights of {source}"
+    state = dict(source) if isinstance(source, Mapping) else read(Path(source))
     own = model.state_dict()
     for name, tensor in own.items():
         if name not in state:
@@ -57,11 +57,11 @@ def read(path: Path) -> dict[str, Tensor]:
     if _is_safe(path):
         names = list(shapes(path))
         return dict(zip(names, some(path, names), strict=True))
-    _refuse_inflated(path)
+    _check_size(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     # A malformed file makes the reader raise nearly anything (KeyError, IndexError, AssertionError,
-    # struct.error, UnicodeDecodeError ...): all of it means that this is no such file.
+    # struct.error, UnicodeDecodeError ...); each means that the file is invalid.
     except Exception as error:
         words = str(error).strip().splitlines() or ["nothing more"]
         raise InvalidInputError(
@@ -76,7 +76,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is a tensor with values of its own that take no more memory than the file."""
+    """Whether a value is a plain tensor whose values take no more memory than the file."""
     return (
         isinstance(value, Tensor)
         and value.layout == torch.strided
@@ -85,12 +85,12 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def _refuse_inflated(path: Path) -> None:
-    """Refuse an archive that unpacks to more than it takes: torch.save never packs."""
+def _check_size(path: Path) -> None:
+    """Reject an archive that unpacks to more than its size: torch.save never compresses."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
-    except Exception:  # no archive, or a malformed one: torch.load says so
+    except Exception:  # no archive, or a malformed one: torch.load reports it
         return
     if size > path.stat().st_size:
         raise InvalidInputError(
@@ -103,12 +103,12 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of a file's tensors, by name; of .safetensors files nothing else is read."""
     if not untrusted.is_file(path) or not _is_safe(path):
         return {name: tuple(tensor.shape) for name, tensor in read(path).items()}
-    found = {}
+    shapes_by_name = {}
     for part in _parts(path):
         with _opened(part) as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
-                found[name] = tuple(file.get_slice(name).get_shape())
-    return found
+                shapes_by_name[name] = tuple(file.get_slice(name).get_shape())
+    return shapes_by_name
 
 
 def some(path: Path, names: Sequence[str]) -> list[Tensor]:
@@ -116,12 +116,12 @@ def some(path: Path, names: Sequence[str]) -> list[Tensor]:
     if not untrusted.is_file(path) or not _is_safe(path):
         tensors = read(path)
         return [tensors[name] for name in names]
-    found = {}
+    tensors = {}
     for part in _parts(path):
         with _opened(part) as file:
             for name in set(names) & set(file.keys()):
-                found[name] = file.get_tensor(name)
-    return [found[name] for name in names]
+                tensors[name] = file.get_tensor(name)
+    return [tensors[name] for name in names]
 
 
 def _is_safe(path: Path) -> bool:
@@ -129,7 +129,7 @@ def _is_safe(path: Path) -> bool:
 
 
 def _parts(path: Path) -> list[Path]:
-    """The .safetensors files of a path: itself, or those that an index lists."""
+    """The .safetensors files of a path: the file itself, or those that an index lists."""
     if not path.name.endswith(_INDEX):
         return [path]
     try:
@@ -159,14 +159,13 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    # Besides its own errors, those of what a malformed file makes it ask of torch: a dtype that
-    # torch does not have, a shape that is too large.
+    # A malformed file also causes errors of torch: an unknown dtype, a shape that is too large.
     except Exception as error:
         raise InvalidInputError(f"{path} is not a safetensors file: {error}") from None
 
 
 def check(model: nn.Module, state: Mapping[str, Tensor], what: str) -> None:
-    """Raise InvalidInputError, which begins with ``what``, unless all names and shapes fit."""
+    """Raise InvalidInputError, beginning with ``what``, unless all names and shapes fit."""
     own = model.state_dict()
     missing = [name for name in own if name not in state]
     unknown = [name for name in state if name not in own]

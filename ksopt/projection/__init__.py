@@ -1,12 +1,12 @@
-"""From a dense matrix to the weights of a chain: the nearest product that can be found.
+"""Projection of a dense matrix to a chain: weights whose product is near the matrix.
 
 - `ksopt.projection.nearest`: the public function `project` and its result;
 - `ksopt.projection.two_factors`: the exact solution for any two factors;
 - `ksopt.projection.hierarchical`: longer chains, one factor split off at a time;
-- `ksopt.projection.alternating`: chains that cannot be split so, one factor refitted at a time;
-- `ksopt.projection.least_squares`: the small equations that such a refit falls apart into;
+- `ksopt.projection.alternating`: other chains, one factor refitted at a time;
+- `ksopt.projection.least_squares`: the small independent equations of such a refit;
 - `ksopt.projection.refine`: all factors at once, along the gradient;
-- `ksopt.projection.scale`: powers of two, so that none of this overflows.
+- `ksopt.projection.scale`: scaling by powers of two, so that nothing overflows.
 """
 
 from ksopt.projection.nearest import Projection, project

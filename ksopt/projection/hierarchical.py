@@ -1,4 +1,4 @@
-"""Longer chains: one factor after the other is split off, each split exact on its own.
+"""Hierarchical factorization of longer chains: factors are split off one by one, each exactly.
 
 From left to right, target = K_1 X with X of the support of K_2 ... K_L, then X = K_2 X', and so on.
 K_1 preserves norms (see `two_factors.split`), so the squared errors of the splits add up. If the
@@ -6,10 +6,10 @@ features that each block of a split owns feed on one class of rows of the next f
 errors is larger than that of the best product: seen through the orthonormal columns split off
 before, its factors only have such rows mixed, keep their supports, and are a candidate of every
 split. The whole error is then at most sqrt(L - 1) times the best possible, and a product of the
-chain is recovered. Chainable chains are of this kind (`keeps_the_best`), and others too.
+chain is recovered. Chainable chains are of this kind (`preserves_optimum`), and others too.
 
-Right to left is the same for the transposed chain. Chains of neither kind are split in the same
-way, and nothing is promised, but that no weights go below the first split's error.
+Right to left is the same for the transposed chain. Other chains are split in the same way, without
+a guarantee, except that no weights have an error below the first split's.
 
 Source: Le, Zheng, Riccietti, Gribonval, "Butterfly factorization with error guarantees", 2024
 (arXiv 2411.04506), the butterfly algorithm with orthonormalisation.
@@ -31,30 +31,30 @@ from ksopt.projection.two_factors import blocks, split
 
 
 def suffixes(chain: Chain) -> list[Pattern]:
-    """For l = 1, ..., L a pattern that holds the support of K_l ... K_L, and for l > 1 is it where
-    that is Kronecker-sparse; otherwise the least one that every divisor of all a and d allows.
+    """For l = 1, ..., L a pattern that contains the support of K_l ... K_L; for l > 1 it equals the
+    support if that is Kronecker-sparse, else it is the least one by the divisors of all a and d.
 
     Example:
         >>> print(*suffixes(Chain.square_dyadic(8)))
         (1,8,8,1) (2,4,4,1) (4,2,2,1)
     """
-    found = []
+    covers = []
     for first in range(len(chain) - 1):
         rest = chain[first:]
         g, h = _shared(rest.patterns)
         cover = Pattern(g, rest.out_features // (g * h), rest.in_features // (g * h), h)
         # The first split finds the product's zeros by itself. The others need the support, of the
-        # core, so that a diagonal, which has many names, gets one with g and h in it.
+        # core, so that a diagonal, which has many patterns, gets one that contains g and h.
         core = product_support([_core(pattern, g, h) for pattern in rest]) if first else None
-        found.append(cover if core is None else Pattern(g * core.a, core.b, core.c, core.d * h))
-    return [*found, chain[-1]]
+        covers.append(cover if core is None else Pattern(g * core.a, core.b, core.c, core.d * h))
+    return [*covers, chain[-1]]
 
 
-def keeps_the_best(chain: Chain) -> bool:
+def preserves_optimum(chain: Chain) -> bool:
     """Whether `left_to_right` comes within sqrt(L - 1) of the best product of this chain.
 
     Example:
-        >>> keeps_the_best(Chain.square_dyadic(8)), keeps_the_best(Chain.kaleidoscope(8))
+        >>> preserves_optimum(Chain.square_dyadic(8)), preserves_optimum(Chain.kaleidoscope(8))
         (True, False)
     """
     supports = suffixes(chain)
@@ -70,7 +70,7 @@ def keeps_the_best(chain: Chain) -> bool:
 
 
 def left_to_right(matrix: Tensor, chain: Chain, double: bool) -> tuple[list[Tensor], float]:
-    """Weights of a chain, K_1 split off first.
+    """Weights of a chain, with K_1 split off first.
 
     Args:
         matrix: [M, N], float64.
@@ -78,13 +78,13 @@ def left_to_right(matrix: Tensor, chain: Chain, double: bool) -> tuple[list[Tens
         double: see `two_factors.split`.
 
     Returns:
-        A float64 weight for each factor, left to right, and the norm of what no product of the
-        chain can have: the entries outside its support, and what the first split loses.
+        A float64 weight for each factor, left to right, and the norm of the part that no product of
+        the chain can represent: the entries outside its support, and the loss of the first split.
     """
     supports = suffixes(chain)
     whole = matrix.square().sum()
     rest = on_support(matrix, supports[0])
-    # What can be had, which the first split may lessen: norms of what is kept, for K_1 keeps norms.
+    # The representable part, which the first split may reduce; K_1 preserves its norm.
     reach = rest.square().sum()
     weights: list[Tensor] = []
     for pattern, right in zip(chain.patterns[:-1], supports[1:], strict=True):
@@ -92,7 +92,7 @@ def left_to_right(matrix: Tensor, chain: Chain, double: bool) -> tuple[list[Tens
         if not weights:
             reach = torch.minimum(reach, rest.square().sum())
         weights.append(weight)
-    # A difference of squares: what rounding alone can make of it is taken off.
+    # A difference of squares: the possible rounding error is subtracted.
     lost = whole - reach - 64 * torch.finfo(matrix.dtype).eps * whole
     return [*weights, rest], lost.clamp(min=0).sqrt().item()
 
@@ -100,9 +100,9 @@ def left_to_right(matrix: Tensor, chain: Chain, double: bool) -> tuple[list[Tens
 def _split_off(
     rest: Tensor, pattern: Pattern, right: Pattern, chain: Chain, double: bool
 ) -> tuple[Tensor, Tensor]:
-    """The first factor of a chain, and the weight of what is left, from the product's weight.
+    """The first factor of a chain, and the weight of the rest, from the product's weight.
 
-    A divisor g of all a, and h of all d, makes the product g * h independent smaller ones: a batch.
+    A divisor g of all a, and h of all d, splits the product into a batch of g * h smaller ones.
     """
     g, h = _shared(chain.patterns)
     weights = split(

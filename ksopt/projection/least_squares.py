@@ -1,15 +1,15 @@
-"""Least squares for one factor of a chain, the others held fixed.
+"""Least squares for one factor of a chain, with the others fixed.
 
-||A - L K R||² is a quadratic in the weights of K. It falls apart into small ones that share no
-weights, each with an equation of its own, dense, symmetric and solved directly where it is small:
+||A - L K R||² is a quadratic in the weights of K. It decomposes into small ones that share no
+weights, each with its own dense, symmetric equation, solved directly where it is small:
 
-- of the first factor (L is the identity) every row is on its own, and the rows of a class, which
+- for the first factor (L is the identity) all rows are independent, and the rows of a class, which
   have their weights in the same places, share one c x c matrix. The last factor is the first one of
   the transposed chain;
-- of a factor in between, two weights meet only where the columns of L that they meet, and the rows
-  of R, have entries in common. L and R are Kronecker-sparse, or taken to be so (with zeros in
-  them): their columns and rows come in classes, and so every pair of classes has its own equation.
-  Where these are large, steps of conjugate gradients with products of classes go towards it.
+- for an inner factor, two weights interact only if their columns of L, and their rows of R, have
+  entries in common. L and R are Kronecker-sparse, or treated as such (with zeros in them): their
+  columns and rows form classes, and every pair of classes has its own equation. Where these are
+  large, they are solved approximately by conjugate gradients with products of classes.
 
 Source: normal equations of ||A - L K R||², (LᵀL) K (RRᵀ) = LᵀA Rᵀ on the support of K.
 """
@@ -26,21 +26,21 @@ from ksopt.patterns.pattern import Pattern
 from ksopt.projection.products import on_support, times
 from ksopt.reference import ks_reference, to_dense
 
-# Added to the diagonal, in shares of its mean: where weights are not determined, they stay where
-# they are, for each equation is one of the change.
+# Added to the diagonal, relative to its mean: undetermined weights do not change, because each
+# equation is one for the change.
 _RIDGE = 1e-11
-# Numbers of the equations that are held at a time: 64 MB.
+# Numbers of the equations in memory at a time: 64 MB.
 _AT_A_TIME = 2**23
-# Steps of conjugate gradients where the equations are too large to be solved directly, and the
-# share of the squared residual at which they end sooner: the next pass goes on.
+# Steps of conjugate gradients for equations that are too large to be solved directly, and the
+# share of the squared residual at which they stop earlier: the next pass continues.
 _STEPS, _ENOUGH = 8, 1e-4
-# What a multiplication of a small decomposition, and making a number of an equation, take in
-# multiplications of large matrices: about, on a CPU.
-_DECOMPOSED, _MADE = 8.0, 2000.0
+# Approximate costs on a CPU, relative to a multiplication in a large matrix product: of one in a
+# small decomposition, and of assembling a number of an equation.
+_DECOMPOSED, _ASSEMBLED = 8.0, 2000.0
 
 
 def first_factor(matrix: Tensor, weight: Tensor, right: Tensor, cover: Pattern) -> Tensor:
-    """The weight K_1 that is best for ||matrix - K_1 right||, given what it is now.
+    """The weight K_1 that minimizes ||matrix - K_1 right||, from its present value.
 
     Args:
         matrix: [M, N], float64.
@@ -50,7 +50,7 @@ def first_factor(matrix: Tensor, weight: Tensor, right: Tensor, cover: Pattern) 
     """
     a, b, c, d = weight.shape
     (outer, inner), features = matrix.shape, right.shape[0]
-    # Multiplications by right's support, and those by all of it but class by class.
+    # Multiplications by right's support, or by all of right class by class.
     if features * cover.c * (cover.b + outer) < (features + outer) * c * inner:
         after = on_support(right, cover)
         products = torch.einsum("imkj,inkj->imnj", after, after)
@@ -69,21 +69,21 @@ def first_factor(matrix: Tensor, weight: Tensor, right: Tensor, cover: Pattern) 
 
 
 def solved(gram: Tensor, residual: Tensor) -> Tensor:
-    """[..., n, m]: what `gram` [..., n, n], symmetric and not negative, makes `residual` of.
+    """The solution [..., n, m] of ``gram`` @ x = ``residual``; gram is semidefinite [..., n, n].
 
-    It is zero where rounding has made a matrix indefinite: then weights stay what they are.
+    It is zero where a matrix is indefinite by rounding: then the weights do not change.
     """
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     ridge = _RIDGE * diagonal.mean(-1, keepdim=True)
     ridge = ridge.where(ridge > 0, 1.0)
     lower, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(ridge.expand_as(diagonal)))
-    found = torch.cholesky_solve(residual, lower)
-    return found.where(failed[..., None, None] == 0, 0.0)
+    solution = torch.cholesky_solve(residual, lower)
+    return solution.where(failed[..., None, None] == 0, 0.0)
 
 
 @dataclass(frozen=True)
 class _Equations:
-    """Those of as many weights each.
+    """Equations with the same number of weights each.
 
     Args:
         weights: [equations, size], places in the flat weight.
@@ -99,13 +99,13 @@ class _Equations:
 
 
 class Between:
-    """A factor with others on both sides.
+    """An inner factor, with others on both sides.
 
     Args:
-        left: A pattern that holds the support of L.
+        left: A pattern that contains the support of L.
         pattern: That of the factor.
-        right: A pattern that holds the support of R.
-        device: Where it is refitted.
+        right: A pattern that contains the support of R.
+        device: Device of the computation.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class Between:
         self._device = device
 
     def refitted(self, matrix: Tensor, weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """The weight K that is best, or better, for ||matrix - left K right||.
+        """A weight K that minimizes, or at least reduces, ||matrix - left K right||.
 
         Args:
             matrix: [M, N], float64.
-            weight: [a, b, c, d], as it is now.
+            weight: [a, b, c, d], its present value.
             left: [M, a*b*d].
             right: [a*c*d, N].
         """
@@ -129,7 +129,7 @@ class Between:
         # L's columns and R's rows, multiplied class by class: [a, c, c, d] and [a, b, b, d]
         left_gram = torch.einsum("ikmj,iknj->imnj", before, before)
         right_gram = torch.einsum("imkj,inkj->imnj", after, after)
-        solve = self._directly if self._is_small else self._towards
+        solve = self._directly if self._is_small else self._iteratively
         return solve(weight, goal, left_gram, right_gram)
 
     def _directly(
@@ -139,7 +139,7 @@ class Between:
         lefts = left_gram.permute(0, 3, 1, 2).flatten(0, 1)
         rights = right_gram.permute(0, 3, 1, 2).flatten(0, 1)
         now, towards = weight.flatten(), goal.flatten()
-        found = now.clone()
+        updated = now.clone()
         for group in self._equations:
             count, size = group.weights.shape
             step = max(1, _AT_A_TIME // (size * size))
@@ -150,13 +150,13 @@ class Between:
                 gram = gram * rights[group.right[part, None, None], rows[:, :, None], rows[:, None]]
                 own = now[group.weights[part]].unsqueeze(2)
                 residual = towards[group.weights[part]].unsqueeze(2) - gram @ own
-                found[group.weights[part]] = (own + solved(gram, residual)).squeeze(2)
-        return found.reshape(weight.shape)
+                updated[group.weights[part]] = (own + solved(gram, residual)).squeeze(2)
+        return updated.reshape(weight.shape)
 
-    def _towards(
+    def _iteratively(
         self, weight: Tensor, goal: Tensor, left_gram: Tensor, right_gram: Tensor
     ) -> Tensor:
-        """Nearer to the best, by conjugate gradients scaled with the diagonal."""
+        """A better weight by conjugate gradients scaled with the diagonal."""
 
         def curvature(direction: Tensor) -> Tensor:
             moved = ks_reference(to_dense(direction), right_gram)
@@ -188,16 +188,16 @@ class Between:
 
     @functools.cached_property
     def _is_small(self) -> bool:
-        """Whether solving the equations is no more work than conjugate gradients are."""
+        """Whether solving the equations takes no more work than conjugate gradients."""
         sizes = torch.unique(self._equation_of_weight, return_counts=True)[1].double()
         inner, features = self._pattern.shape
         steps = 2.0 * _STEPS * inner * features * (self._left.c + self._right.b)
-        work = _DECOMPOSED * (sizes**3).sum() / 3 + _MADE * (sizes**2).sum()
+        work = _DECOMPOSED * (sizes**3).sum() / 3 + _ASSEMBLED * (sizes**2).sum()
         return bool(work <= steps and sizes.max() ** 2 <= _AT_A_TIME)
 
     @functools.cached_property
     def _equation_of_weight(self) -> Tensor:
-        """[a*b*c*d]: the pair of classes of each weight."""
+        """The pair of classes of each weight: [a*b*c*d]."""
         column, row = self._features
         left, right = self._left, self._right
         columns = column // (left.c * left.d) * left.d + column % left.d
@@ -206,14 +206,14 @@ class Between:
 
     @property
     def _features(self) -> tuple[Tensor, Tensor]:
-        """[a*b*c*d] each: the column of L and the row of R that each weight meets."""
+        """The column of L and the row of R of each weight: [a*b*c*d] each."""
         a, b, c, d = self._pattern.weight_shape
         i, k, l, j = torch.meshgrid(*map(torch.arange, (a, b, c, d)), indexing="ij")
         return (i * b * d + k * d + j).flatten(), (i * c * d + l * d + j).flatten()
 
     @functools.cached_property
     def _equations(self) -> list[_Equations]:
-        """All of them, by size."""
+        """All equations, by size."""
         pair, owner, count = torch.unique(
             self._equation_of_weight, return_inverse=True, return_counts=True
         )
@@ -221,7 +221,7 @@ class Between:
         first = count.cumsum(0) - count
         column, row = self._features
         classes = self._right.a * self._right.d
-        found = []
+        groups = []
         for size in count.unique().tolist():
             chosen = (count == size).nonzero().squeeze(1)
             weights = by_owner[first[chosen].unsqueeze(1) + torch.arange(size)]
@@ -232,5 +232,5 @@ class Between:
                 column[weights] // self._left.d % self._left.c,
                 row[weights] // self._right.d % self._right.b,
             )
-            found.append(_Equations(*(part.to(self._device) for part in parts)))
-        return found
+            groups.append(_Equations(*(part.to(self._device) for part in parts)))
+        return groups

@@ -1,4 +1,4 @@
-"""The nearest product of a chain to a matrix: the public function, and what it returns."""
+"""Projection of a matrix to a chain: the public function and its result."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ksopt.patterns.chain import Chain
 from ksopt.patterns.chain_texts import chain_of
 from ksopt.patterns.validate import checked_int
 from ksopt.projection.alternating import alternate
-from ksopt.projection.hierarchical import keeps_the_best, left_to_right
+from ksopt.projection.hierarchical import left_to_right, preserves_optimum
 from ksopt.projection.products import balanced, product, relative_error
 from ksopt.projection.refine import refine as refined
 from ksopt.projection.scale import exponent_of, scaled, shares
 
-# A relative error that is rounding: nothing is left to gain.
+# A relative error at the level of rounding.
 _EXACT = 1e-13
 
 
@@ -30,16 +30,16 @@ class Projection:
     Args:
         chain: The chain.
         weights: One [a, b, c, d] for each factor, left to right.
-        relative_error: ||W - K_1 ... K_L|| / ||W|| in the Frobenius norm, of these very weights, in
-            the dtype they are in; computed in float64.
+        relative_error: ||W - K_1 ... K_L|| / ||W|| in the Frobenius norm, of these weights in their
+            dtype; computed in float64.
         lower_bound: A relative error that no weights of this chain go below.
-        guarantee: The error is at most so many times the best possible, but for rounding; None
-            where nothing is known.
+        guarantee: Bound of the error relative to the best possible, up to rounding; None if
+            unknown.
         method: "hierarchical" (in closed form, factor by factor) or "alternating" (least squares
             for one factor after the other).
         iterations: Passes of alternating least squares and steps of the refinement.
-        rows: The permutation of the outputs that was given, if any.
-        columns: The permutation of the inputs that was given, if any.
+        rows: The permutation of the outputs, if any.
+        columns: The permutation of the inputs, if any.
     """
 
     chain: Chain
@@ -53,7 +53,7 @@ class Projection:
     columns: Tensor | None = None
 
     def to_dense(self) -> Tensor:
-        """The matrix that stands for the one given: its shape, rows and columns in its order."""
+        """The approximation as a dense matrix, with rows and columns in the original order."""
         dense = product(self.weights)
         if self.rows is not None:
             dense = dense[torch.argsort(self.rows)]
@@ -73,20 +73,20 @@ def project(
     tolerance: float = 1e-5,
     dtype: torch.dtype | None = None,
 ) -> Projection:
-    """Weights of a chain whose product is ``matrix`` if it can be, and near it if not.
+    """Weights of a chain whose product equals ``matrix`` if possible, and is near it if not.
 
-    - One or two factors, whatever their patterns: the best there is, in closed form.
+    - One or two factors with any patterns: the optimum, in closed form.
     - Three factors or more, if the chain or its transpose is chainable (or at least each split
       leaves the best product within reach, see `ksopt.projection.hierarchical`): one factor after
-      the other is split off, from either end, and the better result is kept. Its error is at most
+      the other is split off, from either end, and the better result is taken. Its error is at most
       sqrt(L - 1) times the best possible, and zero (but for rounding) where the matrix is a product
       of the chain.
-    - Other chains: alternating least squares, starting at such splits. Nothing is promised, not
-      even that a product is recovered; `Projection.lower_bound` tells how much better it could be
-      at most.
+    - Other chains: alternating least squares, starting at such splits. There is no
+      guarantee, not even that a product is recovered; `Projection.lower_bound` bounds the possible
+      improvement.
 
-    Computed in float64 on the matrix's device, its largest entry brought near 1 by a power of two:
-    squares of very large and very small entries neither overflow nor vanish. For a matrix of a
+    Computed in float64 on the matrix's device, with its largest entry scaled near 1 by a power of
+    two: squares of very large and very small entries neither overflow nor vanish. For a matrix of a
     narrower dtype the splits are exact to about 1e-8 of the matrix's norm.
 
     Args:
@@ -95,7 +95,7 @@ def project(
         refine: steps of L-BFGS on all factors together afterwards; they only lower the error.
         rows: a permutation of the outputs: the chain is fitted to ``matrix[rows][:, columns]``.
         columns: a permutation of the inputs.
-        iterations: most passes of alternating least squares, where it is used. Each takes some
+        iterations: maximal passes of alternating least squares, where it is used. Each takes some
             tenths of a second on a CPU where the sizes are in the thousands.
         tolerance: it stops when a pass lowers the error by less than this share of it.
         dtype: of the weights; None takes the matrix's.
@@ -109,10 +109,10 @@ def project(
     (arXiv 2411.04506).
 
     Example:
-        >>> found = project(torch.ones(4, 6), Chain.low_rank(6, 4, rank=1))
-        >>> [tuple(weight.shape) for weight in found.weights], found.relative_error < 1e-6
+        >>> projection = project(torch.ones(4, 6), Chain.low_rank(6, 4, rank=1))
+        >>> [tuple(weight.shape) for weight in projection.weights], projection.relative_error < 1e-6
         ([(1, 4, 1, 1), (1, 1, 6, 1)], True)
-        >>> torch.allclose(found.to_dense(), torch.ones(4, 6))
+        >>> torch.allclose(projection.to_dense(), torch.ones(4, 6))
         True
     """
     if isinstance(chain, str):
@@ -131,62 +131,62 @@ def project(
         target = scaled(target, -exponent)
         weights, lost = _split(target, chain, double=matrix.dtype == torch.float64)
         guarantee = _guarantee(chain)
-        method, made = "hierarchical", 0
+        method, iterations_done = "hierarchical", 0
         if guarantee is None and relative_error(target, weights) > _EXACT:
             method = "alternating"
-            weights, made = alternate(target, chain, weights, iterations, tolerance)
-        # One factor and two are the best there is already.
+            weights, iterations_done = alternate(target, chain, weights, iterations, tolerance)
+        # One factor and two are already optimal.
         if refine and len(chain) > 2 and relative_error(target, weights) > _EXACT:
             weights, steps = refined(target, weights, refine)
-            made += steps
-        kept = _kept(balanced(weights), exponent, dtype or matrix.dtype)
-        # Of these very weights, for a power of two changes none of their digits.
-        parts = shares(exponent, len(kept))
-        near_1 = [scaled(w.double(), -part) for w, part in zip(kept, parts, strict=True)]
+            iterations_done += steps
+        rounded = _rescaled(balanced(weights), exponent, dtype or matrix.dtype)
+        # Exactly of these weights, because a power of two changes none of their digits.
+        parts = shares(exponent, len(rounded))
+        near_1 = [scaled(w.double(), -part) for w, part in zip(rounded, parts, strict=True)]
         error = relative_error(target, near_1)
         norm = target.norm().item()
     return Projection(
         chain=chain,
-        weights=kept,
+        weights=rounded,
         relative_error=error,
         lower_bound=min(error, lost / norm if norm > 0 else 0.0),
         guarantee=guarantee,
         method=method,
-        iterations=made,
+        iterations=iterations_done,
         rows=row_order,
         columns=column_order,
     )
 
 
-def _kept(weights: Sequence[Tensor], exponent: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The weights of a product that is 2**exponent times as large, the factor shared out evenly."""
-    kept = []
+def _rescaled(weights: Sequence[Tensor], exponent: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The weights of a product that is 2**exponent times as large, distributed evenly."""
+    rescaled = []
     for weight in weights:
         large = scaled(weight, exponent / len(weights))
-        kept.append(large.to(dtype).contiguous())
-        if not kept[-1].isfinite().all():
+        rescaled.append(large.to(dtype).contiguous())
+        if not rescaled[-1].isfinite().all():
             name = str(dtype).removeprefix("torch.")
             raise InvalidInputError(
                 f"project: the weights reach {large.abs().max().item():.1e}, but {name} holds "
                 f"{torch.finfo(dtype).max:.1e} at most: give a wider dtype"
             )
-    return tuple(kept)
+    return tuple(rescaled)
 
 
 def _split(target: Tensor, chain: Chain, double: bool) -> tuple[list[Tensor], float]:
-    """The better of the splits from either end, and the norm of what no weights can have."""
-    found, lost = left_to_right(target, chain, double)
-    if len(chain) <= 2:  # the best there is, from either end
-        return found, lost
+    """The better split from either end, and the norm of the part that no weights can represent."""
+    weights, lost = left_to_right(target, chain, double)
+    if len(chain) <= 2:  # optimal, from either end
+        return weights, lost
     flipped, lost_too = left_to_right(target.mT, chain.T, double)
     other = [weight.transpose(1, 2) for weight in reversed(flipped)]
-    if relative_error(target, other) < relative_error(target, found):
-        found = other
-    return found, max(lost, lost_too)
+    if relative_error(target, other) < relative_error(target, weights):
+        weights = other
+    return weights, max(lost, lost_too)
 
 
 def _guarantee(chain: Chain) -> float | None:
-    if keeps_the_best(chain) or keeps_the_best(chain.T):
+    if preserves_optimum(chain) or preserves_optimum(chain.T):
         return math.sqrt(max(len(chain) - 1, 1))
     return None
 
@@ -211,11 +211,11 @@ def _check(matrix: Tensor, chain: Chain) -> None:
 
 
 def _permutation(
-    given: Tensor | Sequence[int] | None, name: str, size: int, device: torch.device
+    permutation: Tensor | Sequence[int] | None, name: str, size: int, device: torch.device
 ) -> Tensor | None:
-    if given is None:
+    if permutation is None:
         return None
-    order = torch.as_tensor(given, device=device)
+    order = torch.as_tensor(permutation, device=device)
     if order.shape != (size,) or not torch.equal(
         order.sort().values, torch.arange(size, device=device).to(order.dtype)
     ):

@@ -12,7 +12,7 @@ from ksopt.reference import ks_reference, to_dense
 
 
 def times(weight: Tensor, dense: Tensor) -> Tensor:
-    """K @ dense for K's weight [a, b, c, d]; only what is not zero is multiplied."""
+    """K @ dense for K's weight [a, b, c, d]; only the support is multiplied."""
     return ks_reference(dense, weight, "batch_last")
 
 
@@ -32,7 +32,7 @@ def product(weights: Sequence[Tensor]) -> Tensor:
 
 
 def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
-    """The weight [a, b, c, d] that a matrix [a*b*d, a*c*d] has on the support of a pattern."""
+    """The weight [a, b, c, d] of a matrix [a*b*d, a*c*d] on the support of a pattern."""
     a, b, c, d = pattern.weight_shape
     blocks = matrix.reshape(a, b, d, a, c, d)
     # -> [b, c, a, d]: equal block row and column, equal offset inside
@@ -47,19 +47,19 @@ def relative_error(matrix: Tensor, weights: Sequence[Tensor]) -> float:
 
 
 def balanced(weights: Sequence[Tensor]) -> list[Tensor]:
-    """The same product, its scale shared out: training starts better, and nothing under- or
-    overflows in a narrow dtype.
+    """Weights of the same product with balanced scales: training starts better, and nothing under-
+    or overflows in a narrow dtype.
 
-    Feature by feature between two factors, what feeds it and what it feeds get equal norms. A
-    feature that is all but unused keeps a fair share on its output's side, so that its gradient
-    does not vanish. Then the factors get equal gains: a factor's gain is what it multiplies the
-    size of random features by, c times its weights' mean square, under the root.
+    For each feature between two factors, its incoming and outgoing weights get equal norms. An
+    almost unused feature retains a share on its output's side, so that its gradient does not
+    vanish. Then the factors get equal gains: a factor's gain is its amplification of random
+    features, the square root of c times its weights' mean square.
     """
-    found = list(weights)
+    scaled = list(weights)
     for _ in range(2):
-        for index in range(len(found) - 1):
-            found[index], found[index + 1] = _balanced_pair(found[index], found[index + 1])
-    return _equal_gains(found)
+        for index in range(len(scaled) - 1):
+            scaled[index], scaled[index + 1] = _balanced_pair(scaled[index], scaled[index + 1])
+    return _equal_gains(scaled)
 
 
 def _balanced_pair(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""All factors at once, along the gradient of the squared error (L-BFGS)."""
+"""Refinement of all factors at once by gradients of the squared error (L-BFGS)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _HISTORY = 20
 
 
 def refine(matrix: Tensor, weights: Sequence[Tensor], steps: int) -> tuple[list[Tensor], int]:
-    """Lower ||matrix - K_1 ... K_L||² from given weights.
+    """Reduce ||matrix - K_1 ... K_L||² from initial weights.
 
     Args:
         matrix: [M, N], float64.
-        weights: where to start, float64, left to right.
-        steps: most steps.
+        weights: initial ones, float64, left to right.
+        steps: maximal number of steps.
 
     Returns:
-        The weights, never worse than those given, and the steps made.
+        The weights, never worse than the initial ones, and the number of steps.
     """
     norm = matrix.norm()
     if norm == 0:
@@ -48,11 +48,11 @@ def refine(matrix: Tensor, weights: Sequence[Tensor], steps: int) -> tuple[list[
 
     with torch.enable_grad():
         optimiser.step(closure)
-    found = [weight.detach() * scale for weight in moved]
-    made = int(optimiser.state[moved[0]]["n_iter"])
-    if _error(matrix, found) < _error(matrix, weights):
-        return found, made
-    return list(weights), made
+    refined = [weight.detach() * scale for weight in moved]
+    steps_done = int(optimiser.state[moved[0]]["n_iter"])
+    if _error(matrix, refined) < _error(matrix, weights):
+        return refined, steps_done
+    return list(weights), steps_done
 
 
 def _error(matrix: Tensor, weights: Sequence[Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""Powers of two: they bring a matrix near 1 and its weights back, and change no digit of either."""
+"""Exact scaling of a matrix near 1 and of its weights back, by powers of two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def exponent_of(matrix: Tensor) -> int:
-    """The e for which the largest entry is at least 2**(e - 1) and below 2**e; 0 for zeros.
+    """The exponent e for which the largest entry is in [2**(e - 1), 2**e); 0 for zeros.
 
     Example:
         >>> import torch
@@ -19,9 +19,9 @@ def exponent_of(matrix: Tensor) -> int:
 
 
 def scaled(tensor: Tensor, exponent: float) -> Tensor:
-    """A float64 tensor times 2**exponent, in two steps: 2**1074 is no number of float64's.
+    """A float64 tensor times 2**exponent, in two steps, because float64 cannot represent 2**1074.
 
-    Where the exponent is whole, all digits stay as they are, unless they fall out of the range.
+    For a whole exponent all digits are preserved, unless they leave the range.
 
     Example:
         >>> import torch
@@ -33,7 +33,7 @@ def scaled(tensor: Tensor, exponent: float) -> Tensor:
 
 
 def shares(exponent: int, count: int) -> list[int]:
-    """Whole numbers, as equal as they can be, whose sum is ``exponent``.
+    """Whole numbers, as equal as possible, whose sum is ``exponent``.
 
     Example:
         >>> shares(-7, 3)

@@ -8,7 +8,7 @@ same block of b1 x c2 entries or on disjoint ones. The product is therefore any 
 (row class, column class) has a rank of at most the number of features with these classes, and the
 nearest one takes a truncated singular value decomposition of each block.
 
-Nothing more is asked of the patterns. For a chainable pair every block that is not zero has
+The patterns need no other property. For a chainable pair every block that is not zero has
 r = a1 c1 / a2 features; in (1,2,3,2)*(2,3,2,1) two blocks have one and two have two.
 
 Source: Le, Riccietti, Gribonval, "Spurious valleys, NP-hardness, and tractability of sparse matrix
@@ -80,7 +80,8 @@ def split(
         target: [batch, M, N], float64.
         left: pattern of K_1, with M rows.
         right: pattern of K_2, with N columns.
-        double: whether float64's full accuracy is wanted. Without it the singular vectors come from
+        double: whether to compute with float64's full accuracy. Without it the singular vectors
+        come from
             the eigenvectors of each block's Gram matrix: exact to about 1e-8 of the block's norm,
             in half the time on a CPU, and one batched call on a GPU, where the singular value
             decomposition of many small matrices is a loop.
@@ -88,7 +89,7 @@ def split(
     Returns:
         Weights [batch, a1, b1, c1, d1] and [batch, a2, b2, c2, d2]. For every X with the support of
         K_2, ||K_1 X|| = ||X|| (Frobenius) wherever K_1's features are not more than the rank of
-        their block: so what is later lost of K_2 is lost of the product, and no more.
+        their block: so a later loss in K_2 is the same loss in the product.
     """
     batch = target.shape[0]
     device = target.device
@@ -119,34 +120,34 @@ def split(
 def _truncated(target: Tensor, rank: int, double: bool) -> tuple[Tensor, Tensor]:
     """The best product of [..., b, rank] with orthonormal columns and [..., rank, c].
 
-    Columns beyond the block's own rank get a direction of their own but weight zero on the other
-    side: were both zero, no gradient would ever reach them.
+    Columns beyond the block's rank get a random direction, but weight zero on the other side: if
+    both were zero, no gradient would ever reach them.
     """
     b, c = target.shape[-2:]
-    kept = min(rank, b, c)
-    found = (_by_svd if double else _by_gram)(target, kept)
-    if kept == rank:
-        return found
+    effective = min(rank, b, c)
+    factors = (_by_svd if double else _by_gram)(target, effective)
+    if effective == rank:
+        return factors
     generator = torch.Generator().manual_seed(0)
-    spare = torch.randn(b, rank - kept, generator=generator, dtype=torch.float64)
+    spare = torch.randn(b, rank - effective, generator=generator, dtype=torch.float64)
     spare = (spare / spare.norm(dim=0)).to(target)
-    outer = torch.cat((found[0], spare.expand(*target.shape[:-2], -1, -1)), dim=-1)
-    rest = torch.nn.functional.pad(found[1], (0, 0, 0, rank - kept))
+    outer = torch.cat((factors[0], spare.expand(*target.shape[:-2], -1, -1)), dim=-1)
+    rest = torch.nn.functional.pad(factors[1], (0, 0, 0, rank - effective))
     return outer, rest
 
 
-def _by_svd(target: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+def _by_svd(target: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     u, s, vh = torch.linalg.svd(target, full_matrices=False)
-    return u[..., :kept], s[..., :kept, None] * vh[..., :kept, :]
+    return u[..., :rank], s[..., :rank, None] * vh[..., :rank, :]
 
 
-def _by_gram(target: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+def _by_gram(target: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     b, c = target.shape[-2:]
     if b <= c:
         _, vectors = torch.linalg.eigh(target @ target.mT)
-        outer = vectors[..., -kept:]
+        outer = vectors[..., -rank:]
     else:
         _, vectors = torch.linalg.eigh(target.mT @ target)
         # Orthonormal whatever the singular values: a division by small ones would not be.
-        outer = torch.linalg.qr(target @ vectors[..., -kept:])[0]
+        outer = torch.linalg.qr(target @ vectors[..., -rank:])[0]
     return outer, outer.mT @ target

@@ -1,1 +1,1 @@
-"""What a search leaves for people and programs."""
+"""Reports of a search: the page, tables, plots, JSON and CSV."""

@@ -10,7 +10,7 @@ from ksopt.search.results import LayerResult, Recommendation, SearchResult, Verd
 
 
 def lead(result: SearchResult) -> list[str]:
-    """The answer in sentences, and what makes it less certain than it looks."""
+    """The answer in sentences, with reservations."""
     sentences = effect_sentences(result)
     if result.request.is_one_layer:
         sentences += [answer.sentence for one in result.layers for answer in one.recommendations]
@@ -20,7 +20,7 @@ def lead(result: SearchResult) -> list[str]:
 
 
 def beside(result: SearchResult) -> list[str]:
-    """What is to be known beside the answer of several sizes, or of a model."""
+    """Remarks beside the answer of several sizes, or of a model."""
     return [*effect_sentences(result)[1:], *_beside(result)]
 
 
@@ -36,7 +36,7 @@ def _beside(result: SearchResult) -> list[str]:
 
 
 def stopped(result: SearchResult | LayerResult) -> list[str]:
-    """That a search ended early; nothing where it did not."""
+    """Sentence on a search that ended early; empty if it did not."""
     return {
         None: [],
         "interrupted": ["The search was interrupted: this is what it had measured."],
@@ -45,7 +45,7 @@ def stopped(result: SearchResult | LayerResult) -> list[str]:
 
 
 def warnings(result: SearchResult) -> list[str]:
-    """What makes the times less certain than they look, in a sentence each."""
+    """Reservations about the times, in a sentence each."""
     drifts = {str(one.size): diagnostics.drift(one) for one in result.layers}
     drifted = {size: drift for size, drift in drifts.items() if drift and drift.beyond_noise}
     if result.request.is_one_layer:
@@ -68,14 +68,14 @@ def warnings(result: SearchResult) -> list[str]:
 
 
 def layer_warnings(layer: LayerResult) -> list[str]:
-    """What makes the times of one layer less certain than they look."""
+    """Reservations about the times of one layer."""
     dense, failures = suspect_dense.dense_layer(layer), diagnostics.failures(layer)
     of_dense = () if dense is None else (dense.warning, dense.beats_floor)
     return [text for text in (*of_dense, failures) if text]
 
 
 def effect_sentences(result: SearchResult) -> list[str]:
-    """What the plan would do to the model, predicted; nothing where no model was given."""
+    """Predicted effect of the plan on the model; empty without a model."""
     effect, layers = effect_of(result), result.request.model
     if effect is None or layers is None:
         return []
@@ -114,7 +114,7 @@ def effect_sentences(result: SearchResult) -> list[str]:
 
 
 def _why_dense(result: SearchResult, effect: Effect) -> str:
-    """Why a plan converts nothing."""
+    """The reason why a plan converts nothing."""
     if not effect.dense_us:
         answers = [answer for one in result.layers for answer in one.recommendations]
         if any(answer.verdict is Verdict.KEEP_DENSE for answer in answers):
@@ -126,11 +126,13 @@ def _why_dense(result: SearchResult, effect: Effect) -> str:
 
 
 def _whole_sentences(result: SearchResult) -> list[str]:
-    """What the model took as a whole; nothing if it was not timed."""
+    """Times of the whole model; empty if it was not timed."""
     whole, effect = result.whole, effect_of(result)
     if whole is None:
-        is_wanted = "measure-model" in result.request.asked_by and result.stopped != "interrupted"
-        if is_wanted and effect is not None and effect.converted == 0:
+        is_requested = (
+            "measure-model" in result.request.model_options and result.stopped != "interrupted"
+        )
+        if is_requested and effect is not None and effect.converted == 0:
             return ["The model was not timed whole: with this plan nothing in it would change."]
         return []
     what = "a forward pass" if result.request.train else "a pass"
@@ -149,7 +151,7 @@ def _whole_sentences(result: SearchResult) -> list[str]:
 
 
 def _doubtful(result: SearchResult, effect: Effect) -> list[str]:
-    """The sizes whose dense layers are too slow to be true."""
+    """The sizes whose dense layers are suspiciously slow."""
     sizes = dict.fromkeys(one.group.dims for one in effect.groups)
     beside = {dims: result.of(dims) for dims in sizes}
     dense = {

@@ -1,4 +1,4 @@
-"""The two axes of an inline SVG drawing: where data lands, in the drawing's pixels, and ticks."""
+"""The two axes of an inline SVG drawing: mapping of data to pixels, and ticks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LABEL = 40.0
 
 @dataclass(frozen=True)
 class Scale:
-    """What an axis shows.
+    """Scale of an axis.
 
     Args:
-        name: What it is of, and the unit.
+        name: Quantity and unit.
         low, high: Its ends, in the data's units.
         is_log: Whether it is logarithmic.
     """
@@ -30,18 +30,18 @@ class Scale:
 
     @property
     def title(self) -> str:
-        """What stands beside the axis."""
+        """Label of the axis."""
         return f"{self.name} (log scale)" if self.is_log else self.name
 
     @classmethod
     def around(
         cls, name: str, values: Sequence[float], is_log: bool, most: float | None = None
     ) -> Scale:
-        """One that holds some values, and 0 if it is linear; linear if one is not positive.
+        """A scale that contains some values, and 0 if it is linear; linear if one is not positive.
 
         Args:
-            name: What stands beside it.
-            values: They lie on it; those above ``most`` lie on its upper end.
+            name: Label of the axis.
+            values: The values; those above ``most`` are at its upper end.
             is_log: Whether it is logarithmic.
             most: The largest value that counts, so that a few do not squash the others.
 
@@ -59,7 +59,7 @@ class Scale:
         return cls(name, min(0.0, 1.05 * least), max(1.05 * most, 1e-6))
 
     def share(self, value: float) -> float:
-        """Where a value lies between the ends, 0 to 1; at the nearer one if it is not between."""
+        """Position of a value between the ends, 0 to 1, clipped to them."""
         if self.is_log:
             share = log10(value / self.low) / log10(self.high / self.low)
         else:
@@ -67,10 +67,10 @@ class Scale:
         return min(1.0, max(0.0, share))
 
     def ticks(self, count: int) -> list[float]:
-        """Round values, about so many where it is linear."""
+        """Round values, about ``count`` if the scale is linear."""
         if self.is_log:
             return svg.log_ticks(self.low, self.high)
-        # They are whole numbers: of millionths, where there is little between the ends.
+        # Ticks are whole numbers, of millionths if the range is small.
         unit = 1.0 if self.high - self.low > 10 else 1e-6
         return [unit * tick for tick in svg.linear_ticks(self.low / unit, self.high / unit, count)]
 
@@ -81,7 +81,7 @@ class Axes:
 
     Args:
         width, height: Of the drawing.
-        x_scale, y_scale: What they show.
+        x_scale, y_scale: The scales.
     """
 
     width: int
@@ -93,24 +93,24 @@ class Axes:
 
     @property
     def right(self) -> float:
-        """Where the x axis ends."""
+        """Right end of the x axis, pixels."""
         return self.width - _RIGHT
 
     @property
     def bottom(self) -> float:
-        """Where the x axis lies."""
+        """Height of the x axis, pixels."""
         return self.height - _BOTTOM
 
     def x(self, value: float) -> float:
-        """Of a value on the x axis."""
+        """Pixel of a value on the x axis."""
         return self.left + (self.right - self.left) * self.x_scale.share(value)
 
     def y(self, value: float) -> float:
-        """Of a value on the y axis."""
+        """Pixel of a value on the y axis."""
         return self.bottom + (self.top - self.bottom) * self.y_scale.share(value)
 
     def drawn(self) -> list[str]:
-        """The axes, a grid of the y axis's ticks, and what is along them."""
+        """The axes, a grid of the y axis's ticks, and labels."""
         left, right, top, bottom = self.left, self.right, self.top, self.bottom
         parts = []
         for tick in self.y_scale.ticks(5):
@@ -131,7 +131,7 @@ class Axes:
         return parts
 
     def steps(self, points: Iterable[tuple[float, float]]) -> list[str]:
-        """A stepped line: between two points of a front, the left one is what x allows."""
+        """The stepped line of a front: between two points the left one is the best."""
         line = ""
         for x_value, y_value in points:
             x, y = self.x(x_value), self.y(y_value)
@@ -139,7 +139,7 @@ class Axes:
         return [f'<path class="front" d="{line}H{self.right:.1f}"/>'] if line else []
 
     def step_boxes(self, points: Sequence[tuple[float, float]]) -> list[Box]:
-        """Where the level parts of that line lie: nothing is written across them."""
+        """Boxes of the horizontal parts of that line, which texts must not cross."""
         ends = [self.x(x) for x, _ in points[1:]] + [self.right]
         levels = [(self.x(x), self.y(y)) for x, y in points]
         return [
@@ -149,7 +149,7 @@ class Axes:
         ]
 
     def dense_line(self, value: float, words: str) -> list[str]:
-        """The dense layer's value on the y axis, named at its right end."""
+        """A line at the dense layer's value on the y axis, labelled at its right end."""
         y = self.y(value)
         return [
             f'<path class="dense" d="M{self.left:.1f} {y:.1f}H{self.right:.1f}"/>',
@@ -157,17 +157,17 @@ class Axes:
         ]
 
     def dense_box(self, value: float, words: str) -> Box:
-        """The place of that name."""
+        """The box of that label."""
         return Box.of(self.right, self._beside_line(self.y(value)), words, "end")
 
     def _beside_line(self, y: float) -> float:
-        """Above the line; under it where there is no room above."""
+        """Position of a label above the line, or below if there is no room above."""
         return y - 6 if y - self.top > svg.FONT + 4 else y + svg.FONT + 4
 
 
 @dataclass(frozen=True)
 class Box:
-    """The place of a text on a drawing."""
+    """Bounding box of a text on a drawing."""
 
     left: float
     right: float
@@ -176,24 +176,24 @@ class Box:
 
     @classmethod
     def of(cls, x: float, y: float, words: str, anchor: str) -> Box:
-        """That of a text as `svg.text` draws it."""
+        """The box of a text as `svg.text` draws it."""
         wide = svg.width_of(words) * 1.1  # bold
         left = x - {"start": 0.0, "middle": wide / 2, "end": wide}[anchor]
         return cls(left, left + wide, y - svg.FONT, y + 4)
 
     def meets(self, other: Box) -> bool:
-        """Whether two lie on each other."""
+        """Whether two boxes overlap."""
         apart = self.right <= other.left or other.right <= self.left
         return not (apart or self.bottom <= other.top or other.bottom <= self.top)
 
     def is_in(self, axes: Axes) -> bool:
-        """Whether it lies between the axes."""
+        """Whether the box is inside the axes."""
         across = axes.left <= self.left and self.right <= axes.right
         return across and axes.top <= self.top and self.bottom <= axes.bottom
 
 
 def beside(axes: Axes, x: float, y: float, words: str, taken: Sequence[Box]) -> list[str]:
-    """A text beside a mark, where it lies on no other; on one where there is no such place."""
+    """A text beside a mark, in a place that is free if there is one."""
     places = [
         (x + aside, y + up, anchor)
         for up in (4.0, -18.0, 26.0, -36.0, 44.0, -54.0, 62.0, -72.0, 80.0, -90.0, 98.0)

@@ -1,4 +1,4 @@
-"""What a plan does to each group of a model's layers, as bars in an inline SVG."""
+"""Bar chart of a plan's effect on each group of a model's layers, as inline SVG."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Row:
 
 
 def bars(effect: Effect, width: int) -> str:
-    """Latency of all layers of each group, dense above and by the plan below, then of all groups.
+    """Bars of each group's latency, dense above and by the plan below, then of all groups.
 
     Args:
         effect: Of the plan.
@@ -39,7 +39,7 @@ def bars(effect: Effect, width: int) -> str:
     head = 18.0 if is_narrow else 0.0
     pitch = head + 2 * _BAR + 14
     longest = max(max(row.dense_us, row.latency_us) for row in rows)
-    # On the right there is room for a bar's own time.
+    # The space on the right is for a bar's own time.
     scale = (width - left - 10 - _LETTER * len(phrases.microseconds(longest))) / longest
     parts = []
     for place, row in enumerate(rows):

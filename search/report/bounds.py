@@ -1,4 +1,4 @@
-"""Why a chain takes as long as it does: what it moves and computes, and which of them binds it."""
+"""Explanation of a chain's time: the data it moves, its operations, and which of them binds it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ksopt.search.report import phrases
 from ksopt.search.results import Finalist, LayerResult
 
 _BINDS = {True: "memory", False: "compute"}
-# Of two efficiencies, or two amounts, that differ by less than this a sentence makes nothing.
+# Ratio below which sentences treat two efficiencies, or two amounts, as equal.
 _ALIKE = 1.05
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a product cannot do without.
+    """Minimal work of a product.
 
     Args:
         bytes_moved: Input, output and weights, each once.
@@ -40,7 +40,7 @@ class Work:
     def of(
         cls, part: Pattern | StructuredOperator, batch: int, roofline: Roofline, passes: int = 1
     ) -> Work:
-        """That of a factor, or of an operator that has none.
+        """The work of a factor, or of an operator without factors.
 
         Args:
             part: The factor's pattern, or the operator.
@@ -67,12 +67,12 @@ class Work:
 
 
 def sentences(result: LayerResult) -> list[str]:
-    """Of each step's chain: what it saves, what binds it, and how near it comes to its floor."""
+    """Sentences on each step's chain: its savings, its bound, and its efficiency."""
     return list(dict.fromkeys(_sentence(finalist, result) for finalist in _chosen(result)))
 
 
 def table(result: LayerResult) -> Table:
-    """The dense layer, and each step's chain, factor by factor."""
+    """Table of the dense layer, and of each step's chain, factor by factor."""
     rows = []
     dense = [_dense(result)]
     chosen = list(_chosen(result))
@@ -93,7 +93,7 @@ def table(result: LayerResult) -> Table:
 
 
 def _chosen(result: LayerResult) -> Iterable[Finalist]:
-    """Chains of the answers, each once."""
+    """The distinct chains of the answers."""
     finalists = {
         answer.chosen.facts.chain: answer.chosen
         for answer in result.recommendations
@@ -103,7 +103,7 @@ def _chosen(result: LayerResult) -> Iterable[Finalist]:
 
 
 def _parts(chain: Replacement) -> Sequence[Pattern | StructuredOperator]:
-    """A chain's factors, which run one after the other; another operator as a whole."""
+    """The factors of a chain, or another operator as a whole."""
     return chain.patterns if isinstance(chain, Chain) else [operator_of(chain)]
 
 
@@ -115,7 +115,7 @@ def _work(part: Pattern | StructuredOperator, result: LayerResult) -> Work:
 
 
 def _dense(result: LayerResult) -> Work:
-    """The dense layer's."""
+    """The work of the dense layer."""
     size = result.request.size
     return _work(Pattern(1, size.out_features, size.in_features, 1), result)
 
@@ -153,7 +153,7 @@ def _sentence(finalist: Finalist, result: LayerResult) -> str:
 
 
 def _lead(floor: float, dense_floor: float, reached: float, dense_reached: float) -> str:
-    """Which of the two makes a chain faster: a lower floor, or that it is reached more nearly."""
+    """Clause on what makes a chain faster: a lower floor, or a higher efficiency."""
     less_work, nearer = dense_floor / floor, reached / dense_reached
     if less_work > _ALIKE and nearer > _ALIKE:
         return f": {less_work:.1f} times less to do, done {nearer:.1f} times as well"
@@ -163,7 +163,7 @@ def _lead(floor: float, dense_floor: float, reached: float, dense_reached: float
 
 
 def _against(dense: int, chain: int) -> str:
-    """An amount beside the dense layer's, to go before "the dense layer".
+    """Comparison of an amount with the dense layer's, to precede "the dense layer".
 
     Example:
         >>> _against(400, 100), _against(100, 150), _against(100, 101)

@@ -1,4 +1,4 @@
-"""Several searches beside each other: as a page, as markdown, as data."""
+"""Comparison of several searches as a page, as markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ksopt.search.surroundings import Surroundings
 
 SCHEMA = "ksopt.comparison/1"
 _TITLE = "Searches compared"
-# What is of a search's own making, and says nothing of its times.
+# Options that do not affect a search's times.
 _OWN = {"out", "storage", "study", "workers", "seed", "plugins"}
 
 Searches = Mapping[str, SearchResult]
-"""By the names that they are shown under."""
+"""Results by display name."""
 
 
 def html(searches: Searches) -> str:
-    """The page; what comparison.html holds."""
+    """The page comparison.html."""
     return document.html(_TITLE, where(searches), sections(searches))
 
 
@@ -42,19 +42,19 @@ def markdown(searches: Searches) -> str:
 
 
 def to_json(searches: Searches) -> str:
-    """The comparison as data: of each search its results.json."""
+    """The comparison as JSON, with the results.json of each search."""
     results = {name: json.loads(results_json.to_json(one)) for name, one in searches.items()}
     return json.dumps({"schema": SCHEMA, "searches": results}, indent=2) + "\n"
 
 
 def where(searches: Searches) -> str:
-    """What was measured where, in a line."""
+    """The searches and their devices, in a line."""
     devices = {one.layers[0].device.name: None for one in searches.values()}
     return f"{', '.join(searches)}; measured on {', '.join(devices)}"
 
 
 def sections(searches: Searches) -> list[Section]:
-    """The answer, what the searches were asked differently, and the words."""
+    """The answer, the differences of the requests, and the glossary."""
     series = [
         Series.of(name if one.request.is_one_layer else f"{name} {layer.size}", layer, answer)
         for name, one in searches.items()
@@ -75,15 +75,15 @@ def sections(searches: Searches) -> list[Section]:
         warnings=tuple(_warnings(searches)),
     )
     rows = [[name, *values] for name, values in differences(searches).items()]
-    asked = Section(
+    difference_section = Section(
         "What differs", (), (), tables.of(("what", *searches), rows), is_folded=True
     )  # fmt: skip
     words = replace(glossary(next(iter(searches.values()))), is_folded=True)
-    return [answer, *([asked] if rows else []), words]
+    return [answer, *([difference_section] if rows else []), words]
 
 
 def lead(searches: Searches) -> list[str]:
-    """Which search has the fastest chain, of each size that several have."""
+    """Sentences on which search has the fastest chain, for each size that several have."""
     sentences = []
     for size in dict.fromkeys(size for one in searches.values() for size in one.request.sizes):
         used = dict(_used(searches, size))
@@ -103,7 +103,7 @@ def lead(searches: Searches) -> list[str]:
 
 
 def _used(searches: Searches, size: Dims) -> Iterator[tuple[str, Finalist]]:
-    """The chain that each search uses for a size, where it has one."""
+    """The chain that each search uses for a size, if it has one."""
     for name, one in searches.items():
         answer = choice(one, size)
         if answer is not None and answer.chosen is not None:
@@ -111,7 +111,7 @@ def _used(searches: Searches, size: Dims) -> Iterator[tuple[str, Finalist]]:
 
 
 def _facts(searches: Searches) -> Iterator[Fact]:
-    """The speed over dense of each search of one layer."""
+    """The speedup over dense of each search of one layer."""
     for name, one in searches.items():
         if not one.request.is_one_layer:
             continue
@@ -134,7 +134,7 @@ def _warnings(searches: Searches) -> Iterator[str]:
 
 
 def differences(searches: Searches) -> dict[str, list[str]]:
-    """What the searches were asked and measured on, where it is not the same."""
+    """The settings and devices that differ between the searches."""
     every = [_setting(one) for one in searches.values()]
     names = dict.fromkeys(name for setting in every for name in setting)
     rows = {name: [_shown(setting.get(name)) for setting in every] for name in names}
@@ -165,7 +165,7 @@ def _shown(value: Any) -> str:
 
 
 def table(searches: Searches) -> Table:
-    """The chain that each search uses for each size, beside dense."""
+    """Table of the chain that each search uses for each size, beside dense."""
     heads = ["search", "INxOUT", ">speedup", "chain", ">weights", ">of dense", ">latency", ">dense"]
     rows = []
     has_error = False

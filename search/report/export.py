@@ -1,4 +1,4 @@
-"""What a search leaves behind: report.html, report.md, results.json, plan.json, trials.csv, plots.
+"""Files of a search: report.html, report.md, results.json, plan.json, trials.csv, plots.
 
 Files are written whole or not at all.
 """
@@ -24,7 +24,7 @@ from ksopt.system.atomic_files import write_whole
 
 
 def write(result: SearchResult, folder: Path) -> None:
-    """Write the five files into the folder, and its plots into a folder there.
+    """Write the five files into the folder, and the plots into a subfolder.
 
     Raises:
         InvalidInputError: The folder cannot be written.
@@ -50,7 +50,7 @@ def write(result: SearchResult, folder: Path) -> None:
 
 
 def to_csv(result: SearchResult) -> str:
-    """One row a trial; what trials.csv holds."""
+    """The text of trials.csv, one row a trial."""
     text = io.StringIO()
     writer = csv.DictWriter(
         text, fieldnames=_csv_columns(), extrasaction="ignore", lineterminator="\n"

@@ -1,4 +1,4 @@
-"""The glossary of a report: its words, once."""
+"""Glossary of a report."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ TERMS = {
 
 @section(order=130, of="search")
 def glossary(result: SearchResult) -> Section:
-    """The words of a report."""
+    """Definitions of the report's terms."""
     return Section("Glossary", (), (), tables.of(("word", "meaning"), list(TERMS.items())))

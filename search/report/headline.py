@@ -1,4 +1,4 @@
-"""The first screen of a report: what to use, what it gains, what it costs, how sure that is."""
+"""The first screen of a report: the recommendation, its gain, its cost and its certainty."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ksopt.search.results import Finalist, LayerResult, Recommendation, SearchRe
 
 
 def of_layer(layer: LayerResult) -> Section:
-    """That of one layer: its answer, with the plot of its chains."""
+    """The headline of one layer: its answer, with the plot of its chains."""
     answer = choice_of_layer(layer)
     used = None if answer is None else answer.chosen
     shown = used or _fastest(layer)
@@ -43,12 +43,12 @@ def of_layer(layer: LayerResult) -> Section:
 
 
 _HOW_ERROR = "To know it, add --weights FILE, your trained weights: the command is below."
-_USED_UP = 0.9  # of a budget: what uses less leaves room that a reader may ask about
+_USED_UP = 0.9  # of a budget: chains that use less leave room, which is mentioned
 _SHAPES = {1: "squares have one factor", 2: "circles two factors", 3: "triangles three factors"}
 
 
 def _marks(layer: LayerResult) -> str:
-    """What is drawn, and no more."""
+    """Caption of the marks in the plot."""
     drawn = [trial.facts.chain for trial in layer.trials if trial.ratio is not None]
     counts = {len(chain) for chain in drawn if isinstance(chain, Chain)}
     shapes = [words for count, words in _SHAPES.items() if count in counts]
@@ -71,7 +71,7 @@ def _marks(layer: LayerResult) -> str:
 
 
 def _lead(layer: LayerResult) -> list[str]:
-    """What to do with the layer, and why that."""
+    """The recommendation for the layer, and its reasons."""
     size, answer = layer.size, choice_of_layer(layer)
     linear = f"nn.Linear({size.in_features}, {size.out_features})"
     if answer is None or answer.chosen is None:
@@ -107,7 +107,7 @@ def _lead(layer: LayerResult) -> list[str]:
 
 
 def _room_left(layer: LayerResult, answer: Recommendation) -> str:
-    """What is known of chains that use the budget up; empty where the chain does."""
+    """Sentence on chains that use the whole budget; empty if the chosen one does."""
     most, times = answer.budget.parameters, ReportedLatencies(layer)
     if answer.chosen is None or answer.chosen.facts.nnz >= _USED_UP * most:
         return ""
@@ -131,7 +131,7 @@ def _room_left(layer: LayerResult, answer: Recommendation) -> str:
 
 
 def _is_unsettled(layer: LayerResult) -> bool:
-    """Whether the answer is to measure again."""
+    """Whether the answer recommends another measurement."""
     if any(one.verdict is Verdict.UNJUDGED for one in layer.recommendations):
         return True
     answer = choice_of_layer(layer)
@@ -145,7 +145,7 @@ def _doubt(layer: LayerResult, chosen: Finalist) -> bool:
 
 
 def _faster_one(layer: LayerResult, chosen: Finalist) -> str:
-    """What a smaller budget gains over what is used; empty where it gains nothing."""
+    """Sentence on the gain of a smaller budget over the chosen chain; empty if there is none."""
     others = [
         (answer, answer.chosen)
         for answer in layer.recommendations
@@ -162,7 +162,7 @@ def _faster_one(layer: LayerResult, chosen: Finalist) -> str:
 
 
 def _fastest(layer: LayerResult) -> Finalist | None:
-    """The fastest chain of a layer that stays dense, where it can be judged."""
+    """The fastest chain of a layer that stays dense, if it can be judged."""
     if any(answer.verdict is Verdict.UNJUDGED for answer in layer.recommendations):
         return None
     return min(layer.finalists, key=lambda one: one.ratio, default=None)
@@ -185,7 +185,7 @@ def _why_dense(layer: LayerResult) -> str:
 
 
 def _facts(layer: LayerResult, shown: Finalist) -> list[Fact]:
-    """Speed, weights and error of a chain, and how sure that is."""
+    """Facts on speed, weights and error of a chain, and their certainty."""
     dense = layer.size.dense_parameters
     latency, beside = (phrases.microseconds(one.median_us) for one in (shown.latency, shown.dense))
     speed = f"{1 / shown.ratio:.2f}x"
@@ -228,7 +228,7 @@ def _warnings(layer: LayerResult, shown: Finalist | None) -> list[str]:
 
 
 def of_search(result: SearchResult) -> Section:
-    """That of several sizes, or a model: its plan, with a plot of all finalists."""
+    """The headline of several sizes, or a model: its plan, with a plot of all finalists."""
     effect = effect_of(result)
     chosen = [(one, choice(result, one.size)) for one in result.layers]
     series = [Series.of(str(layer.size), layer, answer) for layer, answer in chosen]
@@ -292,7 +292,7 @@ def _of_sizes(result: SearchResult, used: Sequence[Finalist]) -> list[Fact]:
 
 
 def _errors(used: Sequence[Finalist]) -> list[Fact]:
-    """The weight errors of the chains that are used; nothing where none is."""
+    """The weight errors of the chains that are used; empty if none is."""
     if not used:
         return []
     errors = sorted(WEIGHT_ERROR.cell(one.values) for one in used)
@@ -303,7 +303,7 @@ def _errors(used: Sequence[Finalist]) -> list[Fact]:
 
 
 def _span(values: Sequence[str]) -> str:
-    """The first and the last of some values in their order."""
+    """The range of some sorted values as text."""
     if len(values) < 2 or values[0] == values[-1]:
         return "".join(values[:1])
     return f"{values[0]} to {values[-1]}"

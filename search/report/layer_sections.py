@@ -1,4 +1,4 @@
-"""The sections that a report has of each layer: the answer, and the evidence for it."""
+"""Report sections of each layer: the answer, and its evidence."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TRIALS_SHOWN = 40
 
 @section(order=10, is_folded=False)
 def answer(result: LayerResult) -> Section:
-    """The recommendation, and what makes it less certain than it looks."""
+    """The recommendation, with reservations."""
     return headline.of_layer(result)
 
 
 def _drawn(result: LayerResult) -> Chain | None:
-    """The chain that is used, if it is one and not too large to be drawn."""
+    """The chain that is used, if there is one and it can be drawn."""
     answer = choice_of_layer(result)
     chain = None if answer is None or answer.chosen is None else answer.chosen.facts.chain
     return chain if isinstance(chain, Chain) and drawing.can_draw(chain) else None
@@ -35,7 +35,7 @@ def _drawn(result: LayerResult) -> Chain | None:
 
 @section(order=22, when=lambda result: _drawn(result) is not None)
 def picture(result: LayerResult) -> Section:
-    """The chain that is used, drawn."""
+    """A drawing of the chain that is used."""
     chain = _drawn(result)
     assert chain is not None
     text = (
@@ -48,7 +48,7 @@ def picture(result: LayerResult) -> Section:
 
 @section(order=25)
 def evidence(result: LayerResult) -> Section:
-    """The answer of each budget in words, and what else is to be known of it."""
+    """The answer of each budget in sentences, with remarks."""
     texts = [answer.sentence for answer in result.recommendations]
     for answer in result.recommendations:
         if answer.chosen is not None:
@@ -59,7 +59,7 @@ def evidence(result: LayerResult) -> Section:
 
 
 def _beside(answer: Recommendation) -> list[str]:
-    """What else is to be known of a step: ties, and how the heuristic did."""
+    """Remarks on a step: ties, and the quality of the heuristic."""
     assert answer.chosen is not None
     sentences = []
     if answer.ties:
@@ -83,7 +83,7 @@ def _heuristic(chosen: Finalist, heuristic: Finalist) -> str:
 
 
 def best_in_final(answer: Recommendation, finalists: Sequence[Finalist]) -> list[str]:
-    """The chains of a step's final that are better than its fastest, each in a metric."""
+    """Sentences on chains of a step's final that are better than its fastest in a metric."""
     chosen, sentences = answer.chosen, []
     if chosen is None:
         return []
@@ -120,7 +120,7 @@ def _has_choice(result: LayerResult) -> bool:
 
 @section(order=30, when=_has_choice)
 def time(result: LayerResult) -> Section:
-    """What each chosen chain moves and computes, and which of the two binds it."""
+    """Data movement and operations of each chosen chain, and which of the two binds it."""
     note = (
         "Moved: each factor's input, output and weights, once. Computed: two operations for each "
         "weight and row. A chain's floor is the sum of its factors' floors. A kernel that runs "
@@ -133,7 +133,7 @@ def time(result: LayerResult) -> Section:
 
 @section(order=50)
 def other_metrics(result: LayerResult) -> Iterator[Section]:
-    """Each metric besides latency and weights, plotted."""
+    """Plots of each metric besides latency and weights."""
     for metric in metrics.stored():
         name = f"{metric.name}-{result.size}"
         drawing = figure(partial(metric_plot, result, metric), name)
@@ -157,7 +157,7 @@ _WHOSE_TIMES = (
 
 @section(order=60)
 def front(result: LayerResult) -> Iterator[Section]:
-    """What is left to choose from, where more than latency was to be low."""
+    """The Pareto front, if there are several objectives."""
     titles = [metric.title for metric in metrics.objectives(result.request)]
     front = ReportedLatencies(result).front()
     if len(titles) < 2 or not front:
@@ -176,11 +176,11 @@ def front(result: LayerResult) -> Iterator[Section]:
 
 @section(order=70)
 def finalists(result: LayerResult) -> Section:
-    """The final."""
+    """The results of the final."""
     if not result.finalists:
         none = "No chain was measured."
         if any(answer.verdict is Verdict.KEEP_DENSE for answer in result.recommendations):
-            # Of what was measured, then, nothing is near enough.
+            # No measured chain is near enough.
             none = (
                 "No measured chain comes within a relative error of "
                 f"{result.request.max_error:g} of the given weights, so there is none."
@@ -203,7 +203,7 @@ def finalists(result: LayerResult) -> Section:
 
 @section(order=100)
 def trials(result: LayerResult) -> Section:
-    """Every trial."""
+    """All trials."""
     times = ReportedLatencies(result)
     ranked = sorted(result.trials, key=lambda t: (t.ratio is None, times.ratio(t) or 0.0))
     shown = ranked[:_TRIALS_SHOWN]

@@ -1,4 +1,4 @@
-"""The sections on how a layer was measured, and what would have predicted it."""
+"""Report sections on the method of measurement, and on the predictors of latency."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ksopt.search.surroundings import in_words
 
 @section(order=80)
 def predictions(result: LayerResult) -> Iterator[Section]:
-    """What would have predicted the measured times, and how well."""
+    """The correlations of predictors with the measured times."""
     correlations = diagnostics.correlations(result.trials)
     if not correlations:
         return
@@ -54,11 +54,11 @@ def predictions(result: LayerResult) -> Iterator[Section]:
 
 @section(order=90)
 def method(result: LayerResult) -> Section:
-    """How it was measured."""
+    """The method of measurement."""
     request, space, roof = result.request, result.space, result.roofline
     count = f"{'' if space.exact else 'More than '}{phrases.chains(space.count)}"
     are = "is" if space.count == 1 and space.exact else "are"
-    kept = "all that use" if space.complete else "a seeded sample of those that use"
+    sample = "all that use" if space.complete else "a seeded sample of those that use"
     used = phrases.percent(request.min_use)
     what = "A training step of each chain" if request.train else "Each chain"
     if request.siblings > 1:
@@ -71,7 +71,7 @@ def method(result: LayerResult) -> Section:
         "before each repeat, and the median of all repeats counts. Its result was first checked "
         "against float64. A wrong one gets no time.",
         f"{count} of at most {request.max_factors} factors {are} within the largest budget. "
-        f"{_limits(request)} {space.candidates:,} were candidates: {kept} at least "
+        f"{_limits(request)} {space.candidates:,} were candidates: {sample} at least "
         f"{used} of a budget. Without that rule the smallest chain would be nearly every budget's "
         "answer.",
         f"Sampler: {result.sampler}. Before it come the paper's families, the largest rho and the "
@@ -117,7 +117,7 @@ def method(result: LayerResult) -> Section:
 
 
 def _limits(request: LayerRequest) -> str:
-    """What the candidates have in common besides the budget."""
+    """Common properties of the candidates besides the budget."""
     text = (
         f"Each has every output depend on every input, and a rank bound of at least {request.rank}."
     )
@@ -132,7 +132,7 @@ def _limits(request: LayerRequest) -> str:
 
 
 def _energy_method(result: LayerResult) -> list[str]:
-    """How energy was measured, where it was."""
+    """The method of energy measurement; empty if there was none."""
     dense_mj = next((one.dense_values.get(ENERGY.name) for one in result.finalists), None)
     in_trials = any(ENERGY.name in trial.values for trial in result.trials)
     if dense_mj is None and not in_trials:
@@ -153,7 +153,7 @@ def _energy_method(result: LayerResult) -> list[str]:
 
 
 def _held(result: LayerResult) -> str:
-    """How much of a run's time its measurements took."""
+    """Share of a run's time in which its measurements held the device."""
     mine = [trial.seconds for trial in result.trials if trial.run == result.run and trial.seconds]
     if not mine:
         return ""
@@ -163,7 +163,7 @@ def _held(result: LayerResult) -> str:
 
 
 def _estimated(result: LayerResult) -> str:
-    """That an estimate took turns with the sampler, if it did."""
+    """Sentence on an estimate that took turns with the sampler, if it did."""
     if all(trial.origin != factor_times.ORIGIN for trial in result.trials):
         return ""
     return " In turns come chains whose factors' times, measured or predicted, add up to the least."

@@ -1,4 +1,4 @@
-"""Speedup over dense against the share of dense weights, of several sizes or searches."""
+"""Plot of speedup over dense against the share of dense weights, of several sizes or searches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Series:
     Args:
         name: In the legend.
         finalists: Chains of the final.
-        chosen: What is used of them; None where the layer stays dense.
+        chosen: The finalist that is used; None if the layer stays dense.
     """
 
     name: str
@@ -31,15 +31,15 @@ class Series:
 
     @classmethod
     def of(cls, name: str, layer: LayerResult, answer: Recommendation | None) -> Series:
-        """Of a layer, and the answer that is used of it."""
+        """The series of a layer and its answer."""
         return cls(name, layer.finalists, None if answer is None else answer.chosen)
 
 
 def overview_plot(series: Sequence[Series], width: int, height: int) -> str:
-    """An ``<svg>`` element; nothing if no series has a finalist.
+    """The plot as an ``<svg>`` element; empty if no series has a finalist.
 
-    A point is a chain of a final, a ring the one that is used; the line is the dense layer. Series
-    beyond those that have a colour share the last one.
+    A point is a chain of a final, a ring the one that is used; the line is the dense layer. The
+    last colour is shared by all further series.
     """
     drawn = [one for one in series if one.finalists]
     if not drawn:
@@ -100,7 +100,7 @@ class _Legend:
 
 
 def _legend(names: Sequence[str], width: int) -> _Legend:
-    """Names beside each other, in as many lines as they need."""
+    """Layout of names in as many lines as they need."""
     shown = list(names[: len(_COLOURS)])
     if len(names) > len(_COLOURS):
         shown[-1] = f"{len(names) - len(_COLOURS) + 1} others"

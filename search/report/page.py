@@ -13,18 +13,18 @@ from ksopt.search.results import SearchResult
 
 
 def html(result: SearchResult) -> str:
-    """The page; what report.html holds."""
+    """The page report.html."""
     return document.html(title(result), where(result), sections.written(result))
 
 
 def fragment(result: SearchResult) -> str:
-    """What the page shows before a reader opens anything, for a notebook's cell."""
+    """The unfolded sections of the page, for a notebook's cell."""
     every = sections.written(result)
     return document.fragment([one for one in every if not one.is_folded and not one.part])
 
 
 def markdown(result: SearchResult) -> str:
-    """The report as markdown; what report.md holds."""
+    """The markdown report.md."""
     return document.markdown(title(result), sections.written(result), where(result))
 
 
@@ -39,7 +39,7 @@ def title(result: SearchResult) -> str:
 
 
 def where(result: SearchResult) -> str:
-    """What it was measured on, in a line."""
+    """Device and settings of the measurement, in a line."""
     request, device = result.request, result.layers[0].device
     size = f"{phrases.layer(request.sizes[0])}; " if request.is_one_layer else ""
     return (

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them; one place, so that every output says a thing alike."""
+"""Formatting of numbers and phrases, shared by all outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EAGER = (
 
 
 def what_is_timed(request: LayerRequest | SearchRequest) -> list[str]:
-    """What all times are of, and how it was called.
+    """Sentences on the timed operation and its mode of execution.
 
     Example:
         >>> from ksopt.search.layer_request import LayerRequest
@@ -40,7 +40,7 @@ def what_is_timed(request: LayerRequest | SearchRequest) -> list[str]:
 
 
 def microseconds(value: float) -> str:
-    """Three significant digits, no exponent.
+    """Microseconds with three significant digits, without exponent.
 
     Example:
         >>> microseconds(6.8021), microseconds(812.34), microseconds(1644.9)
@@ -50,7 +50,7 @@ def microseconds(value: float) -> str:
 
 
 def chains(count: int) -> str:
-    """How many chains.
+    """A number of chains.
 
     Example:
         >>> chains(1), chains(1234)
@@ -60,7 +60,7 @@ def chains(count: int) -> str:
 
 
 def millijoules(value: float) -> str:
-    """Three significant digits, no exponent.
+    """Millijoules with three significant digits, without exponent.
 
     Example:
         >>> millijoules(0.01234), millijoules(12.345), millijoules(2345.6)
@@ -73,7 +73,7 @@ def millijoules(value: float) -> str:
 
 
 def rate(flops: float) -> str:
-    """Operations per second: a CPU's would be nothing in TFLOP/s.
+    """Operations per second, in TFLOP/s or, as for CPUs, in GFLOP/s.
 
     Example:
         >>> rate(364.2e12), rate(31.4e9), rate(1.04e9)
@@ -95,7 +95,7 @@ def timed(measurement: Measurement) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of one.
+    """A share as a percentage.
 
     Example:
         >>> percent(0.20833), percent(0.5)
@@ -105,7 +105,7 @@ def percent(share: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """Latency ratio chain/dense as a phrase.
+    """A latency ratio chain/dense as a phrase.
 
     Example:
         >>> times(0.5), times(1.25)
@@ -115,7 +115,7 @@ def times(ratio: float) -> str:
 
 
 def speed_span(latency: Measurement, dense: Measurement) -> str:
-    """From the least to the largest speedup that the bands of two times allow.
+    """The range of speedups within the bands of two times.
 
     Example:
         >>> speed_span(Measurement(2.0, 1.5, 5.0, 40), Measurement(14.0, 10.0, 18.0, 40))
@@ -129,7 +129,7 @@ def speed_span(latency: Measurement, dense: Measurement) -> str:
 
 
 def layer(dims: Dims) -> str:
-    """Both sizes with their names.
+    """A layer's sizes with their names.
 
     Example:
         >>> layer(Dims(768, 3072))
@@ -139,7 +139,7 @@ def layer(dims: Dims) -> str:
 
 
 def replayed(device: DeviceRecord) -> str:
-    """That nothing was measured for a report, and where its times come from."""
+    """Sentence on a report that was written without measuring."""
     return (
         "Nothing was measured for this report. It is written again from the study, which was "
         f"measured on {device.name} ({device.device})."

@@ -1,4 +1,4 @@
-"""What a plan does to a model's layers, as tables."""
+"""Tables of a plan's effect on a model's layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ksopt.search.results import SearchResult
 
 
 def plan_table(result: SearchResult) -> Table:
-    """What becomes of each group of the model's layers."""
+    """Table of each group of the model's layers in the plan."""
     effect = effect_of(result)
     groups = () if effect is None else effect.groups
     return tables.of(
@@ -32,7 +32,7 @@ def plan_table(result: SearchResult) -> Table:
 
 
 def budgets_table(result: SearchResult) -> Table:
-    """What each budget would do to the model, beside the plan."""
+    """Table of each budget's effect on the model, beside the plan's."""
     plan = effect_of(result)
     effects = list(effects_of(result).items())
     effects += [] if plan is None else [("the plan", plan)]

@@ -1,4 +1,4 @@
-"""The plots of a report, as inline SVG: no script, colours from the page's style sheet."""
+"""Plots of a report as inline SVG, without scripts; colours are in the page's style sheet."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _SHOWN_TIMES_DENSE = 4.0
 
 
 def figure(drawn: Callable[[int, int], str], name: str) -> Figure:
-    """A drawing for a screen, and for a telephone; ``name`` is that of its file."""
+    """A figure drawn for a wide and a narrow screen; ``name`` is that of its file."""
     return Figure(drawn(*WIDE), drawn(*NARROW), name)
 
 
 def latency_plot(
     result: LayerResult, chosen: Recommendation | None, width: int, height: int
 ) -> str:
-    """Latency against weights, as an ``<svg>`` element; nothing if no trial was measured.
+    """Plot of latency against weights as an ``<svg>`` element; empty if no trial was measured.
 
-    A point is a trial. Its height is the latency that the tables have (`ReportedLatencies`).
-    The stepped line joins what no other point beats in both.
+    A point is a trial, at the latency of the tables (`ReportedLatencies`). The stepped line joins
+    the points that no other beats in both.
 
     Args:
         result: Of the layer.
-        chosen: The answer whose chain is named; None for none.
+        chosen: The answer whose chain is labelled; None for none.
         width, height: Of the drawing.
     """
     measured = [trial for trial in result.trials if trial.ratio is not None]
@@ -50,7 +50,7 @@ def latency_plot(
 
     most = max(result.request.steps[-1].parameters, *(trial.facts.nnz for trial in measured))
     least = min(trial.facts.nnz for trial in measured)
-    # From 0, unless that would leave a large part of the drawing empty.
+    # From 0, unless a large part of the drawing would be empty.
     low = 0.85 * least if least > 0.25 * most else 0.0
     axes = Axes(
         width,
@@ -78,11 +78,11 @@ def latency_plot(
 
 
 def beyond(result: LayerResult, pruned: bool = False) -> str:
-    """That some chains are too slow for the plots of latency; nothing where none is.
+    """Sentence on chains that are too slow for the plots of latency; empty if there are none.
 
     Args:
         result: Of the layer.
-        pruned: Whether the plot has the chains that were given up, too.
+        pruned: Whether the plot includes pruned chains.
     """
     most, latency_us = _most_us(result), _latencies(result)
     drawn = [one for one in result.trials if one.ratio is not None or (pruned and one.ratio_seen)]
@@ -99,13 +99,13 @@ def _dense_us(result: LayerResult) -> float:
 
 
 def _latencies(result: LayerResult) -> Callable[[TrialRecord], float]:
-    """The latency of each trial; the dense layer's for one that has none."""
+    """The function from a trial to its latency, or the dense layer's if it has none."""
     times = ReportedLatencies(result)
     return lambda trial: times.latency_us(trial) or times.dense_us
 
 
 def _lowest(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those that no other beats in both, from left to right."""
+    """The points that no other beats in both coordinates, from left to right."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(points):
         if not front or y < front[-1][1]:
@@ -114,7 +114,7 @@ def _lowest(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _most_us(result: LayerResult) -> float:
-    """What is slower lies on the edge of a plot: the few slowest would squash all others."""
+    """Upper end of latency in plots; slower chains are on the edge, to leave room for others."""
     chosen = [one.chosen.ratio for one in result.recommendations if one.chosen is not None]
     return _dense_us(result) * max([_SHOWN_TIMES_DENSE, *chosen])
 
@@ -126,10 +126,10 @@ def _latency_scale(result: LayerResult) -> Scale:
 
 
 def metric_plot(result: LayerResult, metric: Metric, width: int, height: int) -> str:
-    """A metric against what `Metric.plotted_against` names; nothing if no trial has it.
+    """Plot of a metric against `Metric.plotted_against`; empty if no trial has it.
 
-    The stepped line is the best value that the other metric allows, of what was measured. The dense
-    layer's value, where it was measured after the final, is a line.
+    The stepped line is the best measured value up to a value of the other metric. The dense layer's
+    value, if it was measured after the final, is a line.
     """
     if metric.plotted_against is None:
         return ""
@@ -161,7 +161,7 @@ def metric_plot(result: LayerResult, metric: Metric, width: int, height: int) ->
     )
     parts = axes.drawn()
     if against is LATENCY:
-        x = axes.x(dense_us)  # what is left of it is faster than the dense layer
+        x = axes.x(dense_us)  # chains to the left are faster than the dense layer
         parts.append(f'<path class="dense" d="M{x:.1f} {axes.top:.1f}V{axes.bottom:.1f}"/>')
     if dense is not None:
         parts += axes.dense_line(dense, f"dense {metric.shown(dense)}")
@@ -174,7 +174,7 @@ def metric_plot(result: LayerResult, metric: Metric, width: int, height: int) ->
 
 
 def scatter(result: LayerResult, predictor: Predictor, width: int, height: int) -> str:
-    """Measured latency against a prediction; nothing if fewer than two chains have both.
+    """Plot of measured latency against a prediction; empty if fewer than two chains have both.
 
     Pruned chains, whose few repeats are less certain, are drawn as crosses.
     """
@@ -216,7 +216,7 @@ def _marks(
     named: int | None = None,
     taken: Sequence[Box] = (),
 ) -> list[str]:
-    """A mark for each trial, a ring around each step's fastest chain, and the name of one."""
+    """A mark for each trial, a ring around each step's fastest chain, and the label of one."""
     marks, tips, times = [], [], ReportedLatencies(result)
     for trial in trials:
         x_value, y_value = place(trial)
@@ -245,7 +245,7 @@ def _name(chosen: Finalist) -> str:
 def _facts(
     trial: TrialRecord, times: ReportedLatencies, metric: Metric | None, value: float
 ) -> tuple[str, ...]:
-    """What a tip says of a trial."""
+    """Lines of a trial's tooltip."""
     lines = [str(trial.facts.chain)]
     ratio, latency_us = times.ratio(trial), times.latency_us(trial)
     if ratio is not None and latency_us is not None:

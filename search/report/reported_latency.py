@@ -1,4 +1,4 @@
-"""The one latency that a report says of a chain: in its plots, their tips and its tables."""
+"""The latency that a report shows for a chain in its plots, tooltips and tables."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ksopt.search.results import Finalist, LayerResult, TrialRecord
 
 
 class ReportedLatencies:
-    """The latencies of a layer's chains beside one time of the dense layer, in microseconds.
+    """The latencies of a layer's chains relative to one time of the dense layer, in microseconds.
 
-    A finalist has the time that the tables of the answer and the final have. The clocks may have
-    been others when another chain was timed. So it has its latency over the dense layer's, measured
-    in turns with it, times the dense layer's of the final.
+    A finalist has its time of the final, as in the tables. The clocks may have differed when other
+    chains were timed. So those have their latency over the dense layer's, measured in turns, times
+    the dense layer's of the final.
 
     Args:
         result: Of the layer.
@@ -28,15 +28,15 @@ class ReportedLatencies:
 
     @property
     def trials(self) -> list[TrialRecord]:
-        """Those of the search, each with the times that the report says of its chain."""
+        """The trials of the search with their reported times."""
         return [self.reported(trial) for trial in self.result.trials]
 
     def front(self) -> list[TrialRecord]:
-        """The Pareto front of all that was asked for, by these times."""
+        """The Pareto front of all objectives, by these times."""
         return recommend.front_of(self.trials, self.result.request)
 
     def reported(self, trial: TrialRecord) -> TrialRecord:
-        """A trial with the times that the report says of its chain."""
+        """A trial with its reported times."""
         final = self.finals.get(trial.number)
         if final is not None:
             return replace(trial, latency=final.latency, dense=final.dense)
@@ -47,10 +47,10 @@ class ReportedLatencies:
         return replace(trial, latency=latency, dense=dense)
 
     def ratio(self, trial: TrialRecord) -> float | None:
-        """Latency over the dense layer's, of the final where that has timed the chain."""
+        """Latency over the dense layer's, of the final if it timed the chain."""
         return self.reported(trial).ratio_seen
 
     def latency_us(self, trial: TrialRecord) -> float | None:
-        """A trial's latency; None where nothing was measured."""
+        """A trial's latency; None if it was not measured."""
         one = self.reported(trial)
         return None if one.latency is None or one.dense is None else one.latency.median_us

@@ -1,4 +1,4 @@
-"""What was measured of a layer as tables: for the terminal, the page and markdown."""
+"""Tables of a layer's measurements, for the terminal, the page and markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ksopt.search.results import (
 
 
 def answers_table(result: SearchResult) -> Table:
-    """The fastest chain of each layer size and budget beside the dense layer."""
+    """Table of the fastest chain of each layer size and budget beside the dense layer."""
     if result.request.is_one_layer:
         (layer,) = result.layers
         return layer_answers_table(layer)
@@ -33,9 +33,9 @@ def answers_table(result: SearchResult) -> Table:
 
 
 def layer_answers_table(layer: LayerResult) -> Table:
-    """The fastest chain of each step beside the dense layer."""
+    """Table of the fastest chain of each step beside the dense layer."""
     heads = ["chain", ">weights", ">latency", ">dense", ">efficiency"]
-    # By what was asked, so that tables of several sizes have the same columns.
+    # By the request, so that tables of several sizes have the same columns.
     measured = metrics.measured(layer.request)
     heads += [f">{metric.title}" for metric in measured]
     rows = []
@@ -54,7 +54,7 @@ def layer_answers_table(layer: LayerResult) -> Table:
         rows.append([answer.budget.text, speedup, _verdict(answer), *cells])
     size = layer.request.size
     return tables.of(
-        # What is looked for first: a telephone shows no more without scrolling.
+        # The most important columns first: a telephone shows no more without scrolling.
         ("budget", ">speedup", "verdict", *heads),
         rows,
         title=f"Fastest chain of each budget for {phrases.layer(size)}",
@@ -68,7 +68,7 @@ def _speedup(chosen: Finalist) -> str:
 
 
 def _verdict(answer: Recommendation) -> str:
-    """What to do; where the times of what would be used cannot be trusted, not yet that."""
+    """The verdict; "measure again" if the times of a recommended chain are doubtful."""
     chosen = answer.chosen
     if answer.verdict is Verdict.USE and chosen is not None and timing_noise.why(chosen):
         return "measure again"
@@ -76,19 +76,19 @@ def _verdict(answer: Recommendation) -> str:
 
 
 def finalists_table(result: LayerResult) -> Table:
-    """Every finalist, and what chose it."""
+    """Table of all finalists and their origins."""
     rows = []
     for place, one in enumerate(result.finalists):
         alike = diagnostics.within_noise_of(one, result.finalists)
         noise = ", ".join(str(other + 1) for other in alike)
         rows.append([str(place + 1), *_finalist_cells(one), noise, one.origin])
     heads = [">", *_FINALIST_HEADS, "ties with", "chosen by"]
-    # Beside the latency: what a chain costs else, and what it keeps.
+    # Other metrics stand beside the latency.
     return _with_metrics(heads, rows, heads.index(">latency") + 1, result.finalists)
 
 
 def front_table(trials: Sequence[TrialRecord]) -> Table:
-    """Trials of a front, each beside the dense layer in its own turn, and what else was asked."""
+    """Table of the trials of a front, each beside the dense layer, with all metrics."""
     rows = []
     for trial in trials:
         known = trial.facts
@@ -110,7 +110,7 @@ def front_table(trials: Sequence[TrialRecord]) -> Table:
 def _with_metrics(
     heads: list[str], rows: list[list[str]], at: int, of: Sequence[Finalist | TrialRecord]
 ) -> Table:
-    """A table with a column for each metric that one of the rows has, from a column on."""
+    """A table with columns, from ``at`` on, for the metrics that some row has."""
     for metric in reversed(metrics.stored()):
         if any(metric.name in one.values for one in of):
             heads.insert(at, f">{metric.title}")
@@ -120,7 +120,7 @@ def _with_metrics(
 
 
 def trials_table(trials: Sequence[TrialRecord], times: ReportedLatencies) -> Table:
-    """Trials with the times that the plots have of them."""
+    """Table of trials with their reported times."""
     rows = []
     for trial in trials:
         known = trial.facts

@@ -1,6 +1,6 @@
 """results.json: its keys and its schema, which docs/searching.md describes.
 
-Keys are added in later versions, and never removed or given another meaning under the same number.
+Later versions add keys; under the same schema number none is removed or changes its meaning.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def results_schema() -> dict[str, Any]:
 
 
 def to_json(result: SearchResult) -> str:
-    """The result as JSON; what results.json holds."""
+    """The text of results.json."""
     request, effect = result.request, effect_of(result)
     value = {
         "schema": SCHEMA,
@@ -82,10 +82,10 @@ def to_json(result: SearchResult) -> str:
 
 def _request(request: SearchRequest) -> dict[str, Any]:
     elsewhere = ("model", "asked_by", "out")
-    asked = {name: part for name, part in request.to_json().items() if name not in elsewhere}
+    options = {name: part for name, part in request.to_json().items() if name not in elsewhere}
     if request.storage is not None:
-        asked["storage"] = without_password(request.storage)
-    return {"command": request.command, **asked}
+        options["storage"] = without_password(request.storage)
+    return {"command": request.command, **options}
 
 
 def _model(layers: Layers) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _layer(layer: LayerResult) -> dict[str, Any]:
 
 
 def _layer_request(request: LayerRequest) -> dict[str, Any]:
-    """What a size was asked otherwise than the others, as it is in force."""
+    """The settings of a size that may differ from those of others."""
     return {
         "dims": str(request.size),
         "budgets": [asdict(step) for step in request.steps],
@@ -254,7 +254,7 @@ def _answer(answer: Recommendation) -> dict[str, Any]:
 
 
 def trial(trial: TrialRecord) -> dict[str, Any]:
-    """A trial's keys."""
+    """The JSON values of a trial."""
     return {
         "number": trial.number,
         "state": trial.state,

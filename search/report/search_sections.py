@@ -1,4 +1,4 @@
-"""The sections that a report has once: the answer, how it is used, where it was measured."""
+"""Report sections of the whole search: the answer, its use, the device."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _is_of_a_model(result: SearchResult) -> bool:
 
 @section(order=15, of="search", when=_is_of_a_model, is_folded=False)
 def plan(result: SearchResult) -> Iterator[Section]:
-    """What becomes of a model's layers."""
+    """The plan of a model's layers."""
     layers = result.request.model
     assert layers is not None
     texts = [f"{layers.sentence}. {layers.note}".strip()]
@@ -56,7 +56,7 @@ def plan(result: SearchResult) -> Iterator[Section]:
         "compiler makes of it are not in it. A layer that sees fewer rows, such as a head on one "
         "token, weighs less than here."
     )
-    if result.whole is None and "measure-model" not in result.request.asked_by:
+    if result.whole is None and "measure-model" not in result.request.model_options:
         texts.append(
             "The model was not timed whole. With --model, --measure-model does that at the end of "
             "a search."
@@ -90,7 +90,7 @@ _GATE_CALLS = {
 
 @section(order=20, of="search", when=_is_layer_used, is_folded=False)
 def use_in_layer(result: SearchResult) -> Section:
-    """The code that puts a chain in the layer's place."""
+    """The code that replaces the layer by a chain."""
     (layer,) = result.layers
     used = [a for a in layer.recommendations if a.verdict is Verdict.USE]
     request = layer.request
@@ -118,16 +118,16 @@ def use_in_layer(result: SearchResult) -> Section:
         assert answer.chosen is not None
         chain = answer.chosen.facts.chain
         own = "".join(f", {option}" for option in [*around, *options])
-        made = f'KSLinear({size.in_features}, {size.out_features}, "{chain}"{own})'
+        constructor = f'KSLinear({size.in_features}, {size.out_features}, "{chain}"{own})'
         if not isinstance(chain, Chain):
-            made = f'StructuredLinear("{chain}"{tail})'
+            constructor = f'StructuredLinear("{chain}"{tail})'
         elif request.siblings > 1 and gate is None:
-            made = f"{several}([{made} for _ in range({request.siblings})])"
+            constructor = f"{several}([{constructor} for _ in range({request.siblings})])"
         share = phrases.percent(answer.chosen.facts.share)
         if gate is None:
-            lines.append(f"layer = {made}  # {share} of the weights")
+            lines.append(f"layer = {constructor}  # {share} of the weights")
         else:
-            lines.append(f"gate, up = ({made} for _ in range(2))  # {share} of the weights")
+            lines.append(f"gate, up = ({constructor} for _ in range(2))  # {share} of the weights")
     lines += [] if gate is None else ["", "def layer(x):", f"    return {gate} * up(x)"]
     lines += [
         "",
@@ -151,8 +151,8 @@ def _is_plan_used(result: SearchResult) -> bool:
 
 @section(order=20, of="search", when=_is_plan_used, is_folded=False)
 def use_plan(result: SearchResult) -> Section:
-    """How a model is converted."""
-    model = result.request.asked_by.get("model", "mymodel:build")
+    """The code that converts a model."""
+    model = result.request.model_options.get("model", "mymodel:build")
     module, _, factory = model.partition(":")
     lines = [
         "import ksopt",
@@ -182,7 +182,7 @@ def _has_no_error(result: SearchResult) -> bool:
 
 @section(order=28, of="search", when=_has_no_error)
 def with_weights(result: SearchResult) -> Section:
-    """How the error of trained weights is asked for."""
+    """The command for the error of trained weights."""
     text = (
         "Then each chain also has its weight error: how far the nearest product is from your "
         "weights. The file is a .safetensors file, such as a model's state_dict. It must hold a "
@@ -209,14 +209,14 @@ def left_dense(result: SearchResult) -> Section:
 
 @section(order=110, of="search")
 def device(result: SearchResult) -> Section:
-    """What it was measured on."""
+    """The device of the measurement."""
     rows = result.layers[0].device.rows()
     return Section("Device", (), (), tables.of(("what", "value"), rows))
 
 
 @section(order=120, of="search")
 def again(result: SearchResult) -> Section:
-    """The command."""
+    """The command that repeats the search."""
     these = "this study" if result.request.is_one_layer else "these studies"
     text = (
         f"The same command with the same folder goes on with {these}. It times the finalists "

@@ -1,7 +1,7 @@
-"""The registry of a report's sections, which the page and markdown share.
+"""Registry of a report's sections, which the page and markdown share.
 
-A section is one function of a result: of the search's, or of each layer's. It is registered with
-where it stands, and is in every report from then on, of one layer or of several.
+A section is one function of the search's result, or of each layer's. It is registered with its
+position, and is then in every report, of one layer or of several.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ksopt.search.results import SearchResult
 Part = Literal["layer", "search"]
 _Function = TypeVar("_Function", bound=Callable[[Any], "Section | Iterable[Section]"])
 LAYERS = 30
-"""Where the layers' sections stand in a report of several, among the search's own."""
+"""Position of the layers' sections among the search's own, in a report of several layers."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A function that writes sections, and which reports have them."""
+    """A function that writes sections, with their position and condition."""
 
     order: float
     of: Part
@@ -30,7 +30,7 @@ class Entry:
     is_folded: bool = True
 
     def sections(self, result: object) -> list[Section]:
-        """Those of a result."""
+        """The sections of a result."""
         if not self.when(result):
             return []
         written = self.write(result)
@@ -51,12 +51,12 @@ def section(
     """Register a function that writes a section, or several, of a result.
 
     Args:
-        order: Where it stands: the answer is at 10, a layer's trials are at 100. In a report of
+        order: Its position: the answer is at 10, a layer's trials are at 100. In a report of
             several layers all sections of the layers are at 30.
         of: "layer" for a function of each `LayerResult`; "search" for one of the `SearchResult`,
             once in a report.
         when: Whether a result has it.
-        is_folded: Whether the page shows its title alone until a reader opens it.
+        is_folded: Whether the page shows only its title until a reader opens it.
 
     Example:
         >>> @section(order=105, when=lambda result: result.request.train)
@@ -73,7 +73,7 @@ def section(
 
 
 def unregister(write: Callable[[Any], object]) -> None:
-    """Take a function's sections out of every report."""
+    """Remove a function's sections from all reports."""
     _ENTRIES[:] = [entry for entry in _ENTRIES if entry.write is not write]
 
 

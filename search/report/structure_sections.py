@@ -1,4 +1,4 @@
-"""The section on what else than chains a search has measured at the same budget."""
+"""Report section on other structures than chains at the same budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search prints."""
+"""Terminal output of a search."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ksopt.report.tables import Table
 from ksopt.search.report import answers, plan_tables, result_tables
 from ksopt.search.results import SearchResult
 
-# Columns that a terminal of fewer characters does without, so that chains are not cut into pieces.
+# Columns that are omitted on narrower terminals, so that chains are not wrapped.
 _WIDE = 130
 _WIDE_ANSWERS = ("weights", "latency", "dense", "efficiency", "energy")
 _WIDE_PLAN = ("budget", "weights", "latency", "dense")
 
 
 def print_result(result: SearchResult, stream: TextIO) -> None:
-    """Write the answer to a terminal or a pipe: sentences, tables, where the report is."""
+    """Write the answer to a terminal or a pipe: sentences, tables, the report's path."""
     for sentence in answers.lead(result):
         print(sentence, file=stream)
     print(file=stream)
@@ -40,6 +40,6 @@ def print_result(result: SearchResult, stream: TextIO) -> None:
 
 def _without(table: Table, heads: Sequence[str]) -> Table:
     """A table without some columns."""
-    kept = [i for i, head in enumerate(table.heads) if head not in heads]
-    rows = [[row[i] for i in kept] for row in table.rows]
-    return tables.of([table.columns[i] for i in kept], rows, table.title)
+    columns = [i for i, head in enumerate(table.heads) if head not in heads]
+    rows = [[row[i] for i in columns] for row in table.rows]
+    return tables.of([table.columns[i] for i in columns], rows, table.title)

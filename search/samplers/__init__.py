@@ -1,1 +1,1 @@
-"""Which chain to measure next."""
+"""Samplers: the choice of the next chain to measure."""

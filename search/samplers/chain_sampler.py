@@ -1,10 +1,10 @@
-"""An Optuna sampler over a list of chains: every suggestion is a chain, and none comes twice.
+"""Optuna sampler over a list of chains: every suggestion is a chain, and none is repeated.
 
 A chain is described to Optuna by its coordinates: the number of factors and, for each of up to
 three places, log2 of b, c and d (0 where there is no such factor; a follows from the sizes). Close
-coordinates are similar chains, so a model of them can learn. What the model proposes is seldom the
-coordinates of a chain; the nearest chain that has not been tried takes its place, and the trial
-records that chain's own coordinates, so that the model learns from what was measured.
+coordinates are similar chains, so a model of them can learn. A proposal of the model is seldom the
+coordinates of a chain; it is replaced by the nearest untried chain, and the trial records that
+chain's own coordinates, so that the model learns from the measured chain.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from ksopt.search import metrics
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.options import MOST_FACTORS
 
-# Random trials before the model is asked, those that were enqueued counted.
+# Random trials before the model is used, including enqueued ones.
 _STARTUP_TRIALS = 12
-# A genetic algorithm needs generations: at least five, of so many trials each.
+# A genetic algorithm needs at least five generations of this many trials each.
 _POPULATION = 40
 _FEWEST_GENERATIONS = 5
 
 Kind = Literal["exhaustive", "TPE", "NSGA-II"]
 
 
-def suited(candidates: int, request: LayerRequest) -> Kind:
-    """What should draw: all in order if they fit into the trials, else a model that learns.
+def suitable_sampler(candidates: int, request: LayerRequest) -> Kind:
+    """The suitable sampler: exhaustive if the trials suffice, else a model that learns.
 
-    TPE learns from few trials. Where the whole front is asked for and there are trials for several
-    generations, NSGA-II spreads over it.
+    TPE learns from few trials. With several objectives and trials for several generations, NSGA-II
+    covers the whole front.
 
     Example:
-        >>> suited(30, LayerRequest("64x64", trials=40))
+        >>> suitable_sampler(30, LayerRequest("64x64", trials=40))
         'exhaustive'
-        >>> suited(3000, LayerRequest("64x64", trials=40))
+        >>> suitable_sampler(3000, LayerRequest("64x64", trials=40))
         'TPE'
-        >>> suited(3000, LayerRequest("64x64", trials=400))
+        >>> suitable_sampler(3000, LayerRequest("64x64", trials=400))
         'NSGA-II'
-        >>> suited(3000, LayerRequest("64x64", trials=400, objective="latency"))
+        >>> suitable_sampler(3000, LayerRequest("64x64", trials=400, objective="latency"))
         'TPE'
     """
     if candidates <= request.trials:
@@ -61,7 +61,7 @@ def suited(candidates: int, request: LayerRequest) -> Kind:
 
 
 def distributions(dims: Dims) -> dict[str, BaseDistribution]:
-    """The coordinates' ranges: they depend on the dims alone, so that a study can be resumed."""
+    """The coordinates' ranges; they depend only on the dims, so that a study can be resumed."""
     highest = log2(max(dims.in_features, dims.out_features)) or 1.0
     names = [f"log2_{letter}{place}" for place in range(1, MOST_FACTORS + 1) for letter in "bcd"]
     return {
@@ -71,7 +71,7 @@ def distributions(dims: Dims) -> dict[str, BaseDistribution]:
 
 
 def coordinates(chain: Replacement) -> dict[str, float]:
-    """Where a chain lies; another operator by the shapes of its weights, as factors without d.
+    """Coordinates of a chain, or of another operator with its weights as factors without d.
 
     Example:
         >>> place = coordinates(Chain.parse("(1,16,8,4)*(4,8,8,1)"))
@@ -93,14 +93,14 @@ def coordinates(chain: Replacement) -> dict[str, float]:
 
 
 class ChainSampler(BaseSampler):
-    """Draws chains that have not been tried.
+    """Sampler of untried chains.
 
     Args:
         candidates: The chains.
         kind: "exhaustive" to take all, fewest weights first; "TPE" (Bergstra et al., 2011; the
             multivariate and multi-objective form of Optuna) or "NSGA-II" (Deb et al., 2002) to
-            learn, after some random draws. Both heed the constraints that trials are marked with.
-        seed: Of the draws. A resumed study should pass another than its first run's.
+            learn, after some random draws. Both respect the constraints stored in trials.
+        seed: Of the draws. A resumed study should pass another seed than its first run.
     """
 
     def __init__(self, candidates: Sequence[Replacement], kind: Kind, seed: int) -> None:
@@ -134,16 +134,16 @@ class ChainSampler(BaseSampler):
 
     @property
     def remaining(self) -> int:
-        """Candidates that have not been tried."""
+        """Number of untried candidates."""
         return int(self._open.sum())
 
     def close(self, for_good: Collection[Replacement], now: Iterable[Replacement] = ()) -> None:
-        """Draw none of these chains, but any other.
+        """Exclude these chains from later draws, and no others.
 
         Args:
-            for_good: Nothing is taken from it from call to call, and what is added comes last: the
-                others were read before.
-            now: Besides.
+            for_good: Permanently excluded chains; it only grows at its end between calls, and only
+                new entries are read.
+            now: Further chains, excluded until the next call.
         """
         self._closed[self._rows(itertools.islice(for_good, self._read, None))] = True
         self._read = len(for_good)
@@ -154,7 +154,7 @@ class ChainSampler(BaseSampler):
         return [self._index[chain] for chain in chains if chain in self._index]
 
     def drawn(self, trial_number: int) -> tuple[Replacement, str] | None:
-        """The chain that was drawn for a trial, and how; None if it was enqueued."""
+        """The chain that was drawn for a trial, and by which sampler; None if it was enqueued."""
         chain = self._drawn.get(trial_number)
         return None if chain is None else (chain, self.name)
 
@@ -167,9 +167,9 @@ class ChainSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The coordinates of an untried chain; nothing for a trial that was enqueued with one."""
+        """The coordinates of an untried chain; empty for a trial that was enqueued with a chain."""
         if "chain" in trial.user_attrs:
-            if self.name == "NSGA-II":  # it counts generations as it is asked
+            if self.name == "NSGA-II":  # it counts generations by calls
                 assert self._model is not None
                 self._model.sample_relative(study, trial, search_space)
             return {}
@@ -185,7 +185,7 @@ class ChainSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Never needed: `sample_relative` gives every coordinate."""
+        """Never needed: `sample_relative` returns every coordinate."""
         raise AssertionError(f"{param_name} was not among the coordinates")
 
     def after_trial(
@@ -195,7 +195,7 @@ class ChainSampler(BaseSampler):
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Let the model know."""
+        """Pass the trial to the model."""
         if self._model is not None:
             self._model.after_trial(study, trial, state, values)
 
@@ -208,14 +208,14 @@ class ChainSampler(BaseSampler):
         proposal: Mapping[str, Any] = self._model.sample_relative(study, trial, space)
         if not proposal:  # the model's startup
             return self._random(open_)
-        # NSGA-II leaves out what it mutates, to be drawn at random.
+        # NSGA-II omits mutated coordinates, to be drawn at random.
         fill = dict(zip(self._names, self._where[self._random(open_)].tolist(), strict=True))
-        wanted = np.array([proposal.get(name, fill[name]) for name in self._names])
-        distance = (((self._where[open_] - wanted) / self._scale) ** 2).sum(axis=1)
+        proposed = np.array([proposal.get(name, fill[name]) for name in self._names])
+        distance = (((self._where[open_] - proposed) / self._scale) ** 2).sum(axis=1)
         return int(open_[int(distance.argmin())])
 
     def _random(self, open_: np.ndarray) -> int:
-        """A number of factors at random, then a chain of it: three-factor chains outnumber."""
+        """A random chain of a random number of factors, because most chains have three."""
         lengths = self._where[open_, 0]
         length = self._rng.choice(sorted(set(lengths.tolist())))
         return int(self._rng.choice(open_[lengths == length].tolist()))

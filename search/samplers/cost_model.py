@@ -1,4 +1,4 @@
-"""What the kernels' cost models predict of a chain: a prior, and shown beside what was measured."""
+"""Predictions of the kernels' cost models for chains: a prior, and shown beside measurements."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ksopt.search.problems import epilogue_of
 
 @dataclass
 class CostModel:
-    """Predicts latencies for one machine, dtype, layout and batch.
+    """Predictor of latencies for one machine, dtype, layout and batch.
 
     Args:
         machine: A GPU.
         dtype: Such as "float16".
         batch: Rows of the input.
         batch_last: The layout.
-        after: What follows each layer.
+        after: The epilogue of each layer.
         siblings: Layers on one input.
     """
 
@@ -43,7 +43,7 @@ class CostModel:
 
     @classmethod
     def of(cls, request: LayerRequest, device: torch.device) -> CostModel | None:
-        """For a request with its batch resolved; None where there is no cost model: on a CPU."""
+        """The cost model of a request with its batch resolved; None on a CPU."""
         assert request.batch is not None
         machine = backend_of(device.type).spec(device)
         if machine is None:
@@ -59,14 +59,14 @@ class CostModel:
 
     @property
     def known(self) -> Mapping[Pattern, float | None]:
-        """What was predicted so far, by factor."""
+        """The predictions so far, by factor."""
         return self._known
 
     def predicted_us(self, chain: Replacement) -> float | None:
-        """Of the plan that is predicted to be fastest; None if there is none, or it is no chain.
+        """Predicted us of the fastest plan; None if there is no prediction, or it is no chain.
 
-        A plan is one launch for the whole chain with what surrounds it, where a kernel takes it, or
-        a launch a factor with one operation behind them.
+        A plan is one launch for the whole chain with its epilogue, if a kernel supports it, or a
+        launch per factor with one operation behind them.
 
         Example:
             >>> h200 = DeviceSpec((9, 0), 132, 228 * 1024)
@@ -80,7 +80,7 @@ class CostModel:
         return min((us for us in plans if us is not None), default=None)
 
     def apart_us(self, chain: Chain) -> float | None:
-        """Of a launch a factor, of all siblings, and what follows; None if a factor has none."""
+        """Predicted us of a launch per factor of all siblings, and the epilogue, if known."""
         times = [self._factor(pattern) for pattern in chain]
         if None in times:
             return None
@@ -88,8 +88,8 @@ class CostModel:
         return us + self.behind_us(chain.out_features)
 
     def behind_us(self, out_features: int) -> float:
-        """Of what follows separate launches: one kernel for the epilogue, one to put siblings side
-        by side; with a gate one that multiplies them."""
+        """Predicted us behind separate launches: one kernel for the epilogue, one to put siblings
+        side by side; with a gate one that multiplies them."""
         sms, us = self.machine.multiprocessors, 0.0
         of_one = getattr(torch, self.dtype).itemsize * self.batch * out_features
         if self.after.is_gated:
@@ -100,7 +100,7 @@ class CostModel:
         return us + (elementwise_us(2 * size, sms) if self.siblings > 1 else 0.0)
 
     def whole_us(self, chain: Chain) -> float | None:
-        """Of one launch for a chain and what surrounds it; None where no kernel takes it."""
+        """Predicted us of one launch for a chain and its epilogue; None without a kernel."""
         if chain not in self._whole:
             exact = is_exact(self.dtype)
             problem = Problem(chain, self.dtype, self.batch_last, exact, self.after, self.siblings)
@@ -115,9 +115,9 @@ class CostModel:
     def fastest(
         self, chains: Sequence[Replacement], count: int, seconds: float
     ) -> list[Replacement]:
-        """Those that are predicted to be fastest, of as many as there is time for, in order.
+        """The chains that are predicted to be fastest, of as many as there is time for, in order.
 
-        A prediction weighs hundreds of tiles: some 10 ms for a pattern.
+        A prediction compares hundreds of tiles: about 10 ms for a pattern.
         """
         until = time.monotonic() + seconds
         fastest: list[tuple[float, int, Replacement]] = []

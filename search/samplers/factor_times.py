@@ -1,12 +1,12 @@
-"""How a search on a GPU looks for the fastest: a chain's time as the sum of its factors', or whole.
+"""Estimates of chains' times on a GPU, from the times of their factors or of one launch.
 
-A factor is a kernel of its own, and its time in one chain says much of its time in another. What a
-trial measured of each factor, and what the cost model predicts of the rest, corrected by how
-measurements stand to predictions, gives an estimate for chains that were never run. A chain takes
-less than that sum by nearly the same time for each factor after the first, whose launch and first
-loads overlap with the factor before it; trials tell how much.
+A factor is a kernel of its own, and its time in one chain is similar in another. Measured times of
+factors, and predictions of the cost model for the others, corrected by the ratio of measurements to
+predictions, yield an estimate for chains that were never run. A chain takes less than the sum by
+nearly the same time for each factor after the first, whose launch and first loads overlap with the
+factor before it; this overlap is estimated from trials.
 
-Some chains are computed in one launch, and then the cost model predicts that, corrected likewise.
+Some chains are computed in one launch, which the cost model predicts, corrected likewise.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.space.space import Step
 
 ORIGIN = "estimate"
-"""What the report calls what chose such a chain."""
-# Of its own, before each of the sampler's; and where more is to be low than what it knows.
+"""Origin of such chains in the report."""
+# Turns before each of the sampler's; and fewer if there are other objectives than latency and size.
 _TURNS, _FEWER_TURNS = 8, 1
-# Predictions of one turn: processes that share a study wait for each other's turns.
+# Time for predictions in one turn: processes that share a study wait for each other's turns.
 _PREDICTING_S = 0.1
-# Of chains in one launch, once in a process: nine thousand take three seconds on one core.
+# Time for predictions of chains in one launch, once in a process: 9,000 take 3 s on one core.
 _PREDICTING_WHOLES_S = 10.0
-# A factor that was not predicted yet is hoped to come as near its floor as one in fifty that was.
+# Quantile of the excess over the floor that is assumed for factors without a prediction.
 _HOPE = 0.02
 
 IntArray = npt.NDArray[np.int64]
 
 
 def turns(request: LayerRequest) -> int:
-    """How many turns an estimate has before each of the sampler's.
+    """Number of turns of the estimate before each of the sampler's.
 
-    It goes by latency and weights, and knows nothing of energy, an error or a score: where such are
-    to be low, it is for the sampler to find chains that are slower and better in these.
+    The estimate uses only latency and weights, not energy, an error or a score: if such are
+    objectives, the sampler has to find chains that are slower and better in these.
 
     Example:
         >>> turns(LayerRequest("8x8")), turns(LayerRequest("8x8", energy=True))
@@ -70,8 +70,8 @@ def estimates(
     Args:
         candidates: Of any number of factors.
         measured: Factors' times, microseconds.
-        predicted: By the cost model; used, corrected, where there is no measured one.
-        overlap_us: What a chain saves between two factors: see `overlaps_us`.
+        predicted: By the cost model; used, corrected, for factors that were not measured.
+        overlap_us: Saving between two factors: see `overlaps_us`.
 
     Example:
         >>> chain, other = Chain.parse("(1,4,2,2)*(2,2,4,1)"), Chain.parse("(1,4,4,2)*(2,4,4,1)")
@@ -99,7 +99,7 @@ def estimates(
 def factor_times(
     trials: Iterable[tuple[Chain, Sequence[float | None]]],
 ) -> dict[Pattern, float]:
-    """What each factor took, in the middle of the chains that it was measured in."""
+    """Median time of each factor over the chains in which it was measured."""
     known: dict[Pattern, list[float]] = {}
     for chain, factors_us in trials:
         for pattern, us in zip(chain, factors_us, strict=False):
@@ -111,10 +111,10 @@ def factor_times(
 def overlaps_us(
     timed: Iterable[tuple[float, Sequence[float | None]]],
 ) -> float:
-    """What a chain saves between two factors: the middle of what measured chains saved, at least 0.
+    """Median saving between two factors in measured chains, at least 0.
 
     Args:
-        timed: A chain's time and its factors', microseconds.
+        timed: Pairs of a chain's time and its factors', microseconds.
 
     Example:
         >>> overlaps_us([(18.0, [10.0, 12.0]), (24.0, [10.0, 10.0, 10.0]), (9.0, [9.0])])
@@ -130,18 +130,18 @@ def overlaps_us(
 
 @dataclass(frozen=True)
 class Estimator:
-    """Proposes chains that are estimated to be fast.
+    """Proposal of chains that are estimated to be fast.
 
-    A prediction takes some milliseconds, and the chains may have ten thousand factors: those are
-    predicted that could belong to the fastest chain if they took little more than their floor.
+    A prediction takes some milliseconds, and the chains may have ten thousand factors: only factors
+    are predicted that could belong to the fastest chain if they took little more than their floor.
 
     Args:
-        candidates: What may be proposed.
-        steps: Of the ladder: the one that was tried least is next.
-        model: Asked for what it was not asked before.
-        floor_us: The least time that a factor can take, microseconds.
-        turns: Of its own before each of the sampler's.
-        seconds: How long it may predict in one turn; what is known has to do then.
+        candidates: The chains that may be proposed.
+        steps: Of the ladder: the one with the fewest trials is next.
+        model: Predicts factors.
+        floor_us: The minimal time of a factor, microseconds.
+        turns: Own turns before each of the sampler's.
+        seconds: Time for predictions in one turn; then the known ones are used.
     """
 
     candidates: Sequence[Chain]
@@ -160,7 +160,7 @@ class Estimator:
         model: CostModel | None,
         roofline: Roofline,
     ) -> Estimator | None:
-        """For a request with its batch resolved; None without a cost model, or without chains."""
+        """The estimator of a request with its batch; None without a cost model or chains."""
         chains = [one for one in candidates if isinstance(one, Chain)]
         if model is None or not chains:
             return None
@@ -171,9 +171,9 @@ class Estimator:
     def next(self, trials: Sequence[FrozenTrial], tried: Set[Replacement]) -> Chain | None:
         """The untried chain that is estimated to be fastest; None if it is the sampler's turn.
 
-        The sampler has a turn now and then: an estimate knows the time of factors, and nothing of
-        what makes a chain more than their sum, so the sampler may find what the estimate overlooks.
-        But factors' times rank chains nearly perfectly (docs/searching.md).
+        The sampler has some turns: an estimate ignores effects beyond the sum of the factors, so
+        the sampler may find chains that it overlooks. But factors' times rank chains nearly
+        perfectly (docs/searching.md).
         """
         ended = [trial for trial in trials if "chain" in trial.user_attrs]
         ours = sum(trial.user_attrs.get("origin") == ORIGIN for trial in ended)
@@ -214,12 +214,12 @@ class Estimator:
         return None
 
     def _correction_of_wholes(self, ended: Sequence[FrozenTrial]) -> float:
-        """How chains of one launch were measured to stand to their predictions, in the middle."""
+        """Median ratio of measured to predicted times of chains in one launch."""
         ratios = []
         for trial in ended:
             row = self._rows.get(registry.parse(trial.user_attrs["chain"]))
             outcome = trial_records.outcome_of(trial)
-            # Of one launch no factor's time is known.
+            # For one launch no factor's time is known.
             if row is None or outcome.get("factors_us") or "latency" not in outcome:
                 continue
             if np.isfinite(self._wholes_us[row]):
@@ -229,20 +229,20 @@ class Estimator:
     def _fastest(
         self, rows: IntArray, times: Mapping[Pattern, float], overlap_us: float
     ) -> tuple[float, Chain | None]:
-        """The fastest of some candidates of which all is known, or that no other could beat.
+        """Time and chain of the fastest candidate by a launch per factor, among known times.
 
-        By launches a factor, and its time; infinite, and None, where nothing is known.
+        Infinite and None if nothing is known.
         """
         factors = self._factors[rows]
         correction = _correction(times, self.model.known)
-        # NaN: not asked for yet; infinite: the model has no prediction.
+        # NaN: not predicted yet; infinite: the model has no prediction.
         known = np.array(
             [*(self._known_us(pattern, times, correction) for pattern in self._patterns), 0.0]
         )
         floor = self._floors_us
         sound = np.isfinite(known[:-1])
         above = known[:-1][sound] - floor[:-1][sound]
-        # Nearly the least that was seen above a floor, so that hardly a factor is passed over.
+        # Nearly the least excess over a floor, so that hardly any factor is skipped.
         hopeful = floor + (np.quantile(above, _HOPE) if len(above) else 0.0)
         saved = overlap_us * ((factors < len(self._patterns)).sum(axis=1) - 1)
         until = time.monotonic() + self.seconds
@@ -268,7 +268,7 @@ class Estimator:
         return self._with_the_rest(float(total[best]), chain), chain
 
     def _with_the_rest(self, one_us: float, chain: Chain) -> float:
-        """What all siblings take, and what follows them."""
+        """Time of all siblings and the epilogue, from the time of one."""
         return self.model.siblings * one_us + self.model.behind_us(chain.out_features)
 
     def _known_us(
@@ -292,12 +292,12 @@ class Estimator:
 
     @functools.cached_property
     def _patterns(self) -> list[Pattern]:
-        """Every factor of the candidates."""
+        """The distinct factors of the candidates."""
         return list(dict.fromkeys(pattern for chain in self.candidates for pattern in chain))
 
     @functools.cached_property
     def _factors(self) -> IntArray:
-        """Each candidate's places among the patterns; one beyond them where there is no factor."""
+        """Indices of each candidate's factors in the patterns, padded with the patterns' number."""
         places = {pattern: place for place, pattern in enumerate(self._patterns)}
         factors = np.full((len(self.candidates), max(map(len, self.candidates))), len(places))
         for row, chain in enumerate(self.candidates):
@@ -306,9 +306,9 @@ class Estimator:
 
     @functools.cached_property
     def _wholes_us(self) -> npt.NDArray[np.float64]:
-        """What each candidate is predicted to take in one launch; infinite where none computes it.
+        """Predicted time of each candidate in one launch; infinite if none computes it.
 
-        Of as many as there is time for, those of the fewest weights first.
+        Computed for as many as there is time for, those with the fewest weights first.
         """
         times = np.full(len(self.candidates), math.inf)
         until = time.monotonic() + _PREDICTING_WHOLES_S
@@ -327,6 +327,6 @@ class Estimator:
 def _correction(
     measured: Mapping[Pattern, float], predicted: Mapping[Pattern, float | None]
 ) -> float:
-    """How measurements stand to predictions, in the middle."""
+    """Median ratio of measurements to predictions."""
     pairs = [us / guess for pattern, us in measured.items() if (guess := predicted.get(pattern))]
     return median(pairs) if pairs else 1.0

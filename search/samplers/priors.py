@@ -1,7 +1,7 @@
-"""What to measure first: the paper's families, and the picks of its heuristic and of the roofline.
+"""Priors: the chains to measure first, from the paper's families, its heuristic and the roofline.
 
-They are priors. They are enqueued before the sampler learns anything, and each answer of the report
-says how the heuristic's pick did against the chain that was measured to be fastest.
+They are enqueued before the sampler learns anything, and each answer of the report compares the
+heuristic's pick with the fastest measured chain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ksopt.search.space.space import Space
 HEURISTIC = "largest rho"
 _MOST_FAMILY_PRIORS = 4
 _COST_MODEL_PRIORS = 2
-# Beside a cost model: what is estimated from the first trials finds more (docs/searching.md).
+# With a cost model: estimates from the first trials find more (docs/searching.md).
 _FAMILY_PRIORS_BESIDE = 1
 
 
@@ -32,7 +32,7 @@ def facts(
     train: bool = False,
     siblings: int = 1,
 ) -> ChainFacts:
-    """What is known of a chain without measuring it.
+    """Properties of a chain that are known without measuring it.
 
     A step of training moves and multiplies three times what the product does: the gradients of the
     input and of the weights each move two of input, weights and output in, and one out. The floor
@@ -87,10 +87,9 @@ def enqueued(
 
     For each step: the largest rho (paper, equation 2), the lowest roofline floor, the two that the
     cost model, if there is one, predicts to be fastest, then the families with the most weights, at
-    most four of them, or one beside a cost model, and of each other structure the lowest floor. The
-    cost model is asked for the lowest floors
-    first, for so many seconds of each step. The steps take turns, so that a search that is stopped
-    early has an answer for each.
+    most four of them, or one with a cost model, and of each other structure the lowest floor. The
+    cost model predicts the lowest floors first, for ``seconds`` per step. The steps take turns, so
+    that a search that is stopped early has an answer for each.
     """
     assert request.batch is not None
     known = {chain: facts(chain, roofline, request.batch) for chain in space.candidates}
@@ -102,7 +101,7 @@ def enqueued(
         by_floor = sorted(inside, key=lambda chain: known[chain].floor_us)
         family = sorted((c for c in inside if c in named), key=lambda c: -c.nnz)
         chains = [chain for chain in inside if isinstance(chain, Chain)]
-        chains.sort(key=lambda chain: -known[chain].rho)  # it says nothing of other structures
+        chains.sort(key=lambda chain: -known[chain].rho)  # rho is meaningless for other structures
         others = {name_of(one): one for one in reversed(by_floor)}  # of each the first
         fast = [] if model is None else model.fastest(by_floor, _COST_MODEL_PRIORS, seconds)
         picks.append(

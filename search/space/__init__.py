@@ -1,1 +1,1 @@
-"""Which chains there are."""
+"""The search space: the chains of a layer size."""

@@ -1,24 +1,25 @@
-"""The sizes that the fast kernels take: what ``--aligned`` asks of every factor."""
+"""Sizes that the fast kernels support, which ``--aligned`` requires of every factor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd, lcm
 
-# Of d, besides the multiples of a vector of 16 bytes: where such vectors hold whole runs of j.
+# Values of d, besides the multiples of a vector of 16 bytes, for which vectors hold whole runs of
+# j.
 _SMALL_D = {2: (1, 2, 3, 4, 6, 12), 4: (1, 2, 3, 6)}
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """What the tiles ask of a pattern, by element size and layout.
+    """Requirements of the tiles on a pattern, by element size and layout.
 
     In batch_first b is a multiple of 8 (the outputs of a tensor-core instruction), c*d one of 16
     bytes (so the rows of x, and of each group in them, begin at such addresses), and d one of 16
     bytes too, or one of 1, 2, 3, 4, 6 and 12 (float32: 1, 2, 3 and 6). All other patterns go to
-    `families.gather_mma`, which gathers its operands element by element, or to PyTorch's ways. In
-    batch_last every pattern has tiles, which compute in steps of 16 outputs and of 32 bytes along
-    c: b and c are multiples of these, and nothing is computed for padding.
+    `families.gather_mma`, which gathers its operands element by element, or to PyTorch's
+    implementations. In batch_last every pattern has tiles, which compute in steps of 16 outputs and
+    of 32 bytes along c: b and c are multiples of these, so that no padding is computed.
 
     The rules are those of ``unsupported_shape`` of `families.mma16` and `families.mma_tf32x3` of
     ksopt.kernels; a test compares them.
@@ -26,7 +27,8 @@ class Alignment:
     Args:
         element_bytes: 2 or 4.
         batch_last: Whether the layout is batch_last.
-        train: Whether the transposed pattern too, whose product is the input's gradient.
+        train: Whether the transposed pattern, whose product is the input's gradient, must conform,
+        too.
     """
 
     element_bytes: int
@@ -34,12 +36,12 @@ class Alignment:
     train: bool = False
 
     def allows_d(self, d: int) -> bool:
-        """Whether d suits."""
+        """Whether a factor may have this d."""
         vector = 16 // self.element_bytes
         return self.batch_last or d % vector == 0 or d in _SMALL_D[self.element_bytes]
 
     def row_step(self, d: int) -> int:
-        """What b is a multiple of, in a factor with this d.
+        """The number of which b is a multiple, in a factor with this d.
 
         Example:
             >>> Alignment(element_bytes=2).row_step(3), Alignment(4, batch_last=True).row_step(3)
@@ -49,7 +51,7 @@ class Alignment:
         return lcm(outputs, inputs) if self.train else outputs
 
     def column_step(self, d: int) -> int:
-        """What c is a multiple of, in a factor with this d.
+        """The number of which c is a multiple, in a factor with this d.
 
         Example:
             >>> [Alignment(element_bytes=2).column_step(d) for d in (1, 2, 12, 16)]
@@ -59,7 +61,7 @@ class Alignment:
         return lcm(outputs, inputs) if self.train else inputs
 
     def _steps(self, d: int) -> tuple[int, int]:
-        """Of b and of c, for the product alone."""
+        """The steps of b and of c, for the product alone."""
         if self.batch_last:
             return 16, 32 // self.element_bytes
         vector = 16 // self.element_bytes
@@ -67,7 +69,7 @@ class Alignment:
 
     @property
     def words(self) -> str:
-        """For a sentence: what the factors have."""
+        """The requirements as a clause."""
         outputs, inputs = self._steps(1)
         if self.batch_last:
             text = f"b is a multiple of {outputs} and c of {inputs}"

@@ -1,4 +1,4 @@
-"""Which b and c a search allows: a list, a range, or multiples."""
+"""Allowed b and c of a search: a list, a range, or multiples."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LARGEST = 10**9
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """The sizes that every b and every c may have.
+    """The allowed sizes of every b and c.
 
     Args:
         least: The smallest.
         most: The largest.
-        step: What all are multiples of.
-        listed: The only ones, in rising order; empty where there is no list.
+        step: All are multiples of it.
+        listed: The only sizes, in rising order; empty if there is no list.
     """
 
     least: int = 1
@@ -32,7 +32,7 @@ class BlockSizes:
 
     @classmethod
     def parse(cls, text: str) -> BlockSizes:
-        """Read a list ``16,32,64``, a range ``16-256`` with its ends, or ``multiple:16``.
+        """Parse a list ``16,32,64``, a range ``16-256`` with its ends, or ``multiple:16``.
 
         Raises:
             InvalidInputError: The text has another form, or the range is empty.
@@ -65,14 +65,14 @@ as a list (16,32,64), a range (16-256) or multiples (multiple:16)
         )
 
     def __str__(self) -> str:
-        """The text that `parse` reads as the same."""
+        """The text form, see `parse`."""
         if self.listed:
             return ",".join(map(str, self.listed))
         return f"{self.least}-{self.most}" if self.most < _LARGEST else f"multiple:{self.step}"
 
     @property
     def words(self) -> str:
-        """For a sentence.
+        """The sizes as a phrase.
 
         Example:
             >>> BlockSizes.parse("64,16").words, BlockSizes.parse("multiple:16").words
@@ -84,7 +84,7 @@ as a list (16,32,64), a range (16-256) or multiples (multiple:16)
         return f"a multiple of {self.step}" if self.step > 1 else f"{self.least} to {self.most}"
 
     def holds(self, size: int) -> bool:
-        """Whether it is allowed."""
+        """Whether a size is allowed."""
         return (
             self.least <= size <= self.most
             and size % self.step == 0

@@ -1,4 +1,4 @@
-"""Which chains a search may draw, besides budget, rank and number of factors."""
+"""Constraints on the chains of a search, besides budget, rank and number of factors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ksopt.search.space.families import EVERY, is_member
 
 @dataclass(frozen=True)
 class Constraints:
-    """What every chain of a space fulfils; by default there is nothing to fulfil.
+    """Constraints on every chain of a space; there are none by default.
 
     Args:
-        families: It is of one of these families (`families.NAMES`); empty for any.
-        block_sizes: The b and c that its factors may have.
-        chainable: It is chainable (`Chain.is_chainable`).
-        alignment: The sizes of its factors are those that the fast kernels take.
+        families: The allowed families (`families.NAMES`); empty for any.
+        block_sizes: The allowed b and c of factors.
+        chainable: Whether only chainable chains are allowed (`Chain.is_chainable`).
+        alignment: Requirements of the fast kernels on the sizes of factors; None for none.
 
     Example:
         >>> wide = Constraints(block_sizes=BlockSizes.parse("16-64"))
@@ -34,7 +34,7 @@ class Constraints:
     alignment: Alignment | None = None
 
     def admits(self, chain: Chain) -> bool:
-        """Whether a chain fulfils them all."""
+        """Whether a chain meets all constraints."""
         return (
             all(map(self.admits_factor, chain))
             and (not self.chainable or chain.is_chainable)
@@ -42,7 +42,7 @@ class Constraints:
         )
 
     def names(self, chain: Chain) -> bool:
-        """Whether a chain is of a family that is asked for by name, and not just any chain."""
+        """Whether a chain is of a family that is requested by name."""
         return any(is_member(name, chain) for name in self.families if name != EVERY)
 
     def admits_factor(self, pattern: Pattern) -> bool:
@@ -58,18 +58,18 @@ class Constraints:
         return self._allows_d(d) and self.block_sizes.holds(c) and c % self.column_step(d) == 0
 
     def row_step(self, d: int) -> int:
-        """What b is a multiple of, in a factor with this d."""
+        """The number of which b is a multiple, in a factor with this d."""
         step = self.block_sizes.step
         return step if self.alignment is None else lcm(step, self.alignment.row_step(d))
 
     def column_step(self, d: int) -> int:
-        """What c is a multiple of, in a factor with this d."""
+        """The number of which c is a multiple, in a factor with this d."""
         step = self.block_sizes.step
         return step if self.alignment is None else lcm(step, self.alignment.column_step(d))
 
     @property
     def cut(self) -> bool:
-        """Whether they say anything of a chain of no particular family."""
+        """Whether they constrain chains of no particular family."""
         return self.chainable or self.alignment is not None or self.block_sizes != ANY_SIZE
 
     @property
@@ -79,7 +79,7 @@ class Constraints:
 
     @property
     def words(self) -> list[str]:
-        """What they ask, each in words that follow "chains"."""
+        """The constraints, each as a phrase that follows "chains"."""
         phrases = []
         if self.families:
             phrases.append(f"of {' or '.join(self.families)}")

@@ -1,4 +1,4 @@
-"""The divisors of a size: every search among patterns is one among them."""
+"""Divisors of a size."""
 
 from __future__ import annotations
 

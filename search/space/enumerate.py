@@ -1,4 +1,4 @@
-"""Which chains there are: a tree of choices that reaches each of them once.
+"""Enumeration of the chains of a space by a tree of choices that reaches each of them once.
 
 A chain is in the space if
 
@@ -38,8 +38,8 @@ chainable exactly if a1 = d2 = 1 and R is a multiple of d1 * a2. Every pair of a
 a Kronecker-sparse product, so all of three factors are right splits, their outer pair is chainable
 with the same a1 = d2 = 1, and the two that P is split into are chainable among themselves.
 
-Families of the paper's Table 1 have few members, which are made one by one. Asked for by name they
-come even where a pair could be merged, as in all butterflies.
+Families of the paper's Table 1 have few members, which are created one by one. If requested by name
+they are included even if a pair could be merged, as in all butterflies.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from ksopt.search.space.families import EVERY, FAMILIES, is_member
 from ksopt.search.space.triples import Triple, pair, partners, row_triples, rows_to_split
 from ksopt.search.space.triples import count as count_triples
 
-# A walk makes up to some thousands of lists as long as this, before it has made as many choices as
-# it may. The largest of all sizes up to a million is 8,505, of 997,920.
+# A walk creates up to some thousands of lists of this length before it reaches its limit of
+# choices. The longest for all sizes up to a million is 8,505, of 997,920.
 _MOST_TRIPLES = 10_000
 
 T = TypeVar("T")
@@ -68,11 +68,11 @@ Factors = tuple[Pattern, ...]
 
 
 class TooManyError(Exception):
-    """The walk has made more choices than it was allowed."""
+    """The walk has exceeded its limit of choices."""
 
 
 class Walk:
-    """A way through the tree of choices that makes up every chain of a space.
+    """A traversal of the tree of choices that yields every chain of a space.
 
     Args:
         dims: Size of the layer.
@@ -81,7 +81,7 @@ class Walk:
         rng: None to take the choices in order, else they are taken in a random order: the first
             chain of a walk is then a random one, the second a neighbour of it.
         visits: Choices after which `TooManyError` is raised; None for no limit.
-        constraints: What every chain fulfils besides.
+        constraints: Further constraints on every chain.
 
     Example:
         >>> for factors in Walk(Dims(8, 12), most=56, least_inner=8).factors(2):
@@ -105,7 +105,7 @@ class Walk:
         self._rng = rng
         self._visits = visits
         self._constraints = constraints
-        # What cuts branches of the tree; None is quicker to look up than constraints are.
+        # Constraints that cut branches of the tree; None is faster to check.
         self._cuts = constraints if constraints.cut else None
 
     def factors(self, count: int) -> Iterator[Factors]:
@@ -116,7 +116,7 @@ class Walk:
             yield from self._members(count)
 
     def _any(self, count: int) -> Iterator[Factors]:
-        """Those of no particular family."""
+        """Chains of no particular family."""
         check_listable(self._dims)
         rows, columns = self._dims.out_features, self._dims.in_features
         whole = Pattern(1, rows, columns, 1)
@@ -133,7 +133,7 @@ class Walk:
                 yield from self._right_splits() if split_right else self._left_splits()
 
     def _members(self, count: int) -> Iterator[Factors]:
-        """Those of the families, of which one that `_any` or an earlier family has is left out."""
+        """Chains of the families, without those that `_any` or an earlier family has."""
         names = [name for name in self._constraints.families if name != EVERY]
         for place in self._choose(range(len(names))):
             family = FAMILIES[names[place]]
@@ -150,7 +150,7 @@ class Walk:
                     yield chain.patterns
 
     def _holds(self, chain: Chain) -> bool:
-        """Whether a family's chain is in the space, but for pairs that could be merged."""
+        """Whether a family's chain is in the space, apart from pairs that could be merged."""
         return (
             chain.nnz <= self.most
             and chain.rank_bound >= self._inner[0]
@@ -160,7 +160,7 @@ class Walk:
         )
 
     def _right_splits(self) -> Iterator[Factors]:
-        """K_1 and a factor P, P split in two."""
+        """Chains of K_1 and a factor P that is split in two."""
         for left, whole in self._shapes(split_right=True):
             for middle, right in self._split(whole, spare=left.nnz):
                 if self._constraints.chainable and not left.is_chainable(middle):
@@ -169,16 +169,16 @@ class Walk:
                     yield left, middle, right
 
     def _left_splits(self) -> Iterator[Factors]:
-        """A factor P and K_3, P split in two; without those that a right split gives too."""
+        """Chains of a factor P that is split in two and K_3, except those with a right split."""
         for whole, right in self._shapes(split_right=False):
             for left, middle in self._split(whole, spare=right.nnz):
                 if pair_support(middle, right) is None:
                     yield left, middle, right
 
     def _split(self, whole: Pattern, spare: int) -> Iterator[tuple[Pattern, Pattern]]:
-        """Pairs whose product fills ``whole`` and has more weights than they.
+        """Pairs whose product has the support ``whole`` and more weights than they.
 
-        ``spare`` weights are spent already.
+        ``spare`` weights are already used.
         """
         scale = whole.a * whole.d
         least, most = -(-self._inner[0] // scale), self._inner[1] // scale
@@ -233,10 +233,10 @@ class Walk:
         d: int,
         factors: tuple[bool, bool] = (True, True),
     ) -> Sequence[int]:
-        """The sizes between two factors at which every row does meet every column.
+        """The sizes between two factors at which every row meets every column.
 
-        ``factors`` says which of the two will not be split: those keep to the constraints. Their d
-        are ``d`` times the triples'.
+        ``factors`` tells which of the two will not be split: those must meet the constraints. Their
+        d are ``d`` times the triples'.
         """
         (a1, _, d1), (a2, _, d2) = left, right
         groups = (a1 * d1, a2 * d2)
@@ -279,7 +279,7 @@ class Walk:
 
 
 def check_listable(dims: Dims) -> None:
-    """Refuse sizes of which not even the lists of a walk's choices are made in a moment.
+    """Reject sizes for which even the lists of a walk's choices take too long.
 
     Raises:
         InvalidInputError: A size has too many divisors.

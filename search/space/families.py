@@ -1,4 +1,4 @@
-"""The families of the paper's Table 1, by their definitions: which chains of given dims they have.
+"""The families of the paper's Table 1, by their definitions: their chains for some dims.
 
 Source: paper, Table 1; the chains are those of the class methods of `ksopt.patterns.chain.Chain`.
 """
@@ -15,19 +15,19 @@ from ksopt.search.space.divisors import divisors
 from ksopt.system.suggest import nearest
 
 EVERY = "deformable_butterfly"
-"""Any valid chain: the family that the search's whole space is of."""
+"""Any valid chain: the family of the search's whole space."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family, and how its members are made.
+    """A family and the construction of its members.
 
     Args:
-        parameters: Of (in_features, out_features, least, most): what tells the members of those
-            dims apart, for those of at least ``least`` features between factors and at most
-            ``most`` weights, where that is easy to say; else for all.
-        chain: Of (in_features, out_features, parameter): the member.
-        needs: Which layers have members.
+        parameters: (in_features, out_features, least, most) -> the parameters of the members with
+            these dims, if easily determined only of those with at least ``least`` features between
+            factors and at most ``most`` weights.
+        chain: (in_features, out_features, parameter) -> the member.
+        needs: Description of layers that have members.
     """
 
     parameters: Callable[[int, int, int, int], Sequence[int]]
@@ -44,7 +44,7 @@ def _powers_of_two(columns: int, rows: int, least: int, most: int) -> Sequence[i
 
 
 def _blocks(columns: int, rows: int, least: int, most: int) -> Sequence[int]:
-    """Every t with columns = 2^L t, L at least 1."""
+    """All t with columns = 2^L t, L at least 1."""
     if columns != rows:
         return ()
     return [columns >> level for level in range(1, (columns & -columns).bit_length())]
@@ -79,7 +79,7 @@ _ALSO = {"butterfly": "square_dyadic"}
 
 
 def names_of(families: str | Sequence[str]) -> tuple[str, ...]:
-    """Families by name, each once, in the order of Table 1.
+    """Validated names of families, in the order of Table 1.
 
     Args:
         families: Names joined by commas, or a sequence of names.
@@ -110,7 +110,7 @@ deformable_butterfly
 
 
 def is_member(name: str, chain: Chain) -> bool:
-    """Whether a chain is of a family: whether its definition makes this very chain.
+    """Whether a chain is exactly a member of a family by its definition.
 
     Example:
         >>> chain = Chain.monarch(384, 1536, p=2)
@@ -126,7 +126,7 @@ def is_member(name: str, chain: Chain) -> bool:
 
 
 def obstacle(name: str, columns: int, rows: int, max_factors: int) -> str | None:
-    """Why a layer has no chain of a family, whatever the budget; None if it may have one.
+    """The reason why a layer has no chain of a family at any budget; None if it may have one.
 
     Example:
         >>> obstacle("square_dyadic", 1024, 1024, max_factors=3)

@@ -1,4 +1,4 @@
-"""How many chains a space holds, and which: counted and listed without measuring anything."""
+"""Counting and listing of the chains of a space, without measuring."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ksopt.system.suggest import nearest
 SCHEMA = "ksopt.space/1"
 ORDERS = ("weights", "most-weights", "rho")
 
-# Listed chains are all that is kept in memory.
+# Only listed chains are stored in memory.
 MOST_LISTED = 100_000
 
 
 @dataclass(frozen=True)
 class Count:
-    """The chains of so many factors.
+    """Number of chains with a number of factors.
 
     Args:
-        factors: How many factors.
-        chains: How many chains, as far as the enumeration went.
-        exact: Whether it went to the end.
+        factors: Number of factors.
+        chains: Number of chains, as far as they were enumerated.
+        exact: Whether the enumeration was complete.
     """
 
     factors: int
@@ -42,11 +42,11 @@ class Count:
 
 @dataclass(frozen=True)
 class Listing:
-    """A space counted, and its first chains in some order.
+    """Size of a space, and its first chains in some order.
 
     Args:
         request: The constraints; of its budgets only the largest counts.
-        order: What "first" means.
+        order: The order of the chains.
         counts: One for each number of factors.
         chains: The first chains of those that were counted.
     """
@@ -58,22 +58,22 @@ class Listing:
 
     @property
     def budget(self) -> Budget:
-        """The budget in force."""
+        """The largest budget, which is the limit."""
         return self.request.steps[-1]
 
     @property
     def total(self) -> int:
-        """Chains counted."""
+        """Number of counted chains."""
         return sum(count.chains for count in self.counts)
 
     @property
     def exact(self) -> bool:
-        """Whether that is all of them."""
+        """Whether all chains were counted."""
         return all(count.exact for count in self.counts)
 
     @property
     def sentence(self) -> str:
-        """The count in words."""
+        """The count as a sentence."""
         request = self.request
         more = "" if self.exact else "more than "
         text = (
@@ -89,7 +89,7 @@ class Listing:
         return f"{text} ({', '.join(parts)})."
 
     def table(self) -> Table:
-        """The listed chains; those of the same factors, weights, rho and rank share a line."""
+        """Table of the listed chains; those with equal properties share a line."""
         alike: dict[tuple[object, ...], list[Chain]] = {}
         for chain in self.chains:
             known = (len(chain), chain.nnz, f"{_rho(chain.patterns):.4f}", chain.rank_bound)
@@ -151,17 +151,17 @@ def listing(
     Args:
         request: dims, budgets (the largest is the limit), max_factors, min_rank, families,
             block_sizes and chainable; aligned, which depends on dtype, layout and train.
-        limit: Most chains listed; no more are ever in memory.
+        limit: Maximal number of listed chains; no more are ever in memory.
         order: "weights" (fewest first), "most-weights" or "rho" (largest first).
-        visits: Choices that the enumeration may make for each number of factors. Where they do not
-            suffice the count is a lower bound, and the list is of what was counted.
+        visits: Maximal number of choices of the enumeration for each number of factors. If they do
+            not suffice the count is a lower bound, and the list is of counted chains.
 
     Raises:
         InvalidInputError: A value is not allowed.
 
     Example:
-        >>> found = listing(LayerRequest("12x8", budgets=("60%",), max_factors=2))
-        >>> found.total, found.exact, [str(chain) for chain in found.chains]
+        >>> space = listing(LayerRequest("12x8", budgets=("60%",), max_factors=2))
+        >>> space.total, space.exact, [str(chain) for chain in space.chains]
         (2, True, ['(1,4,4,2)*(4,2,3,1)', '(2,4,4,1)*(1,2,3,4)'])
     """
     checked_int(limit, "limit", "space", minimum=0)

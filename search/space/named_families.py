@@ -1,4 +1,4 @@
-"""The paper's named families (its Table 1), as far as a search admits them."""
+"""Chains of the paper's named families (its Table 1) that a search admits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def families(request: LayerRequest) -> Iterator[tuple[str, Chain]]:
 
     Monarch for every p, and mirrored (the transpose of a Monarch chain of the transposed layer);
     low rank at the largest rank that each step allows; dense. Butterflies (square dyadic, block,
-    kaleidoscope) come only where the request names them: two neighbouring 2t x 2t factors merge
-    into one with no more weights, so a search has the merged chain instead.
+    kaleidoscope) are included only if the request names them: two neighbouring 2t x 2t factors
+    merge into one with no more weights, so a search has the merged chain instead.
 
     Example:
         >>> for name, chain in families(LayerRequest("64x64", budgets=("50%",), min_rank=16)):

@@ -1,4 +1,4 @@
-"""The smallest chain of a space, and what to say of a request that no chain meets."""
+"""The smallest chain of a space, and the error message for a request that no chain meets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ksopt.search.space.constraints import NONE, Constraints
 from ksopt.search.space.enumerate import TooManyError, Walk
 from ksopt.search.space.families import obstacle
 
-# Choices for each number of factors: some ten seconds for the answer, one for each way out of it.
+# Choices for each number of factors: about ten seconds for the answer, one for each remedy.
 _MOST_VISITS = 1_000_000
-_VISITS_OF_A_WAY_OUT = 100_000
+_REMEDY_VISITS = 100_000
 
 
 def smallest(
@@ -29,7 +29,7 @@ def smallest(
 ) -> tuple[Chain | None, bool]:
     """The chain with the fewest weights, and whether it is certain that none has fewer.
 
-    The chain is None where there is none with at most the dense layer's weights.
+    The chain is None if there is none with at most the dense layer's weights.
 
     Example:
         >>> chain, certain = smallest(Dims(64, 64), least_inner=64, max_factors=2)
@@ -49,14 +49,14 @@ def smallest(
 
 
 def no_chain(request: LayerRequest) -> str:
-    """Why no chain meets a request, and which change of it would help."""
+    """The reason why no chain meets a request, and the changes that would help."""
     constraints, size = request.constraints, request.size
     best, certain = smallest(size, request.rank, request.max_factors, constraints)
     steps = " or ".join(step.text for step in request.steps)
     limits = f"of at most {request.max_factors} factors and rank bound {request.rank}"
     limits = ", ".join([limits, *constraints.words])
     if best is None:
-        # A chain that is not found may be there, but nothing can be said of it.
+        # There may be a chain that the walk did not reach.
         is_there = "is there" if certain else "was found"
         reasons = [
             why
@@ -67,23 +67,23 @@ def no_chain(request: LayerRequest) -> str:
             f"budget {steps}: no chain {limits}, {is_there} for dims {size}, whatever the budget",
             *reasons,
         ]
-        ways_out = _ways_out(request, size.dense_parameters)
-        if not ways_out:
+        remedies = _remedies(request, size.dense_parameters)
+        if not remedies:
             changes = ", ".join(change for change, _ in _loosened(request))
-            ways_out = f"Not one of these alone helps: {changes}"
-        return f"{'; '.join(parts)}. {ways_out}"
+            remedies = f"Not one of these alone helps: {changes}"
+        return f"{'; '.join(parts)}. {remedies}"
     works = "the smallest budget that works is" if certain else "a budget that works is"
     comma = "," if constraints.words else ""
     text = (
         f"budget {steps}: no chain {limits}{comma} has so few weights for dims {size}; {works} "
         f"{best.nnz} weights ({_share(best, size)}), the chain {best}. "
     )
-    ways_out = "" if constraints == NONE else _ways_out(request, request.steps[-1].parameters)
-    return text + (ways_out or "A smaller min_rank allows smaller chains")
+    remedies = "" if constraints == NONE else _remedies(request, request.steps[-1].parameters)
+    return text + (remedies or "A smaller min_rank allows smaller chains")
 
 
-def _ways_out(request: LayerRequest, most: int) -> str:
-    """Which one option, left out or changed, allows a chain of at most so many weights; or none."""
+def _remedies(request: LayerRequest, most: int) -> str:
+    """Single changes of options that allow a chain of at most ``most`` weights; may be empty."""
     ways = []
     for change, loosened in _loosened(request):
         chain, _ = smallest(
@@ -91,7 +91,7 @@ def _ways_out(request: LayerRequest, most: int) -> str:
             loosened.rank,
             loosened.max_factors,
             loosened.constraints,
-            visits=_VISITS_OF_A_WAY_OUT,
+            visits=_REMEDY_VISITS,
         )
         if chain is not None and chain.nnz <= most:
             ways.append(
@@ -103,7 +103,7 @@ def _ways_out(request: LayerRequest, most: int) -> str:
 
 
 def _loosened(request: LayerRequest) -> Iterator[tuple[str, LayerRequest]]:
-    """The request without one of its constraints, and how to say so."""
+    """Descriptions of single loosened constraints, with the loosened requests."""
     if request.families:
         yield "without families", replace(request, families=())
     if request.constraints.block_sizes != ANY_SIZE:
@@ -119,6 +119,6 @@ def _loosened(request: LayerRequest) -> Iterator[tuple[str, LayerRequest]]:
 
 
 def _share(chain: Chain, dims: Dims) -> str:
-    # Rounded up: the budget named must work.
+    # Rounded up: the suggested budget must suffice.
     percent = ceil(100 * 100 * chain.nnz / dims.dense_parameters) / 100
     return f"{percent:g}% of the dense layer"

@@ -1,6 +1,6 @@
-"""The chains that a study may draw: all that a request allows, or a sample where they are too many.
+"""The candidates of a study: all chains that a request allows, or a sample if there are too many.
 
-What is in the space, and what is not, stands in `ksopt.search.space.enumerate`.
+`ksopt.search.space.enumerate` defines the space.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ksopt.search.space.enumerate import Factors, TooManyError, Walk
 from ksopt.search.space.named_families import families
 from ksopt.search.space.smallest import no_chain
 
-# Candidates kept of each number of factors and step: far more than a study measures. The fastest
-# chains have two factors more often than not, and of those a GPU's search can weigh all.
+# Maximal candidates for each number of factors and step: far more than a study measures. The
+# fastest chains usually have two factors, and a GPU's search can estimate all of those.
 _MOST_PER_STRATUM = 500
 _MOST_OF_TWO_FACTORS = 20_000
-# Choices in an enumeration before it gives way to random descents: about a second.
+# Choices in an enumeration before random descents replace it: about a second.
 _MOST_VISITS = 100_000
-# Random descents for each number of factors and step, and choices in one before it is given up.
+# Random descents for each number of factors and step, and the maximal number of choices in one.
 _MOST_DESCENTS = 1500
 _MOST_VISITS_PER_DESCENT = 500
 
@@ -39,8 +39,8 @@ class Step:
     Args:
         budget: The step.
         least: The fewest weights of a chain that the step may recommend.
-        requested: The fewest by the request's ``min_use``: more than ``least`` where no chain has
-            that many, and the largest chains below stand in.
+        requested: The fewest by the request's ``min_use``: more than ``least`` if no chain has that
+            many, and the largest chains below are used instead.
     """
 
     budget: Budget
@@ -48,7 +48,7 @@ class Step:
     requested: int
 
     def holds(self, nnz: int) -> bool:
-        """Whether a chain of so many weights may be recommended for this step."""
+        """Whether a chain with ``nnz`` weights may be recommended for this step."""
         return self.least <= nnz <= self.budget.parameters
 
 
@@ -59,12 +59,12 @@ class Space:
     Args:
         dims: Size of the layer.
         steps: The steps that some chain meets.
-        unmet: Those that none does.
-        candidates: Those that one of the steps may recommend, each once, fewest weights first.
-        count: Those within the largest budget, counted as far as the enumeration went.
-        exact: Whether it went to the end.
+        unmet: The other budgets.
+        candidates: Chains that a step may recommend, fewest weights first.
+        count: Chains within the largest budget, as far as they were enumerated.
+        exact: Whether the enumeration was complete.
         complete: Whether the candidates are all that the steps may recommend, or a sample.
-        left_out: Why structures that were named have no candidates, by name.
+        left_out: Reasons why requested structures have no candidates, by name.
     """
 
     dims: Dims
@@ -80,17 +80,17 @@ class Space:
 def build(request: LayerRequest) -> Space:
     """The space of a request.
 
-    Chains are enumerated, and those that a step may recommend are kept: up to 20,000 of two
-    factors and 500 of each other number, drawn uniformly with the request's seed where there are
-    more. Where an enumeration
-    would take more than about a second (three factors of dims with many divisors) they are drawn by
-    random descents through the same tree of choices: every chain can come, but not all are equally
-    likely. No more than what is kept is ever in memory. The named families are always kept. Of each
-    structure besides chains, up to 500 that run on the device and have the rank asked for are kept.
+    Chains are enumerated, and those that a step may recommend are candidates: up to 20,000 with two
+    factors and 500 of each other number, drawn uniformly with the request's seed if there are more.
+    If an enumeration would take more than about a second (three factors of dims with many divisors)
+    they are drawn by random descents through the same tree of choices: every chain is possible, but
+    not all are equally likely. No other chains are ever in memory. The named families are always
+    included. Of each structure besides chains, up to 500 operators that run on the device and have
+    the requested rank are candidates.
 
     Raises:
-        InvalidInputError: No chain meets any step; the sentence names the smallest budget that
-            works, or the constraints that leave no chain at any.
+        InvalidInputError: No chain meets any step; the sentence names the smallest sufficient
+            budget, or the constraints that exclude all chains.
 
     Example:
         >>> space = build(LayerRequest("64x64", budgets=("50%",), max_factors=2))
@@ -118,7 +118,7 @@ def build(request: LayerRequest) -> Space:
         except TooManyError:
             exact = False
             for pool in pools:
-                # What came so far is the beginning of the tree, not a fair sample of it.
+                # The chains so far are the beginning of the tree, not a fair sample.
                 pool.open_stratum(_MOST_PER_STRATUM)
                 pool.draw(request, factors)
         for pool in pools:
@@ -141,12 +141,14 @@ def build(request: LayerRequest) -> Space:
             f"budget {' or '.join(step.text for step in request.steps)}, dims {request.size}: "
             f"there is nothing to choose from; {'; '.join(_sentences(left_out))}"
         )
-    kept = dict.fromkeys(map(_replacement, (one for pool in pools for one in pool.candidates())))
+    selected = dict.fromkeys(
+        map(_replacement, (one for pool in pools for one in pool.candidates()))
+    )
     return Space(
         dims=request.size,
         steps=steps,
         unmet=tuple(pool.budget for pool in pools if pool.step() is None),
-        candidates=tuple(sorted(kept, key=_order)),
+        candidates=tuple(sorted(selected, key=_order)),
         count=count,
         exact=exact,
         complete=exact and not any(pool.overflowed for pool in pools),
@@ -164,7 +166,7 @@ def _offer_structure(
     """Offer the operators of a structure that a request admits.
 
     Returns:
-        How many there are; why there are none, if there are none.
+        Their number, and the reason if there are none.
     """
     size, count = request.size, 0
     for pool in pools:
@@ -196,7 +198,7 @@ def _replacement(candidate: Factors | StructuredOperator) -> Replacement:
 
 
 def _order(candidate: Replacement) -> tuple[int, bool, Chain | str]:
-    """Fewest weights first; of as many, chains first."""
+    """Sort key: fewest weights first; of equal ones, chains first."""
     if isinstance(candidate, Chain):
         return candidate.nnz, False, candidate
     return candidate.nnz, True, str(candidate)
@@ -213,7 +215,7 @@ def _most(factors: int) -> int:
 
 
 class _Pool:
-    """Collects the candidates of one step, one stratum after the other.
+    """Collector of the candidates of one step, one stratum after the other.
 
     A stratum is the chains of one number of factors, or the operators of another structure.
     """
@@ -223,8 +225,8 @@ class _Pool:
         self.overflowed = False
         self._requested = ceil(min_use * budget.parameters)
         self._rng = rng
-        self._kept: list[Factors | StructuredOperator] = []
-        # The largest chains that use less than was asked, should none use as much.
+        self._selected: list[Factors | StructuredOperator] = []
+        # The largest chains below the requested use, in case none reaches it.
         self._below: list[Factors | StructuredOperator] = []
         self._below_nnz = 0
         self.open_stratum(_MOST_PER_STRATUM)
@@ -235,12 +237,12 @@ class _Pool:
         self._seen = 0
 
     def close_stratum(self) -> None:
-        self._kept += self._stratum
+        self._selected += self._stratum
         self.overflowed |= self._seen > len(self._stratum)
         self._stratum = []
 
     def offer(self, factors: Factors | StructuredOperator) -> None:
-        """Keep a chain with the same chance as every other of its stratum."""
+        """Select a chain with the same probability as all others of its stratum."""
         nnz = _nnz(factors)
         if nnz > self.budget.parameters:
             return
@@ -257,9 +259,12 @@ class _Pool:
             self._stratum[place] = factors
 
     def add(self, factors: Factors) -> None:
-        """Keep a chain for certain, if the step may recommend it."""
-        if self._requested <= _nnz(factors) <= self.budget.parameters and factors not in self._kept:
-            self._kept.append(factors)
+        """Select a chain, if the step may recommend it."""
+        if (
+            self._requested <= _nnz(factors) <= self.budget.parameters
+            and factors not in self._selected
+        ):
+            self._selected.append(factors)
 
     def draw(self, request: LayerRequest, factors: int) -> None:
         """Offer chains that random descents find, each once."""
@@ -284,10 +289,10 @@ class _Pool:
                 break
 
     def candidates(self) -> Iterable[Factors | StructuredOperator]:
-        return self._kept or self._below
+        return self._selected or self._below
 
     def step(self) -> Step | None:
-        if self._kept:
+        if self._selected:
             return Step(self.budget, self._requested, self._requested)
         if self._below:
             return Step(self.budget, self._below_nnz, self._requested)

@@ -1,8 +1,8 @@
-"""The triples (a, b, d) of a factor's rows and (a, c, d) of its columns that a walk chooses from.
+"""Triples (a, b, d) of a factor's rows and (a, c, d) of its columns, the choices of a walk.
 
-A triple has the size it is of for its product. All are listed once and kept, for a walk asks for
-the same ones again and again. ``d`` is always what a triple's own d is multiplied by to be its
-factor's; ``cuts`` are the constraints that triples keep to, None for none.
+The product of a triple is the size it belongs to. Lists of triples are cached, because a walk needs
+the same ones repeatedly. ``d`` is always the multiplier of a triple's own d to its factor's;
+``cuts`` are the constraints on triples, None for none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def partners(
     cuts: Constraints | None,
     to_split: bool = False,
 ) -> tuple[Triple, ...]:
-    """(a2, c2, d2) such that a1 or a2 is 1, and d1 and d2 are coprime."""
+    """Triples (a2, c2, d2) such that a1 or a2 is 1, and d1 and d2 are coprime."""
     rights = (columns_to_split if to_split else column_triples)(columns, d, cuts)
     return tuple(
         (a2, c2, d2) for a2, c2, d2 in rights if (left_is_whole or a2 == 1) and gcd(d1, d2) == 1
@@ -41,7 +41,7 @@ def partners(
 
 @functools.lru_cache(maxsize=4096)
 def row_triples(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
-    """(a1, b1, d1) of the left one of two factors that fill a whole with this d."""
+    """Triples (a1, b1, d1) of the left of two factors whose product has this d."""
     return tuple(
         (a1, b1, d1)
         for a1, b1, d1 in triples(number)
@@ -51,7 +51,7 @@ def row_triples(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, 
 
 @functools.lru_cache(maxsize=4096)
 def column_triples(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
-    """(a2, c2, d2) of the right one."""
+    """Triples (a2, c2, d2) of the right of two factors."""
     return tuple(
         (a2, c2, d2)
         for a2, c2, d2 in triples(number)
@@ -61,7 +61,7 @@ def column_triples(number: int, d: int, cuts: Constraints | None) -> tuple[Tripl
 
 @functools.lru_cache(maxsize=4096)
 def rows_to_split(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
-    """(a1, b1, d1) of a left one that will be split: if its rows can be."""
+    """Triples (a1, b1, d1) of a left factor that will be split, if its rows can be."""
     return tuple(
         (a1, b1, d1)
         for a1, b1, d1 in triples(number)
@@ -71,7 +71,7 @@ def rows_to_split(number: int, d: int, cuts: Constraints | None) -> tuple[Triple
 
 @functools.lru_cache(maxsize=4096)
 def columns_to_split(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
-    """(a2, c2, d2) of a right one that will be split: if its columns can be."""
+    """Triples (a2, c2, d2) of a right factor that will be split, if its columns can be."""
     return tuple(
         (a2, c2, d2)
         for a2, c2, d2 in triples(number)
@@ -81,7 +81,7 @@ def columns_to_split(number: int, d: int, cuts: Constraints | None) -> tuple[Tri
 
 @functools.lru_cache(maxsize=4096)
 def count(number: int) -> int:
-    """How many triples have a product, without listing them.
+    """Number of triples with a product, without listing them.
 
     Example:
         >>> count(12), len(triples(12))
@@ -95,12 +95,12 @@ def count(number: int) -> int:
         while rest % prime == 0:
             rest //= prime
             power += 1
-        ways *= comb(power + 2, 2)  # the ways to share out a prime's powers
+        ways *= comb(power + 2, 2)  # the ways to distribute a prime's powers
         prime += 1
     return ways
 
 
 @functools.lru_cache(maxsize=4096)
 def triples(number: int) -> tuple[Triple, ...]:
-    """Every (x, y, z) with x * y * z = number."""
+    """All (x, y, z) with x * y * z = number."""
     return tuple((x, number // (x * z), z) for x in divisors(number) for z in divisors(number // x))

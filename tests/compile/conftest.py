@@ -12,7 +12,7 @@ from ksopt.compile import backend, passes
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """Forget what was compiled, count anew, draw the same random numbers."""
+    """Reset Dynamo, the counters and the random state."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)

@@ -61,8 +61,8 @@ def test_trains_like_eager_with_one_compile_for_all_batches(layout, graph_caches
                 results.append([leaf.grad, *(p.grad for p in model.parameters())])
                 model.zero_grad()
             # 1e-4: the same float32 sums in another order.
-            for found, expected in zip(*results, strict=True):
-                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            for actual, expected in zip(*results, strict=True):
+                torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1
     assert graphs[0].count(torch.ops.ksopt.ks_chain) == 2  # one for each layer
     assert not counters["aot_autograd"]["autograd_cache_bypass"]
@@ -93,15 +93,15 @@ def test_follows_the_mode_in_force(mode):
     function = inside if mode == "autocast inside" else model
     compiled = torch.compile(function, backend="ksopt", fullgraph=True)
     with around:
-        expected, found = function(x), compiled(x)
-    assert found.dtype == expected.dtype
-    assert found.requires_grad == expected.requires_grad
-    assert found.dtype == (torch.bfloat16 if "autocast" in mode else torch.float32)
-    torch.testing.assert_close(found, expected)
+        expected, actual = function(x), compiled(x)
+    assert actual.dtype == expected.dtype
+    assert actual.requires_grad == expected.requires_grad
+    assert actual.dtype == (torch.bfloat16 if "autocast" in mode else torch.float32)
+    torch.testing.assert_close(actual, expected)
     if "autocast" in mode:
         gradients = [
             torch.autograd.grad(y.float().sum(), list(model.parameters()))
-            for y in (found, expected)
+            for y in (actual, expected)
         ]
         assert gradients[0][0].dtype == torch.float32
         torch.testing.assert_close(*gradients, rtol=2e-2, atol=2e-2)  # bfloat16 sums
@@ -123,8 +123,8 @@ def test_mode_and_options_are_forwarded():
             {"options": {"mode": "reduce-overhead", "epilogue-fusion": False}},
         ):
             torch._dynamo.reset()
-            found = torch.compile(model, backend="ksopt", fullgraph=True, **how)(x)
-            torch.testing.assert_close(found, model(x))
+            actual = torch.compile(model, backend="ksopt", fullgraph=True, **how)(x)
+            torch.testing.assert_close(actual, model(x))
     assert patches == [
         {"triton.cudagraphs": True},
         {"triton.cudagraphs": True, "epilogue_fusion": False},

@@ -1,4 +1,4 @@
-"""docs/backend.md runs as it stands, and prints what it says."""
+"""docs/backend.md runs, and prints the documented output."""
 
 import pages
 import pytest

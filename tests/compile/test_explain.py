@@ -21,7 +21,7 @@ from ksopt.patterns.chain import Chain
 
 
 class Mixed(nn.Module):
-    """One site of each verdict but kept, and a dense layer."""
+    """One site of each verdict but NOT_LOWERED, and a dense layer."""
 
     def __init__(self):
         super().__init__()
@@ -42,10 +42,10 @@ class Mixed(nn.Module):
 def test_it_tells_lowered_from_not_recognised_and_why():
     model, x = Mixed(), torch.randn(6, 32)
     state = torch.get_rng_state()
-    found = ksopt.explain(model, x)
+    explanation = ksopt.explain(model, x)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.calls == 0
-    lowered, missed = found.sites
+    lowered, missed = explanation.sites
     assert lowered.verdict is Verdict.LOWERED
     assert (str(lowered.chain), lowered.batch, lowered.dtype) == ("(4,8,8,1)", 6, "float32")
     assert lowered.epilogue == ("bias", "gelu_tanh", "residual")
@@ -56,28 +56,28 @@ def test_it_tells_lowered_from_not_recognised_and_why():
     assert missed.reason.startswith("At node ")
     assert "float64" in missed.reason
     # Linear flops: two block-diagonal layers of 4 * 8 * 8 weights, a dense one of 32 * 32.
-    assert found.report.linear_flops == 2 * 6 * (256 + 256 + 1024)
-    assert found.report.covered == pytest.approx(256 / 1536)
+    assert explanation.report.linear_flops == 2 * 6 * (256 + 256 + 1024)
+    assert explanation.report.covered == pytest.approx(256 / 1536)
 
 
 def test_a_dynamic_batch_is_counted_as_it_is_at_hand():
-    found = ksopt.explain(Mixed(), torch.randn(6, 32), dynamic=True)
-    assert found.sites[0].batch == 6
-    assert found.report.linear_flops == 2 * 6 * (256 + 256 + 1024)
+    explanation = ksopt.explain(Mixed(), torch.randn(6, 32), dynamic=True)
+    assert explanation.sites[0].batch == 6
+    assert explanation.report.linear_flops == 2 * 6 * (256 + 256 + 1024)
 
 
 def test_markdown_and_json_hold_the_same_and_no_weight():
     model = Mixed()
     with torch.no_grad():
         model.blocks.fill_(0.123456)
-    found = ksopt.explain(model, torch.randn(6, 32))
-    text = found.markdown()
-    values = json.loads(json.dumps(found.to_json()))
+    explanation = ksopt.explain(model, torch.randn(6, 32))
+    text = explanation.markdown()
+    values = json.loads(json.dumps(explanation.to_json()))
     assert [site["verdict"] for site in values["sites"]] == ["lowered", "not recognised"]
-    for site in found.sites:
+    for site in explanation.sites:
         assert site.reason in text
-    assert str(found).count("test_explain.py:") == 2
-    assert "0.1234" not in text + json.dumps(values) + str(found)
+    assert str(explanation).count("test_explain.py:") == 2
+    assert "0.1234" not in text + json.dumps(values) + str(explanation)
 
 
 def with_times(predicted, measured):
@@ -85,33 +85,35 @@ def with_times(predicted, measured):
     chain = Chain.parse("(1,8,4,8)*(4,8,16,1)")
     place = Place("/home/someone/layers.py", 118)
     epilogue = ("bias", "gelu")
-    one = Site("n", place, "einsum + bmm", Verdict.KEPT, "", chain, 25_088, "bfloat16", epilogue)
+    one = Site(
+        "n", place, "einsum + bmm", Verdict.NOT_LOWERED, "", chain, 25_088, "bfloat16", epilogue
+    )
     return one.decided(decision)
 
 
 def test_predicted_and_measured_times_stand_beside_each_other():
     both = Times(1012.34, 2025.0)
-    found = Explanation(
+    explanation = Explanation(
         Report(
             [with_times(both, Times(10.5, 23.9)), with_times(both, None), with_times(None, None)]
         )
     )
     cells = [("1012.3 / 2025.0", "10.5 / 23.9"), ("1012.3 / 2025.0", "-"), ("-", "-")]
-    for table in (found.table(), found.overview()):
+    for table in (explanation.table(), explanation.overview()):
         at = [next(i for i, head in enumerate(table.heads) if head.startswith(name))
               for name in ("predicted us", "measured us")]  # fmt: skip
         assert [tuple(row[i] for i in at) for row in table.rows] == cells
-    assert "| 1012.3 / 2025.0 | 10.5 / 23.9 |" in found.markdown()
-    assert "(ksopt / Inductor)" in found.markdown()
-    sites = json.loads(json.dumps(found.to_json()))["sites"]
+    assert "| 1012.3 / 2025.0 | 10.5 / 23.9 |" in explanation.markdown()
+    assert "(ksopt / Inductor)" in explanation.markdown()
+    sites = json.loads(json.dumps(explanation.to_json()))["sites"]
     assert sites[0]["predicted"] == {"ksopt_us": 1012.34, "unfused_us": 2025.0}
     assert sites[0]["measured"] == {"ksopt_us": 10.5, "unfused_us": 23.9}
     assert sites[1]["measured"] is sites[2]["predicted"] is None
 
 
 def test_the_table_fits_in_100_columns_and_its_details_follow():
-    found = Explanation(Report([with_times(Times(1012.34, 2025.0), Times(10.5, 23.9))]))
-    lines = str(found).splitlines()
+    explanation = Explanation(Report([with_times(Times(1012.34, 2025.0), Times(10.5, 23.9))]))
+    lines = str(explanation).splitlines()
     lines = lines[lines.index("us: ksopt / Inductor") :]
     assert all(len(line) <= 100 for line in lines[:3])
     assert lines[2].startswith("1  layers.py:118  (1,8,4,8)*(4,8,16,1)  25088  bfloat16  ")
@@ -119,15 +121,15 @@ def test_the_table_fits_in_100_columns_and_its_details_follow():
 
 
 @pytest.mark.slow
-def test_times_of_the_whole_model_when_asked():
+def test_times_of_the_whole_model_on_request():
     model = nn.Conv1d(8, 8, 1, groups=2)
-    found = ksopt.explain(model, torch.randn(3, 8, 5), timed=True)
-    assert found.end_to_end is not None
-    values = found.to_json()["end_to_end"]
+    explanation = ksopt.explain(model, torch.randn(3, 8, 5), timed=True)
+    assert explanation.end_to_end is not None
+    values = explanation.to_json()["end_to_end"]
     assert values["speedup"] == values["inductor_us"] / values["ksopt_us"] > 0
     # How much faster the model is comes first.
-    assert str(found).startswith("With ksopt the model is ")
-    assert "a call takes" in str(found).splitlines()[0]
+    assert str(explanation).startswith("With ksopt the model is ")
+    assert "a call takes" in str(explanation).splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -148,19 +150,22 @@ def test_a_model_that_cannot_be_timed_is_explained_all_the_same(monkeypatch):
         raise RuntimeError("No C++ compiler\nand more")
 
     monkeypatch.setattr("ksopt.compile.explain.measured", no_compiler)
-    found = ksopt.explain(nn.Conv1d(8, 8, 1, groups=2), torch.ones(3, 8, 5), timed=True)
-    assert found.end_to_end is None
-    assert [site.verdict for site in found.sites] == [Verdict.LOWERED]
-    assert "Note: the model could not be timed: RuntimeError: No C++ compiler." in found.summary()
+    explanation = ksopt.explain(nn.Conv1d(8, 8, 1, groups=2), torch.ones(3, 8, 5), timed=True)
+    assert explanation.end_to_end is None
+    assert [site.verdict for site in explanation.sites] == [Verdict.LOWERED]
+    assert (
+        "Note: the model could not be timed: RuntimeError: No C++ compiler."
+        in explanation.summary()
+    )
 
 
-def test_an_ordinary_model_is_told_what_its_dense_layers_are_for():
+def test_an_ordinary_model_gets_advice_on_its_dense_layers():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
-    found = ksopt.explain(model, torch.randn(3, 8), timed=True)
-    assert found.end_to_end is None  # both ways are the same
-    assert "as fast as under Inductor alone" in found.answer()
-    assert "2 dense linear layers: ksopt search --model" in found.summary()
-    assert found.to_json()["dense_layers"] == 2
+    explanation = ksopt.explain(model, torch.randn(3, 8), timed=True)
+    assert explanation.end_to_end is None  # both ways are the same
+    assert "as fast as under Inductor alone" in explanation.answer()
+    assert "2 dense linear layers: ksopt search --model" in explanation.summary()
+    assert explanation.to_json()["dense_layers"] == 2
 
 
 def test_a_compile_that_finds_nothing_says_so_in_the_log(compiled_by_eager, caplog):
@@ -182,8 +187,8 @@ def test_a_setting_that_is_no_word_is_not_the_models_fault(monkeypatch):
 
 def test_a_report_without_products_covers_nothing():
     report = Report()
-    report.add(Report(sites=[Site("n", ksopt_place(), "mm", Verdict.KEPT, "")], graphs=1))
-    assert (report.covered, report.count(Verdict.KEPT), report.graphs) == (0.0, 1, 1)
+    report.add(Report(sites=[Site("n", ksopt_place(), "mm", Verdict.NOT_LOWERED, "")], graphs=1))
+    assert (report.covered, report.count(Verdict.NOT_LOWERED), report.graphs) == (0.0, 1, 1)
 
 
 def ksopt_place():
@@ -203,11 +208,11 @@ def in_folder(tmp_path, monkeypatch):
 def test_the_command_prints_and_writes(in_folder, capsys):
     arguments = ["explain", "explained_model:build", "--input", "3x8x5"]
     assert main.main([*arguments, "--out", "e.md"]) == 0
-    said = capsys.readouterr().out
-    assert "(2,4,4,1)" in said
-    assert "1 lowered" in said
+    output = capsys.readouterr().out
+    assert "(2,4,4,1)" in output
+    assert "1 lowered" in output
     assert "| (2,4,4,1) |" in (in_folder / "e.md").read_text(encoding="utf-8")
-    assert said.startswith("With ksopt the model is ")
+    assert output.startswith("With ksopt the model is ")
     assert (
         main.main([*arguments, "--no-time", "--json", "--train", "--dynamic", "--tune", "off"]) == 0
     )
@@ -258,20 +263,20 @@ def test_several_inputs_are_several_inputs(inputs, of_two_inputs, capsys):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "said"),
+    ("inputs", "message"),
     [
         (["5x32"], "missing 1 required positional argument: 'y'"),
         (["5x33", "32x7"], "165"),  # numbers: torch's versions have words of their own
         (["5x32", "31x7"], "[31, 7]"),
     ],
 )
-def test_a_wrong_input_is_told_in_a_sentence(inputs, said, of_two_inputs, capsys, caplog):
+def test_a_wrong_input_is_reported_in_a_sentence(inputs, message, of_two_inputs, capsys, caplog):
     arguments = ["explain", "explained_two:build", "--input", *inputs]
     assert main.main(arguments) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if "its own code" not in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"ksopt: explained_two:build: the model, called with {inputs[0]}")
-    assert said in lines[0]
+    assert message in lines[0]
     assert lines[0].endswith("(--traceback shows where)")
     assert "torch._subclasses.fake_tensor" not in {record.name for record in caplog.records}
     with pytest.raises(InvalidInputError) as caught:
@@ -286,7 +291,7 @@ def test_the_reports_of_a_compile_are_collected(compiled_by_eager):
     with collected() as outer:
         with collected() as inner:
             layer(x)
-        layer(torch.ones(3, 8, 6))  # compiled anew
+        layer(torch.ones(3, 8, 6))  # recompiled
     assert len(inner) == 1
     assert len(outer) == 2
     assert outer[0] is inner[0]
@@ -299,9 +304,12 @@ def test_deciding_is_no_part_of_the_pass(monkeypatch):
         return Decision(True, "It was measured.")
 
     monkeypatch.setattr(backend, "decide", slowly)
-    found = ksopt.explain(nn.Conv1d(8, 8, 1, groups=2), torch.ones(3, 8, 5))
-    assert found.report.deciding_s >= 0.3
-    assert 0 < found.report.pass_s < 0.3
+    explanation = ksopt.explain(nn.Conv1d(8, 8, 1, groups=2), torch.ones(3, 8, 5))
+    assert explanation.report.deciding_s >= 0.3
+    assert 0 < explanation.report.pass_s < 0.3
     # As long as it took: on a busy machine it sleeps longer.
-    assert f", and deciding what is faster {found.report.deciding_s:.1f} s." in found.summary()
-    assert found.to_json()["deciding_s"] == found.report.deciding_s
+    assert (
+        f", and deciding what is faster {explanation.report.deciding_s:.1f} s."
+        in explanation.summary()
+    )
+    assert explanation.to_json()["deciding_s"] == explanation.report.deciding_s

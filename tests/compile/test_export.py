@@ -31,8 +31,8 @@ def test_another_backend_rewrites_first():
         return gm.forward
 
     model, x = Blocks(), torch.randn(5, 32)
-    found = torch.compile(model, backend=my_backend)(x)
-    torch.testing.assert_close(found, model(x))
+    actual = torch.compile(model, backend=my_backend)(x)
+    torch.testing.assert_close(actual, model(x))
     assert [str(site.chain) for site in reports[0].sites] == ["(4,6,8,1)"]
 
 
@@ -77,11 +77,11 @@ def test_an_exported_program_with_a_dynamic_batch():
     batch = torch.export.Dim("batch")
     x = torch.randn(5, 32)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: batch},))
-    found = ksopt.export_pass(program)
-    assert [node.target for node in found.graph.nodes].count(KS_MM) == 1
+    exported = ksopt.export_pass(program)
+    assert [node.target for node in exported.graph.nodes].count(KS_MM) == 1
     assert KS_MM not in [node.target for node in program.graph.nodes]
     more = torch.randn(9, 32)
-    torch.testing.assert_close(found.module()(more), model(more))
+    torch.testing.assert_close(exported.module()(more), model(more))
     torch.testing.assert_close(program.module()(more), model(more))
 
 
@@ -89,8 +89,8 @@ def test_an_exported_program_with_a_dynamic_batch():
 def test_aotinductor_packages_and_loads_it(tmp_path):
     model, x = Blocks(), torch.randn(5, 32)
     with torch.no_grad():
-        found = ksopt.export_pass(torch.export.export(model, (x,)))
+        exported = ksopt.export_pass(torch.export.export(model, (x,)))
         path = torch._inductor.aoti_compile_and_package(
-            found, package_path=str(tmp_path / "model.pt2")
+            exported, package_path=str(tmp_path / "model.pt2")
         )
         torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), model(x))

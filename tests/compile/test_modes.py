@@ -36,10 +36,10 @@ def operators(seen):
 
 
 def check_equal(model, compiled, x, **tolerance):
-    found, expected = compiled(x), model(x)
-    assert found.dtype == expected.dtype
-    assert found.requires_grad == expected.requires_grad
-    torch.testing.assert_close(found, expected, **tolerance)
+    actual, expected = compiled(x), model(x)
+    assert actual.dtype == expected.dtype
+    assert actual.requires_grad == expected.requires_grad
+    torch.testing.assert_close(actual, expected, **tolerance)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -312,8 +312,8 @@ def test_the_wrapper_of_data_parallel_training(compiled_by_eager, tmp_path):
         x = torch.randn(6, 32)
         compiled(x).square().sum().backward()
         twin(x).square().sum().backward()
-        for found, expected in zip(model.parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-5)
+        for actual, expected in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-4, atol=1e-5)
     finally:
         torch.distributed.destroy_process_group()
     assert sum(operators(compiled_by_eager)) == 2
@@ -404,12 +404,12 @@ def test_a_frozen_weight_that_is_trained_now_gets_all_of_its_gradient(compiled_b
     layer = frozen_layer()
     graphs = []
 
-    def kept(gm, example_inputs):
+    def unchanged(gm, example_inputs):
         graphs.append((backend.ksopt(gm, example_inputs), example_inputs))
         return graphs[0][0]
 
     x = torch.randn(5, 32)
-    torch.compile(layer, backend=kept)(x)
+    torch.compile(layer, backend=unchanged)(x)
     layer.weight.requires_grad_(True)
     ((compiled, inputs),) = graphs
     (y,) = compiled(*inputs)
@@ -448,7 +448,7 @@ def test_what_is_required_and_missing_fails_with_the_table(compiled_by_eager):
         torch.compile(double, backend="ksopt", options={"require": "all"})(x.double())
 
 
-def test_a_site_that_is_slower_is_kept(compiled_by_eager, monkeypatch):
+def test_a_site_that_is_slower_is_not_lowered(compiled_by_eager, monkeypatch):
     from ksopt.compile.lowering.benchmark import Times
     from ksopt.compile.sites import Decision
 
@@ -470,11 +470,11 @@ def test_each_pass_counts_what_it_handled(compiled_by_eager):
     compiled = torch.compile(model, backend="ksopt", fullgraph=True)
     x = torch.randn(5, 32)
     compiled(x)
-    found = dict(counters["ksopt"])
+    actual = dict(counters["ksopt"])
     (report,) = compiled_by_eager.reports
     (graph,) = compiled_by_eager.graphs
-    assert {name: found[name] for name in report.passes} == dict(report.passes)
-    assert {name: number for name, number in found.items() if not name.startswith("nodes")} == {
+    assert {name: actual[name] for name in report.passes} == dict(report.passes)
+    assert {name: number for name, number in actual.items() if not name.startswith("nodes")} == {
         "graphs": 1,
         "lowered": 3,
         "kept": 0,
@@ -488,16 +488,18 @@ def test_each_pass_counts_what_it_handled(compiled_by_eager):
         "gates_in_one_launch": 0,
         "mlps_in_one_launch": 0,
     }
-    assert found["nodes_emitted"] >= found["products_lowered"]
-    assert found["nodes_removed"] > 0
-    before = found["nodes_followed"]
-    assert before + found["nodes_emitted"] - found["nodes_removed"] == len(graph.nodes)
+    assert actual["nodes_emitted"] >= actual["products_lowered"]
+    assert actual["nodes_removed"] > 0
+    before = actual["nodes_followed"]
+    assert before + actual["nodes_emitted"] - actual["nodes_removed"] == len(graph.nodes)
     torch._dynamo.reset()
     torch.compile(model, backend="ksopt", fullgraph=True)(x)
-    assert dict(counters["ksopt"]) == {name: 2 * number for name, number in found.items()}
+    assert dict(counters["ksopt"]) == {name: 2 * number for name, number in actual.items()}
 
 
-def test_a_kept_site_is_decided_and_nothing_is_emitted(compiled_by_eager, monkeypatch):
+def test_a_site_that_is_not_lowered_is_decided_and_nothing_is_emitted(
+    compiled_by_eager, monkeypatch
+):
     from ksopt.compile.sites import Decision
 
     monkeypatch.setattr(backend, "decide", lambda *_: Decision(False, "It is slower."))
@@ -525,7 +527,7 @@ def test_a_size_that_cannot_be_fixed_leaves_the_graph_alone(compiled_by_eager):
 
 
 def test_a_dense_weight_in_the_memory_of_a_frozen_one_is_not_taken_for_it(compiled_by_eager):
-    """Which tensor it is, not where it lies: what was freed is given to the next tensor."""
+    """Identity of tensors, not of addresses: freed memory is reused."""
     memory = np.zeros((64, 64), dtype=np.float32)
     layer, x = nn.Linear(64, 64, bias=False), torch.randn(6, 64)
     compiled = torch.compile(layer, backend="ksopt")

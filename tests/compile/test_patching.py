@@ -88,9 +88,9 @@ def test_after_the_patch_the_layer_is_lowered_in_one_graph(compiled_by_eager):
     with torch.no_grad():
         expected = model(x)
     with ksopt.patch(theirs):
-        found = torch.compile(model, backend="ksopt", fullgraph=True)(x)
-        torch.testing.assert_close(found, expected)
-        found.sum().backward()
+        actual = torch.compile(model, backend="ksopt", fullgraph=True)(x)
+        torch.testing.assert_close(actual, expected)
+        actual.sum().backward()
         assert model.w1.grad is not None
     assert theirs.blockdiag_butterfly_multiply == BlockdiagButterflyMultiply.apply
     (report,) = compiled_by_eager.reports
@@ -123,12 +123,12 @@ class BlockdiagLinear(nn.Module):
 def test_the_single_factor_is_lowered_after_the_patch(compiled_by_eager):
     theirs = library()
     model, x = BlockdiagLinear(theirs), torch.randn(3, 5, 16, requires_grad=True)
-    wanted = [x, *model.parameters()]
-    expected = torch.autograd.grad(model(x).square().sum(), wanted)
+    targets = [x, *model.parameters()]
+    expected = torch.autograd.grad(model(x).square().sum(), targets)
     with ksopt.patch(theirs, "blockdiag_multiply"):
         compiled = torch.compile(model, backend="ksopt", fullgraph=True)
-        found = torch.autograd.grad(compiled(x).square().sum(), wanted)
-    torch.testing.assert_close(found, expected)
+        actual = torch.autograd.grad(compiled(x).square().sum(), targets)
+    torch.testing.assert_close(actual, expected)
     assert [str(site.chain) for site in compiled_by_eager.reports[0].sites] == ["(4,8,4,1)"]
 
 
@@ -136,13 +136,13 @@ def test_explain_names_the_break_the_call_and_the_remedy():
     theirs = library()
     model, x = BlockdiagLinear(theirs), torch.randn(3, 16)
     for _ in range(2):  # Dynamo says it in full only once
-        found = ksopt.explain(model, x)
-        (broken,) = found.graph_breaks
+        explanation = ksopt.explain(model, x)
+        (broken,) = explanation.graph_breaks
         assert "torch.bmm(x_reshaped, weight.transpose(-1, -2), out=out)" in broken.place.code
         assert broken.place.file == __file__
         assert "out=" in broken.reason
-        assert "ksopt.patch" in found.summary()
-        assert found.to_json()["graph_breaks"][0]["place"]["line"] == broken.place.line
+        assert "ksopt.patch" in explanation.summary()
+        assert explanation.to_json()["graph_breaks"][0]["place"]["line"] == broken.place.line
     torch._dynamo.reset()
     (broken,) = ksopt.explain(model, x).graph_breaks
     assert "self.theirs.blockdiag_multiply(x, self.weight)" in broken.caller.code

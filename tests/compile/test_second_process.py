@@ -1,4 +1,4 @@
-"""What one process has compiled, the next takes from torch's caches on disk: the pass runs anew."""
+"""A second process loads from torch's caches on disk, but the pass runs again."""
 
 import json
 import subprocess
@@ -68,8 +68,8 @@ def test_a_second_process_finds_warm_caches(tmp_path):
     assert first["aot_autograd"]["autograd_cache_saved"] == 1
     assert second["aot_autograd"]["autograd_cache_hit"] == 1
     assert second["inductor"]["fxgraph_cache_hit"] >= 1
-    for found in (first, second, other):
-        assert not found["aot_autograd"].get("autograd_cache_bypass")
+    for actual in (first, second, other):
+        assert not actual["aot_autograd"].get("autograd_cache_bypass")
     assert "autograd_cache_miss" not in second["aot_autograd"]
     assert first["ksopt"].pop("results_planned") > 0
     assert "results_planned" not in second["ksopt"]  # Inductor had it on disk

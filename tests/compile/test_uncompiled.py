@@ -53,7 +53,7 @@ class Nested(Frozen):
 
 
 class Selected(Frozen):
-    """A checkpoint that keeps what its author chose."""
+    """A checkpoint that saves the author's selection."""
 
     def forward(self, x):
         y = F.linear(x, self.frozen)

@@ -1,4 +1,4 @@
-"""Conversion in Python: what is replaced, what is kept, what is noticed, and the way back."""
+"""Conversion in Python: replaced, preserved and reported properties, and the reversal."""
 
 import copy
 import math
@@ -77,7 +77,7 @@ def test_revert_notices_a_layer_that_was_replaced_since() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_dtype_mode_and_requires_grad_are_kept(dtype: torch.dtype) -> None:
+def test_dtype_mode_and_requires_grad_are_preserved(dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 8, bias=False)).to(dtype)
     model[0].eval().weight.requires_grad_(False)
     model[1].train()
@@ -185,9 +185,9 @@ def test_layers_that_share_a_weight_share_the_chains() -> None:
     assert type(model.again) is nn.Linear
     assert model.again is model[2]
     # Only one of the two would become a chain: neither does.
-    kept = ksopt.convert(model, {"0": None, "8x8": chain})
-    assert [layer.name for layer in kept.layers] == ["2"]
-    assert "shared with 0.weight" in kept.dense["1"]
+    stored = ksopt.convert(model, {"0": None, "8x8": chain})
+    assert [layer.name for layer in stored.layers] == ["2"]
+    assert "shared with 0.weight" in stored.dense["1"]
     assert model[0].weight is model[1].weight
 
 
@@ -227,7 +227,7 @@ def test_layers_that_are_not_plain_stay_dense_with_a_reason() -> None:
             "complex": nn.Linear(8, 32, dtype=torch.complex64),
         }
     )
-    model["hooked"]._register_state_dict_hook(lambda *given: None)
+    model["hooked"]._register_state_dict_hook(lambda *arguments: None)
     done = ksopt.convert(model, {"8x32": UP})
     assert "attention.out_proj" not in done.dense  # of another size
     done.revert()
@@ -256,10 +256,13 @@ def test_pytorchs_own_transformer_leaves_its_fast_path(masked: bool) -> None:
     with torch.inference_mode():
         expected = model(x, src_key_padding_mask=mask)
         done = ksopt.convert(model, {"*.linear1": UP, "*.linear2": DOWN})
-        found = model(x, src_key_padding_mask=mask)
+        actual = model(x, src_key_padding_mask=mask)
         if masked:  # what stands at a masked place means nothing
-            found, expected = found.where(~mask[..., None], 0), expected.where(~mask[..., None], 0)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            actual, expected = (
+                actual.where(~mask[..., None], 0),
+                expected.where(~mask[..., None], 0),
+            )
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     done.revert()
     assert model.use_nested_tensor is True
     assert model.layers[0].activation_relu_or_gelu == 1
@@ -300,8 +303,8 @@ def test_weights_are_loaded_first() -> None:
     for parameter in other.parameters():
         parameter.data = parameter.data * 2
     expected = ksopt.convert(other, PLAN).model(TOKENS)
-    found = ksopt.convert(tiny(), PLAN, weights=other_state()).model(TOKENS)
-    assert torch.equal(found, expected)
+    actual = ksopt.convert(tiny(), PLAN, weights=other_state()).model(TOKENS)
+    assert torch.equal(actual, expected)
 
 
 def other_state() -> dict[str, Tensor]:
@@ -322,10 +325,10 @@ def test_state_dict_round_trip() -> None:
 
 
 def test_progress_names_the_layers() -> None:
-    said: list[str] = []
-    ksopt.convert(tiny(), PLAN, progress=said.append)
-    assert said[0] == "1/4 blocks.0.up"
-    assert said[-1] == "4/4 blocks.1.down"
+    messages: list[str] = []
+    ksopt.convert(tiny(), PLAN, progress=messages.append)
+    assert messages[0] == "1/4 blocks.0.up"
+    assert messages[-1] == "4/4 blocks.1.down"
 
 
 @pytest.mark.parametrize(

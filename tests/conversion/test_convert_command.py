@@ -1,4 +1,4 @@
-"""``ksopt convert``: what it prints, what it writes, how it refuses; killed, it leaves no half."""
+"""``ksopt convert``: its output, files and error messages; killed, it leaves no partial result."""
 
 import json
 import os
@@ -132,8 +132,10 @@ def test_a_dry_run_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str
 def test_misuse_is_one_sentence(
     place: Path, capsys: pytest.CaptureFixture[str], change: dict[str, str | None], message: str
 ) -> None:
-    given = dict(zip(WORDS[1::2], WORDS[2::2], strict=True)) | change
-    words = [word for name, value in given.items() if value is not None for word in (name, value)]
+    arguments = dict(zip(WORDS[1::2], WORDS[2::2], strict=True)) | change
+    words = [
+        word for name, value in arguments.items() if value is not None for word in (name, value)
+    ]
     try:
         code = main(["convert", *words])
     except SystemExit as leaving:  # argparse's way
@@ -159,9 +161,9 @@ def test_the_users_code_may_fail_and_print(place: Path, capsys: pytest.CaptureFi
     words = (*WORDS[:2], "loud:broken", *WORDS[3:-1], "other")
     assert main(words) == 2
     assert "broken() raised RuntimeError: no such file" in capsys.readouterr().err
-    with pytest.raises(ksopt.errors.InvalidInputError) as told:
+    with pytest.raises(ksopt.errors.InvalidInputError) as reported:
         main((*words, "--traceback"))
-    assert isinstance(told.value.__cause__, RuntimeError)
+    assert isinstance(reported.value.__cause__, RuntimeError)
 
 
 def test_killed_in_the_middle_it_leaves_no_folder_and_runs_again(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""A student learns what a teacher computes, and both are otherwise as they were."""
+"""A student learns a teacher's outputs, and both are otherwise unchanged."""
 
 import copy
 from typing import Any
@@ -81,12 +81,12 @@ def test_what_lies_inside_is_matched_too() -> None:
     ],
 )
 def test_others_are_refused_in_words(change: dict[str, Any], words: str) -> None:
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "student": nn.Linear(16, 4),
         "teacher": nn.Linear(16, 4),
         "batches": [torch.randn(3, 16)],
         "steps": 2,
     }
     with pytest.raises(InvalidInputError) as refused:
-        ksopt.distil(**{**given, **change})
+        ksopt.distil(**{**arguments, **change})
     assert words in str(refused.value)

@@ -1,4 +1,4 @@
-"""docs/convert.md runs as it stands, prints what it says, and names every key and option."""
+"""docs/convert.md runs, prints the documented output, and names every key and option."""
 
 import json
 import re

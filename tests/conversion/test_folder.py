@@ -124,7 +124,7 @@ def test_an_existing_folder_is_never_touched(done: ksopt.Conversion, tmp_path: P
 def test_nothing_is_left_of_a_failed_save(
     done: ksopt.Conversion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*given: object) -> str:
+    def broken(*arguments: object) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ksopt.conversion.folder._report", broken)  # after the weights

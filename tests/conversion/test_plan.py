@@ -1,4 +1,4 @@
-"""Plans: what they say, how they are read and written, what is refused."""
+"""Plans: their rules, reading and writing, and invalid ones."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Files of weights: one, or several with an index; what is wrong with them is a sentence."""
+"""Files of weights, one or several with an index, and their error messages."""
 
 import json
 from pathlib import Path
@@ -35,9 +35,9 @@ def files(index: Path) -> list[Path]:
 
 def test_every_kind_of_file_holds_the_same(index: Path) -> None:
     for path in files(index):
-        found = weights.read(path)
-        assert set(found) == set(STATE)
-        assert all(torch.equal(found[name], STATE[name]) for name in STATE)
+        state = weights.read(path)
+        assert set(state) == set(STATE)
+        assert all(torch.equal(state[name], STATE[name]) for name in STATE)
         assert weights.shapes(path) == {name: tuple(t.shape) for name, t in STATE.items()}
         down, up = weights.some(path, ["down", "up"])
         assert torch.equal(down, STATE["down"])
@@ -45,7 +45,7 @@ def test_every_kind_of_file_holds_the_same(index: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("not JSON", "is no index of .safetensors files"),
         ('{"weight_map": ["a"]}', "is no index of .safetensors files"),
@@ -54,11 +54,11 @@ def test_every_kind_of_file_holds_the_same(index: Path) -> None:
         ('{"weight_map": {"up": "c.safetensors"}}', "there is no such file beside it"),
     ],
 )
-def test_an_index_that_is_wrong(index: Path, text: str, said: str) -> None:
+def test_an_index_that_is_wrong(index: Path, text: str, message: str) -> None:
     index.write_text(text)
-    for asked in (weights.read, weights.shapes, lambda path: weights.some(path, ["up"])):
-        with pytest.raises(InvalidInputError, match=said):
-            asked(index)
+    for read in (weights.read, weights.shapes, lambda path: weights.some(path, ["up"])):
+        with pytest.raises(InvalidInputError, match=message):
+            read(index)
 
 
 def test_a_file_that_is_cut_off(index: Path) -> None:

@@ -18,7 +18,7 @@ from ksopt import Chain, InvalidInputError, Pattern
 from ksopt.patterns.support import product_support
 from ksopt.projection import least_squares, project
 from ksopt.projection.alternating import alternate
-from ksopt.projection.hierarchical import keeps_the_best, suffixes
+from ksopt.projection.hierarchical import preserves_optimum, suffixes
 from ksopt.projection.least_squares import Between, first_factor, solved
 from ksopt.projection.products import product
 from ksopt.projection.two_factors import blocks
@@ -35,26 +35,28 @@ def divisors(number: int) -> list[int]:
 @st.composite
 def chains(draw: st.DrawFn, factors: int, most: int = 64) -> Chain:
     """Any valid chain of so many factors."""
-    found = [Pattern(draw(SMALL), draw(SMALL), draw(SMALL), draw(SMALL))]
-    while len(found) < factors:
-        inner = found[-1].in_features
+    patterns = [Pattern(draw(SMALL), draw(SMALL), draw(SMALL), draw(SMALL))]
+    while len(patterns) < factors:
+        inner = patterns[-1].in_features
         a = draw(st.sampled_from(divisors(inner)))
         d = draw(st.sampled_from(divisors(inner // a)))
         c = draw(st.integers(1, max(1, min(4, most // (a * d)))))
-        found.append(Pattern(a, inner // (a * d), c, d))
-    return Chain(tuple(found))
+        patterns.append(Pattern(a, inner // (a * d), c, d))
+    return Chain(tuple(patterns))
 
 
 @st.composite
 def chainable_chains(draw: st.DrawFn, factors: int) -> Chain:
     """Any chainable chain of so many factors, ranks of 1 and more, redundant pairs included."""
-    found = [Pattern(draw(st.integers(1, 2)), draw(SMALL), draw(SMALL), draw(st.integers(1, 12)))]
-    while len(found) < factors:
-        left = found[-1]
+    patterns = [
+        Pattern(draw(st.integers(1, 2)), draw(SMALL), draw(SMALL), draw(st.integers(1, 12)))
+    ]
+    while len(patterns) < factors:
+        left = patterns[-1]
         p = draw(st.sampled_from(divisors(left.c)))
         d = draw(st.sampled_from(divisors(left.d)))
-        found.append(Pattern(left.a * p, left.c // p * left.d // d, draw(SMALL), d))
-    return Chain(tuple(found))
+        patterns.append(Pattern(left.a * p, left.c // p * left.d // d, draw(SMALL), d))
+    return Chain(tuple(patterns))
 
 
 def random_weights(chain: Chain, seed: int) -> list[torch.Tensor]:
@@ -89,10 +91,16 @@ def best_of_two(matrix: torch.Tensor, chain: Chain) -> float:
 @settings(max_examples=60)
 def test_any_two_factors_get_the_least_error_there_is(chain: Chain, seed: int) -> None:
     matrix = random_matrix(chain, seed)
-    found = project(matrix, chain)
-    assert found.relative_error == pytest.approx(best_of_two(matrix, chain), rel=1e-9, abs=1e-12)
-    assert (found.method, found.iterations, found.guarantee) == ("hierarchical", 0, 1)
-    assert found.lower_bound == pytest.approx(found.relative_error, rel=1e-6, abs=1e-6)
+    projection = project(matrix, chain)
+    assert projection.relative_error == pytest.approx(
+        best_of_two(matrix, chain), rel=1e-9, abs=1e-12
+    )
+    assert (projection.method, projection.iterations, projection.guarantee) == (
+        "hierarchical",
+        0,
+        1,
+    )
+    assert projection.lower_bound == pytest.approx(projection.relative_error, rel=1e-6, abs=1e-6)
 
 
 @given(st.integers(1, 4).flatmap(chainable_chains), SEEDS)
@@ -101,11 +109,13 @@ def test_a_product_of_a_chainable_chain_is_recovered(chain: Chain, seed: int) ->
     assert chain.is_chainable
     matrix = chain_to_dense(random_weights(chain, seed))
     for way, goal in ((chain, matrix), (chain.T, matrix.T)):
-        found = project(goal, way)
-        assert found.relative_error < 1e-13
-        assert found.method == "hierarchical"
-        assert found.lower_bound <= found.relative_error
-        torch.testing.assert_close(found.to_dense(), goal, rtol=1e-11, atol=1e-12 * goal.norm())
+        projection = project(goal, way)
+        assert projection.relative_error < 1e-13
+        assert projection.method == "hierarchical"
+        assert projection.lower_bound <= projection.relative_error
+        torch.testing.assert_close(
+            projection.to_dense(), goal, rtol=1e-11, atol=1e-12 * goal.norm()
+        )
 
 
 @given(st.integers(3, 4).flatmap(chainable_chains), SEEDS)
@@ -113,12 +123,12 @@ def test_a_product_of_a_chainable_chain_is_recovered(chain: Chain, seed: int) ->
 def test_the_error_is_within_the_guarantee(chain: Chain, seed: int) -> None:
     exact = chain_to_dense(random_weights(chain, seed))
     matrix = exact + 0.1 * exact.norm() / math.sqrt(exact.numel()) * random_matrix(chain, seed + 1)
-    found = project(matrix, chain)
-    assert found.guarantee == math.sqrt(len(chain) - 1)
+    projection = project(matrix, chain)
+    assert projection.guarantee == math.sqrt(len(chain) - 1)
     # The product that the noise was added to is one candidate; the best may be nearer.
     noise = ((matrix - exact).norm() / matrix.norm()).item()
-    assert found.lower_bound <= noise + 1e-12
-    assert found.relative_error <= found.guarantee * noise + 1e-12
+    assert projection.lower_bound <= noise + 1e-12
+    assert projection.relative_error <= projection.guarantee * noise + 1e-12
     # Cutting the chain at any one place gives a floor of the error; all of them together bound it.
     floors = []
     for cut in range(1, len(chain)):
@@ -126,8 +136,8 @@ def test_the_error_is_within_the_guarantee(chain: Chain, seed: int) -> None:
         assert sides[0] is not None
         assert sides[1] is not None
         floors.append(project(matrix, Chain(sides)).relative_error)
-    assert found.relative_error <= math.sqrt(sum(floor**2 for floor in floors)) + 1e-12
-    assert found.relative_error >= max(floors) - 1e-12
+    assert projection.relative_error <= math.sqrt(sum(floor**2 for floor in floors)) + 1e-12
+    assert projection.relative_error >= max(floors) - 1e-12
 
 
 @given(st.integers(3, 4).flatmap(chains), SEEDS)
@@ -135,14 +145,14 @@ def test_the_error_is_within_the_guarantee(chain: Chain, seed: int) -> None:
 def test_whatever_is_guaranteed_holds_for_chains_that_are_not_chainable(
     chain: Chain, seed: int
 ) -> None:
-    guaranteed = keeps_the_best(chain) or keeps_the_best(chain.T)
+    guaranteed = preserves_optimum(chain) or preserves_optimum(chain.T)
     assert guaranteed or not (chain.is_chainable or chain.T.is_chainable)
     exact = chain_to_dense(random_weights(chain, seed))
-    found = project(exact, chain, iterations=0)
-    assert (found.guarantee is not None) == guaranteed
+    projection = project(exact, chain, iterations=0)
+    assert (projection.guarantee is not None) == guaranteed
     if not guaranteed:
         return
-    assert found.relative_error < 1e-13
+    assert projection.relative_error < 1e-13
     matrix = exact + 0.1 * exact.norm() / math.sqrt(exact.numel()) * random_matrix(chain, seed + 1)
     noise = ((matrix - exact).norm() / matrix.norm()).item()
     assert project(matrix, chain).relative_error <= math.sqrt(len(chain) - 1) * noise + 1e-12
@@ -152,9 +162,9 @@ def test_a_chain_that_is_not_chainable_may_have_the_guarantee() -> None:
     chain = Chain.parse("(1,2,3,2)*(2,3,2,1)*(4,1,3,1)")  # r = 3/2 between the first two
     assert not chain.is_chainable
     assert not chain.T.is_chainable
-    assert keeps_the_best(chain)
+    assert preserves_optimum(chain)
     assert project(random_matrix(chain, 0), chain).guarantee == math.sqrt(2)
-    assert not keeps_the_best(INTERLEAVED)
+    assert not preserves_optimum(INTERLEAVED)
 
 
 @given(chains(2))
@@ -175,13 +185,13 @@ def test_every_feature_is_in_one_block(chain: Chain) -> None:
 @settings(max_examples=25)
 def test_any_chain_gets_weights_and_an_honest_error(chain: Chain, seed: int) -> None:
     matrix = random_matrix(chain, seed)
-    found = project(matrix, chain, iterations=5)
-    assert [tuple(w.shape) for w in found.weights] == [p.weight_shape for p in chain]
-    error = ((matrix - chain_to_dense(found.weights)).norm() / matrix.norm()).item()
-    assert found.relative_error == pytest.approx(error, rel=1e-9)
-    assert found.lower_bound <= found.relative_error <= 1 + 1e-12
+    projection = project(matrix, chain, iterations=5)
+    assert [tuple(w.shape) for w in projection.weights] == [p.weight_shape for p in chain]
+    error = ((matrix - chain_to_dense(projection.weights)).norm() / matrix.norm()).item()
+    assert projection.relative_error == pytest.approx(error, rel=1e-9)
+    assert projection.lower_bound <= projection.relative_error <= 1 + 1e-12
     more = project(matrix, chain, iterations=5, refine=10)
-    assert more.relative_error <= found.relative_error * (1 + 1e-12)
+    assert more.relative_error <= projection.relative_error * (1 + 1e-12)
 
 
 KALEIDOSCOPE = Chain.kaleidoscope(8)
@@ -201,11 +211,11 @@ def test_alternating_least_squares_never_rises_and_helps(chain: Chain) -> None:
         assert sweeps == 1
     assert all(after <= before * (1 + 1e-12) for before, after in pairwise(errors))
     assert errors[-1] < 0.8 * errors[0]
-    found = project(matrix, chain)
-    assert found.method == "alternating"
-    assert found.guarantee is None
-    assert 0 < found.iterations <= 10
-    assert found.relative_error < project(matrix, chain, iterations=0).relative_error
+    projection = project(matrix, chain)
+    assert projection.method == "alternating"
+    assert projection.guarantee is None
+    assert 0 < projection.iterations <= 10
+    assert projection.relative_error < project(matrix, chain, iterations=0).relative_error
 
 
 def best_factor(
@@ -224,11 +234,11 @@ def best_factor(
     columns = [torch.outer(left[:, m], right[n]).flatten() for m, n in support.nonzero()]
     system = torch.stack(columns, dim=1)
     goal = matrix.flatten()
-    found = torch.linalg.lstsq(system, goal.unsqueeze(1), driver="gelsd").solution[:, 0]
-    best = float((goal - system @ found).norm())
+    fitted = torch.linalg.lstsq(system, goal.unsqueeze(1), driver="gelsd").solution[:, 0]
+    best = float((goal - system @ fitted).norm())
     # Each equation has a share of its diagonal's mean: at most that of the largest column's square.
     ridge = least_squares._RIDGE * float(system.square().sum(0).max())
-    change = float((found - to_dense(weight)[support]).norm())
+    change = float((fitted - to_dense(weight)[support]).norm())
     return best, math.sqrt(best**2 + ridge * change**2)
 
 
@@ -245,14 +255,14 @@ def test_every_factor_is_refitted_to_the_best_there_is(chain: Chain, seed: int) 
         right = torch.eye(chain.in_features).double() if last else product(weights[index + 1 :])
         best, most = best_factor(matrix, pattern, left, right, weights[index])
         if index == 0:
-            found = first_factor(matrix, weights[0], right, after[1])
+            fitted = first_factor(matrix, weights[0], right, after[1])
         elif last:
             own = weights[-1].transpose(1, 2)
-            found = first_factor(matrix.mT, own, left.mT, before[-2].T).transpose(1, 2)
+            fitted = first_factor(matrix.mT, own, left.mT, before[-2].T).transpose(1, 2)
         else:
             solver = Between(before[index - 1], pattern, after[index + 1], matrix.device)
             solver._is_small = True  # in the place of the cached property
-            found = solver.refitted(matrix, weights[index], left, right)
+            fitted = solver.refitted(matrix, weights[index], left, right)
             # The other way, for equations that are too large, comes near to it in a few steps.
             solver._is_small = False
             nearer = weights[index]
@@ -262,15 +272,15 @@ def test_every_factor_is_refitted_to_the_best_there_is(chain: Chain, seed: int) 
                 previous, error = error, (matrix - left @ to_dense(nearer) @ right).norm()
                 # Where nothing is left to gain, a step may lose what rounding is.
                 assert best - rounding <= error <= previous + 1e-5 * float(matrix.norm())
-        assert found.shape == weights[index].shape
-        error = float((matrix - left @ to_dense(found) @ right).norm())
+        assert fitted.shape == weights[index].shape
+        error = float((matrix - left @ to_dense(fitted) @ right).norm())
         assert best - rounding <= error <= most + rounding
 
 
-def test_an_equation_that_rounding_has_made_indefinite_changes_nothing() -> None:
+def test_an_equation_that_is_indefinite_by_rounding_changes_nothing() -> None:
     gram = torch.stack([torch.eye(2), torch.tensor([[1.0, 2.0], [2.0, 1.0]])]).double()
-    found = solved(gram, torch.ones(2, 2, 1, dtype=torch.float64))
-    torch.testing.assert_close(found[:, :, 0], torch.tensor([[1.0, 1], [0, 0]]).double())
+    actual = solved(gram, torch.ones(2, 2, 1, dtype=torch.float64))
+    torch.testing.assert_close(actual[:, :, 0], torch.tensor([[1.0, 1], [0, 0]]).double())
 
 
 def test_a_factor_between_others_with_unused_features_stays_finite() -> None:
@@ -279,17 +289,17 @@ def test_a_factor_between_others_with_unused_features_stays_finite() -> None:
     weights[2][:, 1] = 0
     matrix = random_matrix(INTERLEAVED, 1)
     before = (matrix - product(weights)).norm()
-    found, _ = alternate(matrix, INTERLEAVED, weights, sweeps=3, tolerance=0.0)
-    assert all(bool(weight.isfinite().all()) for weight in found)
-    assert (matrix - product(found)).norm() < before
+    actual, _ = alternate(matrix, INTERLEAVED, weights, sweeps=3, tolerance=0.0)
+    assert all(bool(weight.isfinite().all()) for weight in actual)
+    assert (matrix - product(actual)).norm() < before
 
 
 def test_alternating_stops_when_it_is_exact() -> None:
     weights = random_weights(INTERLEAVED, 0)
     matrix = product(weights)
-    found, sweeps = alternate(matrix, INTERLEAVED, weights, sweeps=9, tolerance=0.0)
+    actual, sweeps = alternate(matrix, INTERLEAVED, weights, sweeps=9, tolerance=0.0)
     assert sweeps == 1
-    assert (product(found) - matrix).norm() < 1e-12 * matrix.norm()
+    assert (product(actual) - matrix).norm() < 1e-12 * matrix.norm()
 
 
 def test_refinement_lowers_the_error_of_three_factors() -> None:
@@ -309,12 +319,12 @@ import json, sys
 import numpy as np
 from lazylinop.butterfly import Chain, ksd
 
-given = json.load(sys.stdin)
+cases = json.load(sys.stdin)
 errors = []
-for patterns, rows in given:
+for patterns, rows in cases:
     matrix = np.array(rows)
-    found = ksd(matrix, Chain([tuple(p) for p in patterns])).toarray()
-    errors.append(float(np.linalg.norm(matrix - found) / np.linalg.norm(matrix)))
+    approximation = ksd(matrix, Chain([tuple(p) for p in patterns])).toarray()
+    errors.append(float(np.linalg.norm(matrix - approximation) / np.linalg.norm(matrix)))
 print(json.dumps(errors))
 """
 
@@ -340,10 +350,10 @@ def test_the_error_is_never_above_lazylinops() -> None:
     )
     assert done.returncode == 0, done.stderr
     for (chain, matrix), error in zip(cases, json.loads(done.stdout), strict=True):
-        found = project(matrix, chain)
-        assert found.relative_error <= error * (1 + 1e-9) + 1e-12, chain
+        projection = project(matrix, chain)
+        assert projection.relative_error <= error * (1 + 1e-9) + 1e-12, chain
         if len(chain) == 2:  # one least error, so both have it
-            assert found.relative_error == pytest.approx(error, rel=1e-9)
+            assert projection.relative_error == pytest.approx(error, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -354,10 +364,10 @@ def test_the_error_is_never_above_lazylinops() -> None:
 def test_every_dtype(dtype: torch.dtype, rounding: float) -> None:
     chain = Chain.parse("(1,6,2,6)*(2,3,4,2)*(4,4,3,1)")
     matrix = chain_to_dense(random_weights(chain, 1)).to(dtype)
-    found = project(matrix, chain)
-    assert {w.dtype for w in found.weights} == {dtype}
-    assert all(w.is_contiguous() for w in found.weights)
-    assert found.relative_error < rounding
+    projection = project(matrix, chain)
+    assert {w.dtype for w in projection.weights} == {dtype}
+    assert all(w.is_contiguous() for w in projection.weights)
+    assert projection.relative_error < rounding
     assert project(matrix, chain, dtype=torch.float64).weights[0].dtype == torch.float64
     # For narrower dtypes the splits go through Gram matrices; they must agree with the others.
     noisy = random_matrix(chain, 2)
@@ -370,9 +380,9 @@ def test_scale_of_a_narrow_dtype() -> None:
     chain = Chain.square_dyadic(16)
     for scale in (1e-30, 1.0, 1e30):
         matrix = (scale * chain_to_dense(random_weights(chain, 0))).float()
-        found = project(matrix, chain)
-        assert found.relative_error < 1e-6
-        sizes = torch.stack([w.square().mean() for w in found.weights])
+        projection = project(matrix, chain)
+        assert projection.relative_error < 1e-6
+        sizes = torch.stack([w.square().mean() for w in projection.weights])
         assert sizes.max() < 1.01 * sizes.min()
 
 
@@ -382,9 +392,9 @@ def test_permutations_of_outputs_and_inputs() -> None:
     rows, columns = torch.randperm(24), torch.randperm(12)
     matrix = exact[torch.argsort(rows)][:, torch.argsort(columns)]
     assert project(matrix, chain).relative_error > 0.1
-    found = project(matrix, chain, rows=rows, columns=columns.tolist())
-    assert found.relative_error < 1e-13
-    torch.testing.assert_close(found.to_dense(), matrix)
+    projection = project(matrix, chain, rows=rows, columns=columns.tolist())
+    assert projection.relative_error < 1e-13
+    torch.testing.assert_close(projection.to_dense(), matrix)
     for wrong in (torch.zeros(24, dtype=torch.int64), torch.arange(23), [0.5] * 24):
         with pytest.raises(InvalidInputError, match=r"rows must be a permutation of 0 \.\.\. 23"):
             project(matrix, chain, rows=wrong)
@@ -399,9 +409,9 @@ def test_features_without_use_can_still_be_trained() -> None:
 
 
 def test_a_matrix_outside_the_support_and_a_zero_one() -> None:
-    found = project(torch.ones(4, 4), "(2,2,2,1)")
-    assert found.relative_error == pytest.approx(math.sqrt(0.5))
-    assert found.lower_bound == pytest.approx(math.sqrt(0.5))
+    projection = project(torch.ones(4, 4), "(2,2,2,1)")
+    assert projection.relative_error == pytest.approx(math.sqrt(0.5))
+    assert projection.lower_bound == pytest.approx(math.sqrt(0.5))
     zero = project(torch.zeros(8, 8), Chain.square_dyadic(8))
     assert zero.relative_error == zero.lower_bound == 0
     assert not zero.to_dense().any()
@@ -438,10 +448,10 @@ def test_it_is_a_public_name_that_keeps_gradients_out() -> None:
     assert ksopt.project is project
     matrix = torch.randn(4, 4, requires_grad=True)
     with torch.enable_grad():
-        found = ksopt.project(matrix, "(1,2,2,2)*(2,2,2,1)*(1,4,4,1)", refine=3)
-    assert not any(weight.requires_grad for weight in found.weights)
+        projection = ksopt.project(matrix, "(1,2,2,2)*(2,2,2,1)*(1,4,4,1)", refine=3)
+    assert not any(weight.requires_grad for weight in projection.weights)
     assert matrix.grad is None
-    before = found.weights[0].clone()
+    before = projection.weights[0].clone()
     with torch.inference_mode():
-        again = ksopt.project(matrix, found.chain, refine=3)
+        again = ksopt.project(matrix, projection.chain, refine=3)
     assert torch.equal(again.weights[0], before)

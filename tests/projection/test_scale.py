@@ -45,22 +45,24 @@ def test_the_error_is_that_of_the_same_matrix_near_1(name, dtype, exponent):
     matrix = times_power(matrix_of(chain, dtype), exponent).to(dtype)
     # With the digits that subnormal numbers have lost.
     near_1 = times_power(matrix, -exponent)
-    found = project(matrix, chain, refine=3, dtype=torch.float64)
+    projection = project(matrix, chain, refine=3, dtype=torch.float64)
     expected = project(near_1.to(dtype), chain, refine=3, dtype=torch.float64)
-    assert all(weight.isfinite().all() for weight in found.weights)
-    assert found.relative_error == pytest.approx(expected.relative_error, rel=1e-6, abs=1e-13)
-    assert found.lower_bound == pytest.approx(expected.lower_bound, rel=1e-6, abs=1e-13)
-    assert found.method == expected.method
-    assert found.iterations == expected.iterations
-    # What is told of the weights is true of them: one by one, each brought near 1.
-    shares = [weight.abs().max().log2().ceil().int().item() for weight in found.weights]
+    assert all(weight.isfinite().all() for weight in projection.weights)
+    assert projection.relative_error == pytest.approx(expected.relative_error, rel=1e-6, abs=1e-13)
+    assert projection.lower_bound == pytest.approx(expected.lower_bound, rel=1e-6, abs=1e-13)
+    assert projection.method == expected.method
+    assert projection.iterations == expected.iterations
+    # The reported error is that of the weights, each scaled near 1.
+    shares = [weight.abs().max().log2().ceil().int().item() for weight in projection.weights]
     dense = torch.eye(chain.in_features, dtype=torch.float64)
-    for pattern, weight, share in reversed(list(zip(chain, found.weights, shares, strict=True))):
+    for pattern, weight, share in reversed(
+        list(zip(chain, projection.weights, shares, strict=True))
+    ):
         small, (a, b, c, d) = times_power(weight, -share), pattern.weight_shape
         dense = torch.einsum("ikljn,iklj->ikjn", dense.view(a, 1, c, d, -1), small)
         dense = dense.reshape(a * b * d, -1)
     error = (times_power(dense, sum(shares) - exponent) - near_1).norm() / near_1.norm()
-    assert found.relative_error == pytest.approx(error.item(), rel=1e-9, abs=1e-13)
+    assert projection.relative_error == pytest.approx(error.item(), rel=1e-9, abs=1e-13)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -69,9 +71,13 @@ def test_weights_in_the_matrix_s_own_dtype(name, dtype):
     chain = Chain.parse(CHAINS[name])
     for exponent in ENDS[dtype]:
         matrix = times_power(matrix_of(chain, dtype), exponent).to(dtype)
-        found = project(matrix, chain)
-        assert all(weight.dtype == dtype and weight.isfinite().all() for weight in found.weights)
-        assert 0 <= found.lower_bound <= found.relative_error <= 1 + torch.finfo(dtype).eps
+        projection = project(matrix, chain)
+        assert all(
+            weight.dtype == dtype and weight.isfinite().all() for weight in projection.weights
+        )
+        assert (
+            0 <= projection.lower_bound <= projection.relative_error <= 1 + torch.finfo(dtype).eps
+        )
 
 
 def test_one_factor_keeps_every_digit():
@@ -81,15 +87,15 @@ def test_one_factor_keeps_every_digit():
     for i in range(2):
         for j in range(2):
             dense[i, :, j, i, :, j] = weight[i, :, :, j]
-    found = project(dense.view(12, 16), pattern)
-    torch.testing.assert_close(found.weights[0], weight, rtol=1e-14, atol=0)
-    assert found.relative_error < 1e-14
+    projection = project(dense.view(12, 16), pattern)
+    torch.testing.assert_close(projection.weights[0], weight, rtol=1e-14, atol=0)
+    assert projection.relative_error < 1e-14
 
 
 def test_zeros_stay_zeros():
-    found = project(torch.zeros(16, 16, dtype=torch.float64), CHAINS["two"])
-    assert found.relative_error == 0
-    assert found.lower_bound == 0
+    projection = project(torch.zeros(16, 16, dtype=torch.float64), CHAINS["two"])
+    assert projection.relative_error == 0
+    assert projection.lower_bound == 0
 
 
 def test_weights_that_their_dtype_cannot_hold_are_refused():

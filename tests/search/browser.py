@@ -19,7 +19,7 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 def program() -> str | None:
     """The Chromium of this machine; None if it has none."""
-    return next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    return next((actual for name in PROGRAMS if (actual := shutil.which(name))), None)
 
 
 class Browser:
@@ -39,10 +39,10 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def call(self, method: str, **given: Any) -> dict[str, Any]:
-        """A command's result; what the page reports meanwhile is kept if it is an error."""
+    def call(self, method: str, **arguments: Any) -> dict[str, Any]:
+        """A command's result; errors that the page reports meanwhile are stored."""
         self._count += 1
-        message = {"id": self._count, "method": method, "params": given}
+        message = {"id": self._count, "method": method, "params": arguments}
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
@@ -72,14 +72,14 @@ class Browser:
 
     def ask(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        actual = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in actual, actual
+        return actual["result"].get("value")
 
     def picture(self, path: Path) -> None:
         """Write the whole page as a PNG."""
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+        actual = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(actual["data"]))
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
@@ -88,15 +88,19 @@ class Browser:
             self._rest += more
         line, _, self._rest = self._rest.partition(b"\0")
         answer: dict[str, Any] = json.loads(line)
-        method, given = answer.get("method"), answer.get("params", {})
+        method, arguments = answer.get("method"), answer.get("params", {})
         if method == "Runtime.exceptionThrown":
-            self.errors.append(str(given["exceptionDetails"]))
-        if method == "Runtime.consoleAPICalled" and given["type"] in ("error", "warning", "assert"):
-            self.errors.append(str(given["args"]))
-        if method == "Log.entryAdded" and given["entry"]["level"] in ("error", "warning"):
-            self.errors.append(given["entry"]["text"])
+            self.errors.append(str(arguments["exceptionDetails"]))
+        if method == "Runtime.consoleAPICalled" and arguments["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
+            self.errors.append(str(arguments["args"]))
+        if method == "Log.entryAdded" and arguments["entry"]["level"] in ("error", "warning"):
+            self.errors.append(arguments["entry"]["text"])
         if method == "Network.loadingFailed":
-            self.errors.append(given["errorText"])
+            self.errors.append(arguments["errorText"])
         return answer
 
 

@@ -13,12 +13,12 @@ Search = Callable[..., SearchResult]
 
 @pytest.fixture
 def search(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Search:
-    """Runs a search of a 32x64 layer, with the options given."""
+    """Runs a search of a 32x64 layer, with the passed options."""
     # A slow moment of a short final must not make the dense layer look held back.
     monkeypatch.setattr(suspect_dense, "_SUSPECT", 1e9)
 
     def run(progress: Any = None, **options: Any) -> SearchResult:
-        given = {
+        arguments = {
             "dims": "32x64",
             "budgets": ("50%",),
             "batch": 16,
@@ -26,6 +26,6 @@ def search(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sear
             "trials": 4,
             "out": tmp_path / "report",
         }
-        return run_search(SearchRequest(**{**given, **options}), progress)
+        return run_search(SearchRequest(**{**arguments, **options}), progress)
 
     return run

@@ -60,11 +60,11 @@ def test_what_was_only_drawn_is_no_trial_and_is_next(
 ) -> None:
     right, measured = Objective.measure, []
 
-    def slow(self: Objective, *given: object) -> object:
-        measured.append(given[0])
+    def slow(self: Objective, *arguments: object) -> object:
+        measured.append(arguments[0])
         if len(measured) == 2:
             raise KeyboardInterrupt
-        return right(self, *given)  # type: ignore[arg-type]
+        return right(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Objective, "measure", slow)
     first = search(trials=20)

@@ -1,4 +1,4 @@
-"""A device that fails for good: told from a failure of one chain, and blamed on no later chain."""
+"""A device that fails for good: distinguished from a failing chain, and blamed on no later one."""
 
 import json
 import subprocess

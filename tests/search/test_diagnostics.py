@@ -1,4 +1,4 @@
-"""How far the times can be trusted, what would have predicted them, and reports written again."""
+"""Diagnostics of times, predictors, and rewritten reports."""
 
 import io
 import json
@@ -42,11 +42,11 @@ def trial(number: int, rho: float, us: float, predicted: float | None = None) ->
 def test_spearman_ranks_what_was_measured() -> None:
     times = [50.0, 4.0, 3.0, 2.0, 1.0]
     trials = [trial(i, float(i) ** 3 + 1, us, us * us) for i, us in enumerate(times)]
-    found = {one.predictor.key: one for one in correlations(trials)}
-    assert found["rho"].spearman == pytest.approx(-1)
-    assert found["predicted_us"].spearman == pytest.approx(1)
-    assert found["rho"].chains == 5  # the pruned one too
-    assert "floor_us" not in found  # all alike: no rank
+    actual = {one.predictor.key: one for one in correlations(trials)}
+    assert actual["rho"].spearman == pytest.approx(-1)
+    assert actual["predicted_us"].spearman == pytest.approx(1)
+    assert actual["rho"].chains == 5  # the pruned one too
+    assert "floor_us" not in actual  # all alike: no rank
     swapped = [*trials[:3], replace(trials[3], facts=trials[4].facts), trials[4]]
     # Ranks 1 2 3 4.5 4.5 against 5 4 3 2 1.
     known = {one.predictor.key: one for one in correlations(swapped)}
@@ -60,10 +60,10 @@ def test_energy_is_ranked_where_it_was_measured() -> None:
         replace(one, values={"energy_mj": mj})
         for one, mj in zip(trials[1:], (5, 3, 2, 1), strict=True)
     ]
-    found = {one.predictor.key: one for one in correlations([trials[0], *used])}
-    assert found["d_rho"].energy_spearman == pytest.approx(-1)
-    assert found["d_rho"].chains == 5
-    assert found["d_rho"].spearman == pytest.approx(-1)
+    actual = {one.predictor.key: one for one in correlations([trials[0], *used])}
+    assert actual["d_rho"].energy_spearman == pytest.approx(-1)
+    assert actual["d_rho"].chains == 5
+    assert actual["d_rho"].spearman == pytest.approx(-1)
     few = {one.predictor.key: one for one in correlations([*trials[:3], *used[2:]])}
     assert few["d_rho"].energy_spearman is None
 
@@ -81,7 +81,7 @@ def with_dense(result: SearchResult, first_us: float, last_us: float) -> SearchR
     return with_layer(result, trials=trials, finalists=finalists)
 
 
-def test_a_drift_of_the_dense_layer_is_said(search: Search) -> None:
+def test_a_drift_of_the_dense_layer_is_reported(search: Search) -> None:
     result = search(trials=3)
     moved = drift(with_dense(result, 100.0, 120.0).layers[0])
     assert moved is not None
@@ -90,9 +90,9 @@ def test_a_drift_of_the_dense_layer_is_said(search: Search) -> None:
     drifted = with_dense(result, 100.0, 120.0)
     assert "it drifted by +20.0%, beyond its noise" in page.markdown(drifted)
     assert json.loads(results_json.to_json(drifted))["layers"][0]["drift"]["beyond_noise"] is True
-    said = io.StringIO()
-    terminal.print_result(drifted, said)
-    assert "drifted by +20.0%" in said.getvalue()
+    output = io.StringIO()
+    terminal.print_result(drifted, output)
+    assert "drifted by +20.0%" in output.getvalue()
     still = drift(with_dense(result, 100.0, 100.5).layers[0])
     assert still is not None
     assert not still.beyond_noise
@@ -118,8 +118,8 @@ def test_finalists_within_noise_say_so(search: Search) -> None:
     assert [within_noise_of(one, finalists) for one in finalists] == [[1], [0], []]
     apart = [replace(one, retimed=False) for one in finalists]
     assert [within_noise_of(one, apart) for one in apart] == [[], [], []]
-    found = json.loads(results_json.to_json(search(trials=4)))
-    for one in found["layers"][0]["finalists"]:
+    result = json.loads(results_json.to_json(search(trials=4)))
+    for one in result["layers"][0]["finalists"]:
         assert one["chain"] not in one["within_noise_of"]
 
 
@@ -128,9 +128,9 @@ def test_the_report_shows_predictions(search: Search) -> None:
     text = page.markdown(result)
     assert "## Measured against predicted" in text
     assert "cost model is for GPUs" in text.replace("\n", " ")
-    found = json.loads(results_json.to_json(result))["layers"][0]["correlations"]
-    assert {one["with"] for one in found} <= {predictor.key for predictor in PREDICTORS}
-    assert all(-1 <= one["spearman"] <= 1 for one in found)
+    actual = json.loads(results_json.to_json(result))["layers"][0]["correlations"]
+    assert {one["with"] for one in actual} <= {predictor.key for predictor in PREDICTORS}
+    assert all(-1 <= one["spearman"] <= 1 for one in actual)
     assert "Measured latency against rho of 6 chains" in page.html(result)
 
 
@@ -151,7 +151,7 @@ def test_a_report_is_written_again(search: Search, tmp_path: Path) -> None:
 def test_what_a_killed_search_left_can_be_reported(
     search: Search, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def killed(*given: object) -> None:
+    def killed(*arguments: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patched:
@@ -159,10 +159,10 @@ def test_what_a_killed_search_left_can_be_reported(
         with pytest.raises(SystemExit):
             search(trials=3)
     url = f"sqlite:///{tmp_path / 'report' / 'study.db'}"
-    found = replay(url, out=tmp_path / "again")
-    assert found.stopped == "interrupted"
-    assert len(found.layers[0].trials) == 3
-    assert not any(finalist.retimed for finalist in found.layers[0].finalists)
+    actual = replay(url, out=tmp_path / "again")
+    assert actual.stopped == "interrupted"
+    assert len(actual.layers[0].trials) == 3
+    assert not any(finalist.retimed for finalist in actual.layers[0].finalists)
 
 
 def test_a_replayed_study_stays_as_it_is(search: Search, tmp_path: Path) -> None:
@@ -205,6 +205,6 @@ def test_the_final_is_timed_in_another_process(tmp_path: Path) -> None:
 
     request = LayerRequest("32x64", batch=16, device="cpu", out=tmp_path)
     with Spare() as spare:
-        found = finals.final(request, torch.device("cpu"), [CHAIN], spare)
-    assert set(found) == {str(CHAIN), "dense"}
-    assert all(one.repeats >= 3 for one in found.values())
+        actual = finals.final(request, torch.device("cpu"), [CHAIN], spare)
+    assert set(actual) == {str(CHAIN), "dense"}
+    assert all(one.repeats >= 3 for one in actual.values())

@@ -1,4 +1,4 @@
-"""docs/searching.md runs as it stands, and prints what it says."""
+"""docs/searching.md runs, and prints the documented output."""
 
 import json
 import re
@@ -39,9 +39,9 @@ def test_the_keys_and_verdicts_are_there(quick: None, tmp_path: Path) -> None:
     request = SearchRequest(
         "32x64", budgets=("50%",), batch=16, device="cpu", trials=2, out=tmp_path / "report"
     )
-    found = json.loads(results_json.to_json(run_search(request)))
-    (layer,) = found["layers"]
-    parts = [found, layer, layer["recommendations"][0], layer["finalists"][0], layer["trials"][0]]
+    actual = json.loads(results_json.to_json(run_search(request)))
+    (layer,) = actual["layers"]
+    parts = [actual, layer, layer["recommendations"][0], layer["finalists"][0], layer["trials"][0]]
     keys = {key for part in [*parts, layer["trials"][0]["latency"], layer["space"]] for key in part}
     assert keys - {"schema"} <= named
     for verdict in Verdict:

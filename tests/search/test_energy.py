@@ -86,38 +86,38 @@ class Played:
 @pytest.fixture
 def played(quick: None, monkeypatch: pytest.MonkeyPatch) -> Played:
     """Every meter is one of a played device, and measurements are short."""
-    found = Played()
+    actual = Played()
 
     def chain(
         x: torch.Tensor, weights: Sequence[torch.Tensor], *around: Any, **options: Any
     ) -> torch.Tensor:
-        found.counter.used += 1000.0 / sum(weight.numel() for weight in weights)
+        actual.counter.used += 1000.0 / sum(weight.numel() for weight in weights)
         return ops.chain(x, weights, *around, **options)
 
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        found.counter.used += DENSE_MJ
+        actual.counter.used += DENSE_MJ
         return F.linear(x, weight, bias)
 
     def after_the_final(
         request: LayerRequest, device: torch.device, chains: Sequence[Chain]
     ) -> dict[str, float]:
-        meter: Any = found.counter
+        meter: Any = actual.counter
         return Objective(request, device, meter=meter).energy(chains)
 
     monkeypatch.setattr(layer_pass, "ops", types.SimpleNamespace(chain=chain))
     monkeypatch.setattr(layer_pass, "F", types.SimpleNamespace(linear=linear))
-    monkeypatch.setattr(energy, "Meter", found.meter)
-    monkeypatch.setattr(worker, "Meter", found.meter)
+    monkeypatch.setattr(energy, "Meter", actual.meter)
+    monkeypatch.setattr(worker, "Meter", actual.meter)
     monkeypatch.setattr(energy, "TRIAL_SECONDS", 0.005)
     monkeypatch.setattr(energy, "FINAL_SECONDS", 0.005)
     monkeypatch.setattr(energy, "_BURST_S", 0.001)
     monkeypatch.setattr(finals, "energy", after_the_final)
-    return found
+    return actual
 
 
 def read(result: SearchResult) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((result.folder / "results.json").read_text())
-    return found
+    actual: dict[str, Any] = json.loads((result.folder / "results.json").read_text())
+    return actual
 
 
 def study_of(result: SearchResult) -> optuna.Study:
@@ -138,21 +138,21 @@ class Clock:
         return self.now
 
     def call(self, seconds: float, watts: float) -> Callable[[], None]:
-        def made() -> None:
+        def call() -> None:
             self.now += seconds
             self.meter.used += 1e3 * watts * seconds
 
-        return made
+        return call
 
 
 def test_energy_is_shared_out_over_the_calls() -> None:
     clock = Clock(Counter())
-    found = energy.millijoules(
+    actual = energy.millijoules(
         {"small": clock.call(0.01, 200.0), "large": clock.call(0.3, 400.0)},
         clock.meter,  # type: ignore[arg-type]
         clock=clock.time,
     )
-    assert found == {"small": pytest.approx(2e3), "large": pytest.approx(120e3)}
+    assert actual == {"small": pytest.approx(2e3), "large": pytest.approx(120e3)}
     assert 2.0 <= clock.now < 4.0
 
 
@@ -163,13 +163,13 @@ def test_the_steps_of_the_counter_are_no_error(step_s: float) -> None:
     for begun_s in (0.0, 0.3 * step_s, 0.8 * step_s):
         counter = Counter(used=1e3 * watts * begun_s, step=1e3 * watts * step_s)
         clock = Clock(counter)
-        found = energy.millijoules(
+        actual = energy.millijoules(
             {"chain": clock.call(50e-6, watts)},
             counter,  # type: ignore[arg-type]
             seconds=energy.TRIAL_SECONDS,
             clock=clock.time,
         )
-        assert found["chain"] == pytest.approx(1e3 * watts * 50e-6, rel=0.01)
+        assert actual["chain"] == pytest.approx(1e3 * watts * 50e-6, rel=0.01)
         # What the documentation says a trial pays.
         assert clock.now < energy.TRIAL_SECONDS + 0.1 + 2 * step_s
 
@@ -321,7 +321,7 @@ def test_a_finalist_of_less_energy_is_named(search: Search, played: Played) -> N
     assert best_in_final(replace(at_two, chosen=None), [other]) == []
 
 
-def test_without_energy_nothing_is_said_of_it(search: Search) -> None:
+def test_without_energy_nothing_is_reported_of_it(search: Search) -> None:
     result = search(trials=3)
     assert metric_plot(result.layers[0], ENERGY, 800, 340) == ""
     assert "Energy" not in page.html(result)
@@ -385,8 +385,8 @@ def test_a_chain_that_is_slow_may_use_little() -> None:
         attrs = {"chain": str(rival), **known}
         study.add_trial(optuna.create_trial(values=[1.0, 1.0], user_attrs=attrs))
     without, with_energy = (
-        Pruning(study, space.steps, LayerRequest("32x64", energy=asked, **options))
-        for asked in (False, True)
+        Pruning(study, space.steps, LayerRequest("32x64", energy=requested, **options))
+        for requested in (False, True)
     )
     assert without.limit(chain, "TPE") is not None
     assert with_energy.limit(chain, "TPE") is None
@@ -408,7 +408,7 @@ def test_a_counter_that_fails_fails_its_trial(
 def test_a_counter_that_fails_after_the_final_costs_no_final(
     search: Search, played: Played, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def failing(*given: object) -> dict[str, float]:
+    def failing(*arguments: object) -> dict[str, float]:
         raise KsoptError("the energy: NVML says GPU is lost")
 
     monkeypatch.setattr(finals, "energy", failing)
@@ -430,14 +430,14 @@ def test_every_worker_measures_energy(
     search: Search, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def in_this_process(
-        tasks: Sequence[Mapping[str, Any]], told: Callable[[int, int], None], note: object
+        tasks: Sequence[Mapping[str, Any]], on_trial: Callable[[int, int], None], note: object
     ) -> bool:
         answers: list[Mapping[str, Any]] = []
         for task in tasks:
             worker.TASKS["trials"](json.loads(json.dumps(task)), answers.append)
         for answer in answers:
             if "trial" in answer:
-                told(answer["share"], answer["trial"])
+                on_trial(answer["share"], answer["trial"])
         return True
 
     monkeypatch.setattr(worker_pool.worker_processes, "run", in_this_process)
@@ -453,8 +453,8 @@ def test_energy_after_the_final_is_a_task(played: Played) -> None:
     answers: list[Mapping[str, Any]] = []
     task = {"request": request.to_json(), "device": "cpu", "chains": [str(one) for one in chains]}
     worker.TASKS["energy"](json.loads(json.dumps(task)), answers.append)
-    wanted = {str(one): pytest.approx(of_call(one)) for one in chains}
-    assert answers == [{"millijoules": {**wanted, "dense": pytest.approx(DENSE_MJ)}}]
+    expected = {str(one): pytest.approx(of_call(one)) for one in chains}
+    assert answers == [{"millijoules": {**expected, "dense": pytest.approx(DENSE_MJ)}}]
 
 
 @pytest.mark.slow
@@ -493,6 +493,6 @@ def test_a_pruned_trial_has_no_energy(played: Played) -> None:
     request = LayerRequest("32x64", budgets=("50%",), batch=16, device="cpu", energy=True)
     meter: Any = played.counter
     slow = Objective(request, torch.device("cpu"), meter=meter)
-    found = slow.measure(Chain.monarch(32, 64, p=4), limit=1e-9)
-    assert found.latency.given_up
-    assert "energy_mj" not in found.values
+    actual = slow.measure(Chain.monarch(32, 64, p=4), limit=1e-9)
+    assert actual.latency.given_up
+    assert "energy_mj" not in actual.values

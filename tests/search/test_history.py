@@ -38,7 +38,7 @@ def add(study: optuna.Study, chain: str, end: str) -> None:
     study.add_trial(create_trial(state=state, value=value, user_attrs=attrs))
 
 
-def said(of: History) -> dict[str, Any]:
+def state_of(of: History) -> dict[str, Any]:
     return {
         "tried": {str(chain) for chain in of.tried},
         "counts": (of.begun, len(of.ended), of.waiting),
@@ -64,7 +64,7 @@ def test_how_a_trial_ended_says_whether_its_chain_is_drawn_again(
     study: optuna.Study, end: str, tried: bool, counts: tuple[int, int, bool], lost: bool
 ) -> None:
     add(study, CHAINS[0], end)
-    assert said(History(study)) == {
+    assert state_of(History(study)) == {
         "tried": {CHAINS[0]} if tried else set(),
         "counts": counts,
         "lost": {CHAINS[0]: f"of {CHAINS[0]}"} if lost else {},
@@ -80,19 +80,19 @@ def test_a_chain_that_three_processes_ended_in_is_tried_no_more(
     if behind:  # a trial that goes on: what comes after it has no fixed place yet
         add(study, CHAINS[1], "under way")
     add(study, CHAINS[0], "killed")
-    assert CHAINS[0] not in said(History(study))["tried"]
+    assert CHAINS[0] not in state_of(History(study))["tried"]
     add(study, CHAINS[0], "killed")
-    assert CHAINS[0] in said(History(study))["tried"]
-    assert not said(History(study))["lost"]
+    assert CHAINS[0] in state_of(History(study))["tried"]
+    assert not state_of(History(study))["lost"]
 
 
 def test_what_was_cut_off_and_redone_is_not_lost(study: optuna.Study) -> None:
     add(study, CHAINS[0], "killed")
     looked = History(study)
-    assert said(looked)["lost"] == {CHAINS[0]: f"of {CHAINS[0]}"}
+    assert state_of(looked)["lost"] == {CHAINS[0]: f"of {CHAINS[0]}"}
     add(study, CHAINS[0], "complete")
     looked.look()
-    assert not said(looked)["lost"]
+    assert not state_of(looked)["lost"]
 
 
 @settings(max_examples=50)
@@ -100,7 +100,7 @@ def test_what_was_cut_off_and_redone_is_not_lost(study: optuna.Study) -> None:
     st.lists(st.tuples(st.sampled_from(CHAINS), st.sampled_from(list(ENDS)), st.booleans())),
 )
 def test_looks_in_between_change_nothing(steps: list[tuple[str, str, bool]]) -> None:
-    """One that looked before says what one says that sees the study for the first time."""
+    """An updated history equals one that reads the study for the first time."""
     study = optuna.create_study()
     looked = History(study)
     running: list[int] = []
@@ -111,7 +111,7 @@ def test_looks_in_between_change_nothing(steps: list[tuple[str, str, bool]]) -> 
         if is_ended and running:
             study.tell(running.pop(0), 1.0)
         looked.look()
-        assert said(looked) == said(History(study))
+        assert state_of(looked) == state_of(History(study))
 
 
 def test_a_trial_that_has_ended_is_read_once(

@@ -52,33 +52,33 @@ def summary(layers: Layers) -> list[tuple[str, str, int, tuple[str, ...]]]:
 
 @pytest.mark.parametrize("build", [Tiny, on_meta])
 def test_a_models_layers(build: Callable[[], nn.Module]) -> None:
-    found = layers_of_model(build())
-    assert summary(found) == [
+    actual = layers_of_model(build())
+    assert summary(actual) == [
         ("16x48", "qkv", 2, ("blocks.*.qkv",)),
         ("16x32", "up", 2, ("blocks.*.up",)),
         ("32x16", "down", 2, ("blocks.*.down",)),
     ]
-    assert list(found.dense) == ["head"]
-    assert "shared with embed.weight" in found.dense["head"]
-    assert found.parameters == sum(p.numel() for p in build().parameters())
-    assert found.sizes == (Dims(16, 48), Dims(16, 32), Dims(32, 16))
-    assert found.sentence == (
+    assert list(actual.dense) == ["head"]
+    assert "shared with embed.weight" in actual.dense["head"]
+    assert actual.parameters == sum(p.numel() for p in build().parameters())
+    assert actual.sizes == (Dims(16, 48), Dims(16, 32), Dims(32, 16))
+    assert actual.sentence == (
         "the model: 6 linear layers (2 of 16x48, 2 of 16x32, 2 of 32x16); 1 other is left dense"
     )
-    assert Layers.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert Layers.from_json(json.loads(json.dumps(actual.to_json()))) == actual
 
 
 def test_include_and_exclude() -> None:
-    found = layers_of_model(Tiny(), exclude=["blocks.0.up", "*.qkv"])
+    actual = layers_of_model(Tiny(), exclude=["blocks.0.up", "*.qkv"])
     # No pattern fits the other `up` alone.
-    assert summary(found) == [
+    assert summary(actual) == [
         ("32x16", "down", 2, ("blocks.*.down",)),
         ("16x32", "up", 1, ("blocks.1.up",)),
     ]
-    assert found.dense["blocks.0.up"] == "it is excluded"
-    found = layers_of_model(Tiny(), include=["*.down"])
-    assert summary(found) == [("32x16", "down", 2, ("blocks.*.down",))]
-    assert found.dense["blocks.0.qkv"] == "it is not among those included"
+    assert actual.dense["blocks.0.up"] == "it is excluded"
+    actual = layers_of_model(Tiny(), include=["*.down"])
+    assert summary(actual) == [("32x16", "down", 2, ("blocks.*.down",))]
+    assert actual.dense["blocks.0.qkv"] == "it is not among those included"
     with pytest.raises(InvalidInputError, match=r"exclude 'bloks\.\*' matches no linear layer.*it"):
         layers_of_model(Tiny(), exclude=["bloks.*"])
     with pytest.raises(InvalidInputError, match="no linear layer is left to search"):
@@ -93,8 +93,8 @@ def test_names_are_listed_where_a_pattern_fits_too_much() -> None:
             "b": nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 8)]),
         }
     )
-    found = layers_of_model(model, exclude=["b.0"])
-    assert summary(found) == [
+    actual = layers_of_model(model, exclude=["b.0"])
+    assert summary(actual) == [
         ("4x4", "a.*", 2, ("a.*",)),
         ("4x8", "b.1", 1, ("b.1",)),
     ]
@@ -121,20 +121,20 @@ def shared_weight() -> nn.Module:
 
 
 def test_layers_of_two_roles_that_share_a_weight_count_it_once() -> None:
-    found = layers_of_model(shared_weight())
-    assert [(group.role, group.count, group.weights) for group in found.groups] == [
+    actual = layers_of_model(shared_weight())
+    assert [(group.role, group.count, group.weights) for group in actual.groups] == [
         ("enc", 1, 1),
         ("dec", 1, 0),
     ]
-    assert sum(group.dense_parameters for group in found.groups) == found.parameters == 16
+    assert sum(group.dense_parameters for group in actual.groups) == actual.parameters == 16
 
 
 def test_a_layer_that_shares_its_weight_with_one_left_out_stays_dense() -> None:
     model = nn.ModuleDict({"tied": shared_weight(), "own": nn.Linear(4, 4)})
-    found = layers_of_model(model, exclude=["tied.dec"])
-    assert summary(found) == [("4x4", "own", 1, ("own",))]
-    assert found.dense["tied.dec"] == "it is excluded"
-    assert "shared with tied.dec.weight" in found.dense["tied.enc"]
+    actual = layers_of_model(model, exclude=["tied.dec"])
+    assert summary(actual) == [("4x4", "own", 1, ("own",))]
+    assert actual.dense["tied.dec"] == "it is excluded"
+    assert "shared with tied.dec.weight" in actual.dense["tied.enc"]
     # A plan that named it would be refused.
     with pytest.raises(InvalidInputError, match=r"tied\.enc cannot be converted"):
         ksopt.convert(model, ksopt.Plan.of({"tied.enc": "(1,2,2,2)*(2,2,2,1)"}))
@@ -142,9 +142,9 @@ def test_a_layer_that_shares_its_weight_with_one_left_out_stays_dense() -> None:
 
 def test_what_cannot_be_converted_is_left_dense() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(8, 2))
-    found = layers_of_model(model)
-    assert summary(found) == [("8x8", "0", 1, ("0",))]
-    assert "NonDynamicallyQuantizableLinear" in found.dense["1.out_proj"]
+    actual = layers_of_model(model)
+    assert summary(actual) == [("8x8", "0", 1, ("0",))]
+    assert "NonDynamicallyQuantizableLinear" in actual.dense["1.out_proj"]
     with pytest.raises(InvalidInputError, match=r"no linear layer that can be searched.*out_proj"):
         layers_of_model(nn.Sequential(nn.MultiheadAttention(8, 2)))
     with pytest.raises(InvalidInputError, match="the model is itself a Linear"):
@@ -152,8 +152,8 @@ def test_what_cannot_be_converted_is_left_dense() -> None:
 
 
 def test_a_configs_layers(written: Written) -> None:
-    found = layers_of_config(written())
-    assert summary(found) == [
+    actual = layers_of_config(written())
+    assert summary(actual) == [
         ("64x64", "q_proj", 3, ("*layers.*.self_attn.q_proj",)),
         ("64x32", "k_proj", 3, ("*layers.*.self_attn.k_proj",)),
         ("64x32", "v_proj", 3, ("*layers.*.self_attn.v_proj",)),
@@ -163,7 +163,7 @@ def test_a_configs_layers(written: Written) -> None:
         ("96x64", "down_proj", 3, ("*layers.*.mlp.down_proj",)),
         ("64x50", "lm_head", 1, ("*lm_head",)),
     ]
-    assert layers_of_config(written().parent) == found
+    assert layers_of_config(written().parent) == actual
     tied = layers_of_config(written(tie_word_embeddings=True))
     assert tied.dense == {"lm_head": "its weight is the embedding's"}
     assert layers_of_config(written(architectures=["LlamaModel"])).dense == {}
@@ -233,51 +233,51 @@ def test_the_names_and_sizes_are_those_of_transformers(kind: str, tmp_path: Path
             model = transformers.AutoModel.from_config(config)
     config.architectures = [type(model).__name__]
     config.save_pretrained(tmp_path)
-    found = layers_of_config(tmp_path)
-    wanted: dict[str, tuple[int, int]] = {}
+    actual = layers_of_config(tmp_path)
+    expected: dict[str, tuple[int, int]] = {}
     for name, module in model.named_modules():
         if type(module).__name__ == "Conv1D":
-            wanted[name] = tuple(module.weight.shape)
+            expected[name] = tuple(module.weight.shape)
         elif isinstance(module, nn.Linear):
-            wanted[name] = (module.in_features, module.out_features)
-    told: dict[str, tuple[int, int]] = {}
-    for group in found.groups:
+            expected[name] = (module.in_features, module.out_features)
+    reported: dict[str, tuple[int, int]] = {}
+    for group in actual.groups:
         size = (group.dims.in_features, group.dims.out_features)
         alike = [
             name
-            for name in wanted
-            if wanted[name] == size and any(fnmatchcase(name, m) for m in group.matches)
+            for name in expected
+            if expected[name] == size and any(fnmatchcase(name, m) for m in group.matches)
         ]
         assert len(alike) >= group.count > 0
-        told |= dict.fromkeys(alike, size)
-    left = {name for name in wanted if name not in told}
+        reported |= dict.fromkeys(alike, size)
+    left = {name for name in expected if name not in reported}
     # What a config does not tell, and a head that is the embedding's.
-    assert all(re.search(r"pooler|embeddings_project", n) or n in found.dense for n in left), left
-    assert found.count == len(told)
+    assert all(re.search(r"pooler|embeddings_project", n) or n in actual.dense for n in left), left
+    assert actual.count == len(reported)
     # What `ksopt convert` makes of a plan with these names.
     rules = {
         Rule((Chain.monarch(*size, p=2),), match, *size)
-        for group in found.groups
+        for group in actual.groups
         for size in [(group.dims.in_features, group.dims.out_features)]
         for match in group.matches
     }
     choices, _ = resolve(model, Plan(tuple(rules)), (), ())
-    assert {choice.place.name for choice in choices} == set(told)
+    assert {choice.place.name for choice in choices} == set(reported)
 
 
 def test_a_vits_patterns_fit_both_of_its_names(written: Written) -> None:
     """transformers 4 and 5 name its layers otherwise."""
-    found = layers_of_config(written(model_type="vit"))
+    actual = layers_of_config(written(model_type="vit"))
     old = "encoder.layer.0."
     names = {
         (64, 64): (f"{old}attention.attention.query", f"{old}attention.output.dense"),
         (64, 96): (f"{old}intermediate.dense", "layers.0.mlp.fc1"),
         (96, 64): (f"vit.{old}output.dense", "vit.layers.0.mlp.fc2"),
     }
-    for group in found.groups:
+    for group in actual.groups:
         for name in names[group.dims.in_features, group.dims.out_features]:
             assert any(fnmatchcase(name, match) for match in group.matches)
-    assert "transformers 4" in found.note
+    assert "transformers 4" in actual.note
     assert (
         "transformers 4" not in layers_of_config(written(model_type="vit"), exclude=["*fc1"]).note
     )

@@ -54,34 +54,34 @@ print("stopped", result.stopped)
 
 @pytest.fixture
 def sizes(quick: None, tmp_path: Path) -> Sizes:
-    """Runs a search of two sizes, with the options given."""
+    """Runs a search of two sizes, with the passed options."""
 
     def run(sizes: Any = SIZES, progress: Any = None, **options: Any) -> SearchResult:
-        given = {
+        arguments = {
             "budgets": ("50%",),
             "batch": 16,
             "device": "cpu",
             "trials": 6,
             "out": tmp_path / "report",
         }
-        return run_search(SearchRequest(sizes, **{**given, **options}), progress)
+        return run_search(SearchRequest(sizes, **{**arguments, **options}), progress)
 
     return run
 
 
 @pytest.fixture(scope="module")
-def kept() -> list[SearchResult]:
+def cache() -> list[SearchResult]:
     return []
 
 
 @pytest.fixture
 def two(
-    sizes: Sizes, kept: list[SearchResult], tmp_path_factory: pytest.TempPathFactory
+    sizes: Sizes, cache: list[SearchResult], tmp_path_factory: pytest.TempPathFactory
 ) -> SearchResult:
-    """One search for all tests that only read what it left."""
-    if not kept:
-        kept.append(sizes(out=tmp_path_factory.mktemp("kept") / "report"))
-    return kept[0]
+    """One search for all tests that only read its files."""
+    if not cache:
+        cache.append(sizes(out=tmp_path_factory.mktemp("kept") / "report"))
+    return cache[0]
 
 
 def start(out: Path, trials: int, workers: int = 1, storage: str = "") -> subprocess.Popen[str]:
@@ -143,14 +143,14 @@ def test_sizes_share_the_trials_and_a_report(sizes: Sizes) -> None:
 
 
 def test_the_json_has_each_size_as_its_own_search_does(two: SearchResult) -> None:
-    found = json.loads((two.folder / "results.json").read_text("utf-8"))
-    assert found == json.loads(results_json.to_json(two))
-    assert found["schema"] == "ksopt.search/4"
-    assert [one["request"]["dims"] for one in found["layers"]] == list(SIZES)
-    assert found["request"]["dims"] == list(SIZES)
-    assert found["model"] is found["plan"] is found["whole"] is None
-    assert found["budgets"] == []
-    assert found["unmet"] == {}
+    actual = json.loads((two.folder / "results.json").read_text("utf-8"))
+    assert actual == json.loads(results_json.to_json(two))
+    assert actual["schema"] == "ksopt.search/4"
+    assert [one["request"]["dims"] for one in actual["layers"]] == list(SIZES)
+    assert actual["request"]["dims"] == list(SIZES)
+    assert actual["model"] is actual["plan"] is actual["whole"] is None
+    assert actual["budgets"] == []
+    assert actual["unmet"] == {}
 
 
 def test_they_are_measured_in_turns(sizes: Sizes) -> None:
@@ -200,10 +200,10 @@ def test_killed_it_resumes_with_nothing_lost(tmp_path: Path, sizes: Sizes) -> No
     assert len([t for one in result.layers for t in one.trials if t.state == "complete"]) == trials
     for one in result.layers:
         size = str(one.request.size)
-        kept = {t.number: t for t in one.trials}
+        saved = {t.number: t for t in one.trials}
         for number, trial in before[size].items():
-            assert str(kept[number].facts.chain) == trial.user_attrs["chain"]
-            latency = kept[number].latency
+            assert str(saved[number].facts.chain) == trial.user_attrs["chain"]
+            latency = saved[number].latency
             assert latency is not None
             assert latency.median_us == trial.values[0]
         finished = [t for t in one.trials if t.state == "complete"]
@@ -216,13 +216,15 @@ def test_killed_it_resumes_with_nothing_lost(tmp_path: Path, sizes: Sizes) -> No
 def test_workers_measure_every_size(tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(out, trials=10, workers=2)
-    said, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, said
-    assert "stopped None" in said
-    told = {tuple(line.split()[1:]) for line in said.splitlines() if line.startswith("trial ")}
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "stopped None" in output
+    reported = {
+        tuple(line.split()[1:]) for line in output.splitlines() if line.startswith("trial ")
+    }
     ended = (TrialState.COMPLETE, TrialState.PRUNED)  # workers prune as ever
     measured = {size: stored(out, size).get_trials(states=ended) for size in SIZES}
-    assert told == {
+    assert reported == {
         (str(trial.number), size.partition("x")[0]) for size in SIZES for trial in measured[size]
     }
     for trials in measured.values():
@@ -234,14 +236,14 @@ def test_two_searches_share_the_studies_of_a_journal(tmp_path: Path) -> None:
     url = f"journal:{tmp_path / 'shared.log'}"
     pair = [start(tmp_path / name, trials=8, storage=url) for name in ("one", "two")]
     for process in pair:
-        said, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, said
-    found = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
-    for value in found:
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, output
+    actual = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
+    for value in actual:
         for one in value["layers"]:
             assert len({trial["chain"] for trial in one["trials"]}) == len(one["trials"]) == 4
             assert len(one["runs"]) == 2
-    chains = [[[t["chain"] for t in s["trials"]] for s in value["layers"]] for value in found]
+    chains = [[[t["chain"] for t in s["trials"]] for s in value["layers"]] for value in actual]
     assert chains[0] == chains[1]
 
 
@@ -254,9 +256,9 @@ def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0, rest
     assert "stopped interrupted" in rest
-    found = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert found["stopped"] == "interrupted"
-    assert all(len(one["trials"]) >= 2 for one in found["layers"])
+    actual = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert actual["stopped"] == "interrupted"
+    assert all(len(one["trials"]) >= 2 for one in actual["layers"])
     assert "interrupted" in (out / "report.md").read_text(encoding="utf-8")
 
 
@@ -304,8 +306,8 @@ def test_what_a_later_version_wrote_is_refused(sizes: Sizes) -> None:
 def test_other_sizes_may_join_the_study(sizes: Sizes) -> None:
     first = sizes()
     again = sizes(("64x32", "32x32"), trials=8)
-    kept, new = again.layers
-    assert [t.latency for t in kept.trials[:3]] == [t.latency for t in first.layers[1].trials]
+    saved, new = again.layers
+    assert [t.latency for t in saved.trials[:3]] == [t.latency for t in first.layers[1].trials]
     assert {t.run for t in new.trials} == {1}
 
 
@@ -361,20 +363,20 @@ def test_a_size_with_fewer_weights_than_any_budget_stays_dense(sizes: Sizes) -> 
 
 
 @pytest.mark.slow
-def test_what_a_small_size_is_asked_instead_is_said(sizes: Sizes) -> None:
+def test_the_request_of_a_small_size_is_reported(sizes: Sizes) -> None:
     result = sizes(("16x16", "32x64"), budgets=("60%", "300"), min_rank=24, max_params="900")
     small, large = result.layers
     assert (small.request.rank, large.request.rank) == (16, 24)
     assert [step.parameters for step in small.request.steps] == [153]
     assert [step.parameters for step in large.request.steps] == [300, 900]
-    said = (
+    message = (
         "16x16: its chains have full rank, 16, which is less than 24; it has no step of 300, for "
         "its dense layer has 256 weights."
     )
-    assert said in (result.folder / "report.md").read_text()
-    assert json.loads((result.folder / "results.json").read_text())["notes"] == [said]
+    assert message in (result.folder / "report.md").read_text()
+    assert json.loads((result.folder / "results.json").read_text())["notes"] == [message]
     again = replay(str(result.folder))
-    assert again.request.notes == (said,)
+    assert again.request.notes == (message,)
     assert "--min-rank 24" in result.request.command
     assert "--budget 60% 300" in result.request.command
 

@@ -1,4 +1,4 @@
-"""A metric is one entry: what is registered from outside the package is measured and reported."""
+"""A metric is one entry: one registered from outside the package is measured and reported."""
 
 import csv
 import io
@@ -41,30 +41,30 @@ def test_a_metric_of_ones_own_is_in_everything(
     search: Search, widest: Metric, tmp_path: Path
 ) -> None:
     result = search(trials=6)
-    wanted = [float(max(pattern.b for pattern in t.facts.chain)) for t in result.layers[0].trials]
+    expected = [float(max(pattern.b for pattern in t.facts.chain)) for t in result.layers[0].trials]
     study = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{result.folder / FILE}")
     assert study.metric_names == ["latency_us", "parameters", "widest_b"]
     assert study.directions[2] == optuna.study.StudyDirection.MAXIMIZE
-    assert [trial.user_attrs["outcome"]["widest_b"] for trial in study.trials] == wanted
-    assert [trial.values[2] for trial in study.trials] == wanted
+    assert [trial.user_attrs["outcome"]["widest_b"] for trial in study.trials] == expected
+    assert [trial.values[2] for trial in study.trials] == expected
 
     value = json.loads((result.folder / "results.json").read_text())
     (layer,) = value["layers"]
-    assert [trial["widest_b"] for trial in layer["trials"]] == wanted
+    assert [trial["widest_b"] for trial in layer["trials"]] == expected
     assert layer["front"]["metrics"] == ["latency_us", "parameters", "widest_b"]
-    assert max(wanted) in [
+    assert max(expected) in [
         result.layers[0].trials[n].values["widest_b"] for n in layer["front"]["trials"]
     ]
     jsonschema.validate(value, results_json.results_schema())
     assert "widest_b" in results_json.results_schema()["$defs"]["finalist"]["required"]
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
-    assert [float(row["widest_b"]) for row in rows] == wanted
+    assert [float(row["widest_b"]) for row in rows] == expected
 
     # The best of it is a finalist, whatever its latency.
-    assert max(wanted) in [finalist.values["widest_b"] for finalist in result.layers[0].finalists]
+    assert max(expected) in [finalist.values["widest_b"] for finalist in result.layers[0].finalists]
     page = (result.folder / "report.md").read_text()
     assert page.count("| widest b |") == 4  # answer, front, finalists, trials
-    assert f"{max(wanted):.0f} rows" in page
+    assert f"{max(expected):.0f} rows" in page
     assert "latency, weights and widest b together" in page
     assert "Widest b against latency" in (result.folder / "report.html").read_text()
 

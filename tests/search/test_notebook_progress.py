@@ -12,7 +12,7 @@ from ksopt.search.progress import Cell, for_terminal
 
 
 class Display:
-    """IPython's display: keeps what a place shows, one after the other."""
+    """IPython's display, which records the contents of a place."""
 
     def __init__(self):
         self.shown = []

@@ -29,8 +29,8 @@ Search = Callable[..., SearchResult]
 
 
 def read(result: SearchResult) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((result.folder / "results.json").read_text())
-    return found
+    actual: dict[str, Any] = json.loads((result.folder / "results.json").read_text())
+    return actual
 
 
 def study_of(result: SearchResult) -> optuna.Study:
@@ -50,20 +50,20 @@ def test_a_training_step_is_the_gradients_of_everything() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
-def test_training_is_timed_and_said(
+def test_training_is_timed_and_reported(
     search: Search, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    made: list[int] = []
+    created: list[int] = []
     right = training_step
 
-    def counted(*given: Any) -> Any:
-        made.append(len(given[2]))
-        return right(*given)
+    def counted(*arguments: Any) -> Any:
+        created.append(len(arguments[2]))
+        return right(*arguments)
 
     monkeypatch.setattr(objectives.timed_call, "training_step", counted)
     result = search(train=True, trials=3, layout=layout)
     assert [trial.state for trial in result.layers[0].trials] == ["complete"] * 3
-    assert made.count(1) >= 4  # the dense layer's, of every trial and of the final
+    assert created.count(1) >= 4  # the dense layer's, of every trial and of the final
     assert read(result)["request"]["train"] is True
     assert "--train" in result.request.command
     text = page.markdown(result)
@@ -105,7 +105,7 @@ def test_a_wrong_gradient_gets_no_time(search: Search, monkeypatch: pytest.Monke
         assert "input gradient's relative error" in (trial.reason or "")
 
 
-# Error to given weights.
+# Error to trained weights.
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_a_users_function_is_an_objective(search: Search, scores: types.ModuleTy
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("broken", "ScoreError: scores:broken raised ValueError: no such thing"),
         ("leaving", "ScoreError: scores:leaving raised SystemExit"),
@@ -211,15 +211,15 @@ def test_a_users_function_is_an_objective(search: Search, scores: types.ModuleTy
     ],
 )
 def test_a_function_that_fails_fails_its_trial(
-    search: Search, scores: types.ModuleType, name: str, said: str
+    search: Search, scores: types.ModuleType, name: str, message: str
 ) -> None:
     result = search(score=f"scores:{name}", trials=1)
     assert result.layers[0].trials[0].state == "failed"
-    assert (result.layers[0].trials[0].reason or "").startswith(said)
+    assert (result.layers[0].trials[0].reason or "").startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("nothing", "--score 'nothing': write MODULE:FUNCTION, such as mine:cost for"),
         ("scores:odd:", "write MODULE:FUNCTION"),
@@ -235,13 +235,13 @@ def test_a_function_that_is_not_there_is_refused_before_anything_is_done(
     capsys: pytest.CaptureFixture[str],
     sizes: tuple[str, ...],
     text: str,
-    said: str,
+    message: str,
 ) -> None:
     out = tmp_path / "out"
     words = ("search", "--dims", *sizes, "--device", "cpu", "--out", str(out))
     assert main((*words, "--score", text)) == 2
     printed = capsys.readouterr().err
-    assert said in printed
+    assert message in printed
     assert "listing the chains" not in printed
     assert not out.exists()
 

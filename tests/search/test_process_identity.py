@@ -1,4 +1,4 @@
-"""Who is alive: told by the process itself where that can be seen, and else by a lock."""
+"""Liveness of processes, by the process itself if visible, else by a lock."""
 
 import os
 import signal
@@ -87,7 +87,7 @@ def test_a_process_that_its_parent_has_not_buried_is_gone(
 
 
 @pytest.mark.slow
-def test_where_nothing_is_told_of_processes_the_lock_tells(
+def test_where_processes_are_unknown_the_lock_decides(
     other: tuple[subprocess.Popen[str], str], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a process in another container with the same cache."""
@@ -101,7 +101,7 @@ def test_where_nothing_is_told_of_processes_the_lock_tells(
         assert f"worker-{token}" in present(cache)
     assert is_gone(host, token) is True
     file = cache / "locks" / f"worker-{token}"
-    os.utime(file, (time.time() - 2 * device_locks._KEPT_S,) * 2)
+    os.utime(file, (time.time() - 2 * device_locks._RETENTION_S,) * 2)
     with Presence():
         assert f"worker-{token}" not in present(cache)
 

@@ -1,4 +1,4 @@
-"""From measured numbers to an answer: made-up times, so that every case comes."""
+"""From measured numbers to an answer: invented times, to cover every case."""
 
 from dataclasses import replace
 from typing import Any
@@ -43,8 +43,8 @@ def space(*steps: Step, unmet: tuple[Budget, ...] = ()) -> Space:
     return Space(Dims(64, 64), steps, unmet, (SMALL, MIDDLE, MIRROR), 3, True, True)
 
 
-def step(parameters: int, least: int, asked: int | None = None) -> Step:
-    return Step(Budget(f"{parameters}", parameters), least, asked or least)
+def step(parameters: int, least: int, requested: int | None = None) -> Step:
+    return Step(Budget(f"{parameters}", parameters), least, requested or least)
 
 
 LADDER = (step(1024, 512), step(2048, 1100))
@@ -72,7 +72,7 @@ def test_dense_wins() -> None:
     assert str(SMALL) in answer.sentence
 
 
-def test_within_noise_is_said() -> None:
+def test_within_noise_is_reported() -> None:
     standing = finalists(elect([trial(0, SMALL, 98)], LADDER[:1]), None)
     answer = recommend(space(*LADDER[:1]), standing)[0]
     assert answer.verdict is Verdict.NO_DIFFERENCE
@@ -80,7 +80,7 @@ def test_within_noise_is_said() -> None:
     assert "use " not in answer.sentence
 
 
-def test_a_busy_machine_is_told_of() -> None:
+def test_a_busy_machine_is_reported() -> None:
     final = {"dense": Measurement(100, 90, 180, 50), str(SMALL): time_of(25)}
     standing = finalists([trial(0, SMALL, 20)], final)
     answer = recommend(space(*LADDER[:1]), standing)[0]
@@ -95,7 +95,7 @@ def test_a_busy_machine_is_told_of() -> None:
     assert "idle" not in recommend(space(*LADDER[:1]), calm)[0].sentence
 
 
-def test_a_chain_that_was_held_back_in_the_final_alone_is_told_of() -> None:
+def test_a_chain_that_was_held_back_in_the_final_alone_is_reported() -> None:
     final = {"dense": time_of(16_355), str(SMALL): time_of(40_015)}
     standing = finalists([trial(0, SMALL, 7_938, dense_us=14_560)], final)
     (answer,) = recommend(space(*LADDER[:1]), standing)
@@ -119,7 +119,7 @@ def test_a_final_whose_dense_layer_is_strangely_slow_does_not_recommend() -> Non
         assert answer.verdict is Verdict.USE
 
 
-def test_without_a_final_nothing_is_said_to_have_held_back_the_dense_layer_there() -> None:
+def test_without_a_final_the_dense_layer_is_not_reported_as_held_back_there() -> None:
     standing = finalists([trial(0, SMALL, 160, dense_us=700)], None)
     (answer,) = recommend(space(*LADDER[:1]), standing, dense_in_trials_us=147)
     assert answer.verdict is Verdict.USE
@@ -183,7 +183,7 @@ def test_a_chain_outside_every_step_is_never_elected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "kept"),
+    ("options", "expected"),
     [
         ({}, [0, 1, 2, 3]),  # what is left out of all: the low rank
         ({"min_rank": 8}, [0, 1, 2, 3, 4]),
@@ -195,23 +195,23 @@ def test_a_chain_outside_every_step_is_never_elected() -> None:
         ({"aligned": True, "dtype": "float16", "block_sizes": "multiple:16"}, [1, 2]),
     ],
 )
-def test_chains_that_an_earlier_run_asked_for_are_not_elected(
-    options: dict[str, Any], kept: list[int]
+def test_chains_that_an_earlier_run_requested_are_not_elected(
+    options: dict[str, Any], expected: list[int]
 ) -> None:
     low_rank = Chain.low_rank(64, 64, 8)
     trials = [trial(n, c, 50 - n) for n, c in enumerate((SMALL, MIDDLE, MIRROR, ODD, low_rank))]
     request = LayerRequest("64x64", budgets=("50%",), **options)
-    assert [one.number for one in admitted(trials, request)] == kept
+    assert [one.number for one in admitted(trials, request)] == expected
 
 
-def test_trials_of_chains_that_are_not_asked_for_are_said_to_count() -> None:
+def test_trials_of_chains_outside_the_request_are_reported_to_count() -> None:
     answer = recommend(space(LADDER[0]), (), not_admitted=7)[0]
     assert answer.verdict is Verdict.UNKNOWN
     assert "7 trials of earlier runs are of chains that are not asked for" in answer.sentence
     assert "earlier" not in recommend(space(LADDER[0]), ())[0].sentence
 
 
-def test_nothing_measured_is_told_from_nothing_near_enough() -> None:
+def test_nothing_measured_differs_from_nothing_near_enough() -> None:
     far = replace(trial(0, SMALL, 10), values={"weight_error": 0.5})
     assert elect([far], LADDER, max_error=0.1) == []
     answers = recommend(space(*LADDER), (), max_error=0.1, trials=[far, failed(1, MIDDLE)])
@@ -229,7 +229,7 @@ def test_an_unmet_step_says_what_would_work() -> None:
 
 def test_a_step_that_nothing_uses_enough_says_so() -> None:
     standing = finalists([trial(0, SMALL, 10)], None)
-    answer = recommend(space(step(2000, 1024, asked=1500)), standing)[0]
+    answer = recommend(space(step(2000, 1024, requested=1500)), standing)[0]
     assert "No chain uses 1,500 weights or more" in answer.sentence
 
 
@@ -269,6 +269,6 @@ def test_the_front_keeps_to_the_limits() -> None:
     ]
     options = {"budgets": ("50%",), "weights": "w.safetensors", "objective": "pareto-error"}
     request = LayerRequest("64x64", max_error=0.6, min_speedup=2.0, **options)
-    # The first errs too much, the third is too slow, the last is of a rank that is not asked for.
+    # The first errs too much, the third is too slow, the last has another rank than requested.
     assert [t.number for t in front_of(trials, request)] == [1]
     assert [t.number for t in front_of(trials, LayerRequest("64x64", **options))] == [0, 1, 2]

@@ -114,7 +114,7 @@ def test_a_result_of_failures_and_one_that_was_stopped_fit(
     assert stopped["stopped"] == "timeout"
     assert stopped["layers"][0]["drift"] is None
 
-    def broken(*given: object, **options: object) -> None:
+    def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("no")
 
     monkeypatch.setattr(ops, "chain", broken)
@@ -181,18 +181,18 @@ def test_a_model_of_which_no_chain_is_near_enough_says_so(quick: None, tmp_path:
     (answer,) = value["layers"][0]["recommendations"]
     assert answer["verdict"] == "keep the dense layer"
     page = (tmp_path / "out" / "report.md").read_text("utf-8")
-    said = "no measured chain is within a weight error of 0."
-    assert f"Keep the dense layers of the model: {said}" in page
+    message = "no measured chain is within a weight error of 0."
+    assert f"Keep the dense layers of the model: {message}" in page
     assert "nothing was measured" not in page
 
 
-def kept(result: SearchResult) -> optuna.Study:
+def saved_study(result: SearchResult) -> optuna.Study:
     return optuna.load_study(study_name=STUDY, storage=f"sqlite:///{result.folder / FILE}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"schema": "ksopt.search/99"}, "written by a later ksopt, as ksopt.search/99; this one"),
         ({"space": None}, "cannot read its report (TypeError"),
@@ -200,17 +200,17 @@ def kept(result: SearchResult) -> optuna.Study:
     ],
 )
 def test_a_study_that_cannot_be_read_is_refused(
-    search: Search, change: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+    search: Search, change: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = search(trials=1)
-    study = kept(result)
+    study = saved_study(result)
     study.set_user_attr("report", study.user_attrs["report"] | change)
     with pytest.raises(InvalidInputError) as refused:
         replay(str(result.folder))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert main(["search", "--replay", str(result.folder)]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert "Traceback" not in error
 
 

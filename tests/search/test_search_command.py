@@ -21,7 +21,7 @@ def test_a_search_without_a_trial_that_worked_has_failed(
     sizes: tuple[str, ...],
     program: tuple[str, ...],
 ) -> None:
-    def fail(*given: object) -> None:
+    def fail(*arguments: object) -> None:
         raise RuntimeError("out of memory")
 
     out = tmp_path / "out"
@@ -43,11 +43,11 @@ def test_a_search_with_one_trial_that_worked_is_done(
 ) -> None:
     measure, calls = Objective.measure, []
 
-    def sometimes(*given: object) -> object:
-        calls.append(given)
+    def sometimes(*arguments: object) -> object:
+        calls.append(arguments)
         if len(calls) == 1:
             raise RuntimeError("out of memory")
-        return measure(*given)
+        return measure(*arguments)
 
     monkeypatch.setattr(Objective, "measure", sometimes)
     assert main((*LAYER, "--trials", "2", "--out", str(tmp_path / "out"))) == 0
@@ -55,7 +55,7 @@ def test_a_search_with_one_trial_that_worked_is_done(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--min-speedup", "0"), "--min-speedup 0.0: give a number more than 0"),
         (("--min-rank", "17"), "--min-rank 17: a 16x16 layer has rank at most"),
@@ -67,11 +67,11 @@ def test_a_search_with_one_trial_that_worked_is_done(
     ],
 )
 def test_a_refusal_names_the_option_that_was_typed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
     out = tmp_path / "out"
     assert main((*LAYER, *words, "--out", str(out))) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -36,11 +36,11 @@ def test_the_plan_is_the_largest_budget_that_is_worth_it(search: Search) -> None
         ([keep, use], large),
         ([keep, Verdict.NO_DIFFERENCE], None),
     ]:
-        found = plan_of(with_verdicts(result, verdicts))
-        (rule,) = found.rules
+        plan = plan_of(with_verdicts(result, verdicts))
+        (rule,) = plan.rules
         assert rule.chains == (() if chain is None else (chain,))
         assert (rule.match, rule.in_features, rule.out_features) == ("*", 32, 64)
-        assert found.made_by == result.request.command
+        assert plan.made_by == result.request.command
     assert Plan.read(result.folder / "plan.json") == plan_of(result)
 
 

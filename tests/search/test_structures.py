@@ -1,4 +1,4 @@
-"""A search of several structures: what is measured, what is left out, and what is said of both."""
+"""A search of several structures: measured and excluded ones, and the report on both."""
 
 import json
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_chains_alone_have_no_such_section() -> None:
     assert [one["structure"] for one in layer["structures"]] == ["ks"]
 
 
-def test_what_meets_no_budget_is_said() -> None:
+def test_what_meets_no_budget_is_reported() -> None:
     options = ("--structures", "block-diagonal,strassen-tile", "--budget", "1%", "4%")
     layer, page = searched(*options)
     assert [one["budget"] for one in layer["structures"]] == ["4%"]
@@ -133,7 +133,7 @@ def test_what_cannot_be_is_refused(
     assert not Path("report").exists()
 
 
-def test_a_rank_that_is_asked_for_holds_for_all() -> None:
+def test_a_requested_rank_holds_for_all() -> None:
     request = LayerRequest("64x32", budgets=("50%",), structures="low-rank", min_rank=9)
     ranks = [chain.rank_bound for chain in build(request).candidates]
     assert ranks == [9, 10]

@@ -138,14 +138,14 @@ def test_the_largest_seed_goes_on_too(search: Search, monkeypatch: pytest.Monkey
     assert len(search(seed=seed, trials=3).layers[0].trials) == 3
     tasks: list[Any] = []
     monkeypatch.setattr(
-        worker_pool.worker_processes, "run", lambda given, *_: tasks.extend(given) or True
+        worker_pool.worker_processes, "run", lambda arguments, *_: tasks.extend(arguments) or True
     )
     search(seed=seed, trials=5, workers=2)
     seeds = [share["seed"] for task in tasks for share in task["shares"]]
     assert seeds == [2, 2 + worker_pool._SEEDS_APART]
 
 
-def test_nothing_left_to_do_times_the_finalists_anew(search: Search) -> None:
+def test_nothing_left_to_do_times_the_finalists_again(search: Search) -> None:
     first, again = search(), search()
     assert chains(again) == chains(first)
     assert all(finalist.retimed for finalist in again.layers[0].finalists)
@@ -163,10 +163,10 @@ def test_a_killed_search_resumes_with_nothing_lost(tmp_path: Path, search: Searc
     before = [t for t in stored(out).trials if t.state == optuna.trial.TrialState.COMPLETE]
     assert len(before) >= 3
     result = search(out=out, trials=len(before) + 3)
-    kept = {t.number: t for t in result.layers[0].trials}
+    saved = {t.number: t for t in result.layers[0].trials}
     for trial in before:
-        assert str(kept[trial.number].facts.chain) == trial.user_attrs["chain"]
-        latency = kept[trial.number].latency
+        assert str(saved[trial.number].facts.chain) == trial.user_attrs["chain"]
+        latency = saved[trial.number].latency
         assert latency is not None
         assert latency.median_us == trial.values[0]
     complete = [t for t in result.layers[0].trials if t.state == "complete"]
@@ -194,7 +194,7 @@ def test_a_trial_cut_off_is_redone_first(search: Search, monkeypatch: pytest.Mon
     ]
 
 
-def _exit(*given: object) -> None:
+def _exit(*arguments: object) -> None:
     raise SystemExit
 
 
@@ -207,9 +207,9 @@ def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0, rest
     assert "stopped interrupted" in rest
-    found = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert found["stopped"] == "interrupted"
-    (layer,) = found["layers"]
+    actual = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert actual["stopped"] == "interrupted"
+    (layer,) = actual["layers"]
     assert sum(trial["state"] == "complete" for trial in layer["trials"]) >= 3
     assert layer["recommendations"][0]["chosen"]["retimed"] is False
     assert "interrupted" in (out / "report.md").read_text(encoding="utf-8")
@@ -219,7 +219,7 @@ def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
 def test_ctrl_c_in_the_final_leaves_a_report(
     search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*given: object) -> None:
+    def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(finals, "final", interrupt)

@@ -66,7 +66,7 @@ def square(bias: bool = True) -> nn.Linear:
 
 
 def test_a_block_of_a_transformer() -> None:
-    found, note = read(nn.Sequential(Attention(), Attention()), torch.randn(2, 5, 16))
+    actual, note = read(nn.Sequential(Attention(), Attention()), torch.randn(2, 5, 16))
     assert note == ""
     three, added = Surroundings(("bias",), 3), Surroundings(("bias", "residual"))
     one = {
@@ -75,7 +75,7 @@ def test_a_block_of_a_transformer() -> None:
         "up": Surroundings(("bias", "gelu_tanh")),
         "down": added,
     }
-    assert found == {f"{at}.{name}": around for at in range(2) for name, around in one.items()}
+    assert actual == {f"{at}.{name}": around for at in range(2) for name, around in one.items()}
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_a_block_of_a_transformer() -> None:
     ],
 )
 @pytest.mark.parametrize("bias", [True, False])
-def test_an_activation_is_found_however_it_is_written(
+def test_an_activation_is_recognised_however_it_is_written(
     activation: Callable[[Tensor], Tensor], name: str | None, bias: bool
 ) -> None:
     model = Calls(lambda x, layer: activation(layer(x)), square(bias))
-    found, _ = read(model, torch.randn(3, 16))
+    actual, _ = read(model, torch.randn(3, 16))
     steps = (*(("bias",) if bias else ()), *((name,) if name else ()))
-    assert found == {"layers.0": Surroundings(steps)}
+    assert actual == {"layers.0": Surroundings(steps)}
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_an_activation_is_found_however_it_is_written(
 def test_what_only_its_reader_does_follows_a_layer(
     forward: Callable[..., Tensor], steps: tuple[str, ...]
 ) -> None:
-    found, _ = read(Calls(forward, square()), torch.randn(3, 16))
-    assert found == {"layers.0": Surroundings(steps)}
+    actual, _ = read(Calls(forward, square()), torch.randn(3, 16))
+    assert actual == {"layers.0": Surroundings(steps)}
 
 
 def test_siblings_are_of_one_size_one_input_and_alike() -> None:
@@ -131,8 +131,8 @@ def test_siblings_are_of_one_size_one_input_and_alike() -> None:
         return last(y).sin()
 
     model = Calls(forward, square(), square(), square(bias=False), nn.Linear(16, 32), square())
-    found, _ = read(model, torch.randn(3, 16))
-    assert [found[f"layers.{at}"] for at in range(5)] == [
+    actual, _ = read(model, torch.randn(3, 16))
+    assert [actual[f"layers.{at}"] for at in range(5)] == [
         *(Surroundings(("bias",), 2), Surroundings(("bias",), 2)),
         *(ALONE, BIAS, BIAS),
     ]
@@ -144,19 +144,19 @@ def test_two_layers_that_a_gate_multiplies() -> None:
     def forward(x: Tensor, gate: nn.Module, up: nn.Module, down: nn.Module) -> Tensor:
         return x + down(F.silu(gate(x)) * up(x))
 
-    found, note = read(Calls(forward, gate, up, down), torch.randn(3, 16))
+    actual, note = read(Calls(forward, gate, up, down), torch.randn(3, 16))
     assert note == ""
     both = Surroundings(("bias", "silu_gate"), 2)
     last = Surroundings(("bias", "residual"))
-    assert found == {"layers.0": both, "layers.1": both, "layers.2": last}
+    assert actual == {"layers.0": both, "layers.1": both, "layers.2": last}
 
 
 def test_five_layers_on_one_input_are_four_and_one() -> None:
     model = Calls(
         lambda x, *layers: sum(layer(x).sin() for layer in layers), *map(square, [False] * 5)
     )
-    found, _ = read(model, torch.randn(3, 16))
-    assert [around.siblings for around in found.values()] == [4, 4, 4, 4, 1]
+    actual, _ = read(model, torch.randn(3, 16))
+    assert [around.siblings for around in actual.values()] == [4, 4, 4, 4, 1]
 
 
 def test_what_a_break_hides_has_its_bias_alone_and_a_sentence() -> None:
@@ -166,9 +166,9 @@ def test_what_a_break_hides_has_its_bias_alone_and_a_sentence() -> None:
         return last(x).relu()
 
     model = Calls(forward, square(), square(), square(bias=False))
-    found, note = read(model, torch.randn(3, 16))
+    actual, note = read(model, torch.randn(3, 16))
     relu = Surroundings(("bias", "relu"))
-    assert list(found.values()) == [relu, BIAS, Surroundings(("relu",))]
+    assert list(actual.values()) == [relu, BIAS, Surroundings(("relu",))]
     assert note.startswith("What surrounds layers in the model could not be read of layers.1:")
     assert "its graph breaks" in note
 
@@ -179,8 +179,8 @@ def test_a_graph_that_writes_in_place_is_not_read() -> None:
         y[0] = 0
         return y
 
-    found, note = read(Calls(forward, square()), torch.randn(3, 16))
-    assert found == {"layers.0": BIAS}
+    actual, note = read(Calls(forward, square()), torch.randn(3, 16))
+    assert actual == {"layers.0": BIAS}
     assert "all layers: its graph writes tensors in place" in note
 
 
@@ -191,8 +191,8 @@ def test_a_model_that_dynamo_refuses_is_searched_all_the_same(
         raise RuntimeError("no frames today\nand more")
 
     monkeypatch.setattr(torch, "compile", refuse)
-    found, note = read(Calls(lambda x, layer: layer(x).relu(), square()), torch.randn(3, 16))
-    assert found == {"layers.0": BIAS}
+    actual, note = read(Calls(lambda x, layer: layer(x).relu(), square()), torch.randn(3, 16))
+    assert actual == {"layers.0": BIAS}
     assert "its graph could not be read: RuntimeError: no frames today." in note
 
 
@@ -200,8 +200,8 @@ def test_reading_again_and_again_and_the_model_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.ReLU())
     before, state = {n: b.clone() for n, b in model.named_buffers()}, torch.get_rng_state()
     for _ in range(12):  # more often than Dynamo compiles one code
-        found, note = read(model, torch.randn(3, 16, generator=torch.Generator()))
-        assert (found, note) == ({"0": BIAS}, "")
+        actual, note = read(model, torch.randn(3, 16, generator=torch.Generator()))
+        assert (actual, note) == ({"0": BIAS}, "")
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
@@ -218,8 +218,8 @@ def test_a_size_is_timed_with_the_surroundings_of_most_of_its_layers() -> None:
     assert layers.around(Dims(16, 16)) == Surroundings(("bias",), 3)
     assert Layers.from_json(json.loads(json.dumps(layers.to_json()))) == layers
     request = SearchRequest(layers, budgets=("50%",), device="cpu")
-    asked = {str(one.size): (one.epilogue, one.siblings) for one in request.layers}
-    assert asked == {
+    requested = {str(one.size): (one.epilogue, one.siblings) for one in request.layers}
+    assert requested == {
         "16x16": (("bias",), 3),
         "16x32": (("bias", "gelu_tanh"), 1),
         "32x16": (("bias", "residual"), 1),
@@ -240,7 +240,7 @@ def test_groups_without_surroundings_are_of_an_older_search() -> None:
 @pytest.mark.parametrize(
     "options", [{"train": True}, {"epilogue": "relu"}, {"siblings": 2}, {"epilogue": ("bias",)}]
 )
-def test_what_is_asked_for_comes_before_the_graph(options: dict[str, Any]) -> None:
+def test_the_request_comes_before_the_graph(options: dict[str, Any]) -> None:
     request = SearchRequest(layers_of_blocks(), budgets=("50%",), device="cpu", **options)
     assert {(one.epilogue, one.siblings) for one in request.layers} == {
         (request.epilogue, request.siblings)
@@ -291,13 +291,13 @@ def test_a_search_of_a_model_times_layers_as_its_graph_has_them(
 
 def test_none_asks_for_bare_products_and_a_comparison_says_so(quick: None, tmp_path: Path) -> None:
     model, x = Attention(), torch.randn(2, 5, 16)
-    asked = {"example_inputs": x, "include": "up", "trials": 2, "quiet": True}
-    bare = ksopt.search(model, "60%", epilogue="none", out=tmp_path / "bare", **asked)
+    requested = {"example_inputs": x, "include": "up", "trials": 2, "quiet": True}
+    bare = ksopt.search(model, "60%", epilogue="none", out=tmp_path / "bare", **requested)
     assert [(one.request.epilogue, one.request.siblings) for one in bare.layers] == [((), 1)]
     assert bare.request.notes == ()
-    surrounded = ksopt.search(model, "60%", out=tmp_path / "surrounded", **asked)
-    found = comparison.differences({"bare": bare, "surrounded": surrounded})
-    assert found == {"epilogue": ["", "16x32: followed by a bias and a GELU (tanh)"]}
+    surrounded = ksopt.search(model, "60%", out=tmp_path / "surrounded", **requested)
+    actual = comparison.differences({"bare": bare, "surrounded": surrounded})
+    assert actual == {"epilogue": ["", "16x32: followed by a bias and a GELU (tanh)"]}
 
 
 MODEL = """
@@ -322,8 +322,8 @@ def test_the_command_line_reads_the_graph_of_a_model_with_inputs(
     (tmp_path / "surrounded.py").write_text(MODEL)
     model = ("--model", "surrounded:build", "--measure-model", "surrounded:inputs")
     limits = ("--budget", "60%", "--batch", "8", "--device", "cpu", "--trials", "2")
-    asked = ("--epilogue", *words) if words else ()
-    assert main(["search", *model, *limits, *asked, "--out", "out"]) == 0
+    requested = ("--epilogue", *words) if words else ()
+    assert main(["search", *model, *limits, *requested, "--out", "out"]) == 0
     written = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
     of_size = {one["request"]["dims"]: one["request"]["epilogue"] for one in written["layers"]}
     assert of_size["16x32"] == steps

@@ -54,11 +54,11 @@ def finals_of(*dense_us: float) -> tuple[Callable[..., dict[str, Measurement]], 
 def test_far_above_its_floor_is_warned_of(
     median_us: float, floor_us: float, kind: str, warns: bool
 ) -> None:
-    found = DenseLayer(around(median_us), floor_us, kind)
-    assert found.over_floor == pytest.approx(median_us / floor_us)
-    assert bool(found.warning) == warns
+    actual = DenseLayer(around(median_us), floor_us, kind)
+    assert actual.over_floor == pytest.approx(median_us / floor_us)
+    assert bool(actual.warning) == warns
     if median_us == 14_000.0:
-        assert found.warning.startswith(
+        assert actual.warning.startswith(
             "The dense layer took 14,000 us (p20 to p80: 13,860 to 14,140), 21 times its roofline "
             "floor of 660 us"
         )
@@ -80,19 +80,19 @@ def test_far_below_its_floor_the_floor_is_not_a_fact(search: Search) -> None:
 @pytest.mark.parametrize(("train", "times"), [(False, 1), (True, 3)])
 def test_the_floor_is_that_of_the_dense_product(search: Search, train: bool, times: int) -> None:
     result = search(trials=2, train=train)
-    found = dense_layer(result.layers[0])
-    assert found is not None
-    assert found.measured == result.layers[0].finalists[0].dense
+    actual = dense_layer(result.layers[0])
+    assert actual is not None
+    assert actual.measured == result.layers[0].finalists[0].dense
     roof = result.layers[0].roofline
     # 16 rows of 32 inputs and 64 outputs in float32, no bias.
     moved, flops = 4 * (16 * 32 + 16 * 64 + 32 * 64), 2 * 16 * 32 * 64
     floor_us = 1e6 * max(moved / roof.bandwidth, flops / roof.rate)
-    assert found.floor_us == pytest.approx(times * floor_us)
+    assert actual.floor_us == pytest.approx(times * floor_us)
     (layer,) = json.loads(results_json.to_json(result))["layers"]
     value = layer["dense_layer"]
-    assert value["floor_us"] == found.floor_us
-    assert value["over_floor"] == found.over_floor
-    assert value["warning"] == (found.warning or None)
+    assert value["floor_us"] == actual.floor_us
+    assert value["over_floor"] == actual.over_floor
+    assert value["warning"] == (actual.warning or None)
 
 
 def test_nothing_measured_is_nothing_doubted(search: Search) -> None:
@@ -131,7 +131,7 @@ def test_a_models_sum_that_rests_on_one_says_so(
 
 
 @pytest.mark.parametrize(
-    ("dense_us", "held", "kept"),
+    ("dense_us", "held", "final_us"),
     [
         ((900.0,), 1, 900.0),
         ((2_019.0,), 1, 2_019.0),  # twice as long, and some
@@ -141,19 +141,19 @@ def test_a_models_sum_that_rests_on_one_says_so(
     ],
 )
 def test_a_final_is_held_again_where_dense_was_strangely_slow(
-    monkeypatch: pytest.MonkeyPatch, dense_us: tuple[float, ...], held: int, kept: float
+    monkeypatch: pytest.MonkeyPatch, dense_us: tuple[float, ...], held: int, final_us: float
 ) -> None:
     final, heard = finals_of(*dense_us)
     monkeypatch.setattr(finals, "final", final)
     notes: list[str] = []
     request: Any = LayerRequest("32x64", batch=16, device="cpu")
     with Spare() as spare:
-        found = finals.trusted(
+        actual = finals.trusted(
             request, torch.device("cpu"), [Chain.dense(32, 64)], spare, 1_000.0, notes.append
         )
     assert len(heard) == held
     assert len(notes) == held - 1
-    assert found["dense"].median_us == kept
+    assert actual["dense"].median_us == final_us
     if notes:
         assert "in the final and 1,000 us in the trials: the final is held again" in notes[0]
 

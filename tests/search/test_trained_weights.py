@@ -39,19 +39,21 @@ def weights(tmp_path: Path) -> Path:
 
 def test_each_trial_has_its_error(search: Search, weights: Path) -> None:
     result = search(weights=f"{weights}:up", trials=5)
-    given = TrainedWeights.of(result.layers[0].request, torch.device("cpu"))
-    assert given is not None
+    arguments = TrainedWeights.of(result.layers[0].request, torch.device("cpu"))
+    assert arguments is not None
     for trial in result.layers[0].trials:
-        found = ksopt.project(given.matrices[0], trial.facts.chain, iterations=4).relative_error
-        assert trial.values["weight_error"] == pytest.approx(found, rel=1e-6)
+        projection = ksopt.project(
+            arguments.matrices[0], trial.facts.chain, iterations=4
+        ).relative_error
+        assert trial.values["weight_error"] == pytest.approx(projection, rel=1e-6)
         # What a conversion then makes of it is no worse.
-        nearest = ksopt.project(given.matrices[0], trial.facts.chain).relative_error
+        nearest = ksopt.project(arguments.matrices[0], trial.facts.chain).relative_error
         assert nearest <= trial.values["weight_error"] * (1 + 1e-9)
-    found = json.loads((result.folder / "results.json").read_text())
-    assert [t["weight_error"] for t in found["layers"][0]["trials"]] == [
+    projection = json.loads((result.folder / "results.json").read_text())
+    assert [t["weight_error"] for t in projection["layers"][0]["trials"]] == [
         t.values["weight_error"] for t in result.layers[0].trials
     ]
-    assert found["request"]["weights"] == f"{weights}:up"
+    assert projection["request"]["weights"] == f"{weights}:up"
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
     assert float(rows[0]["weight_error"]) == result.layers[0].trials[0].values["weight_error"]
     text = (result.folder / "report.md").read_text()
@@ -70,7 +72,7 @@ def test_only_chains_near_enough_are_recommended(search: Search, weights: Path) 
     errors = sorted(trial.values["weight_error"] for trial in free.layers[0].trials)
     assert errors[0] < 1e-5  # the chain itself is in the space, and all of it was measured
     assert CHAIN in [trial.facts.chain for trial in free.layers[0].trials]
-    near = search(max_error=1e-4, **again)  # the same study: nothing is measured anew
+    near = search(max_error=1e-4, **again)  # the same study: nothing is measured again
     (answer,) = near.layers[0].recommendations
     assert len(near.layers[0].trials) == len(free.layers[0].trials)
     assert len(near.layers[0].finalists) < len(free.layers[0].trials)
@@ -80,17 +82,17 @@ def test_only_chains_near_enough_are_recommended(search: Search, weights: Path) 
     (layer,) = none.layers
     (answer,) = layer.recommendations
     assert (answer.verdict, answer.chosen, layer.finalists) == (Verdict.KEEP_DENSE, None, ())
-    said = "within a relative error of 0 of the given weights"
-    assert f"{said}: keep the dense layer." in answer.sentence
+    message = "within a relative error of 0 of the given weights"
+    assert f"{message}: keep the dense layer." in answer.sentence
     text = (none.folder / "report.md").read_text()
-    assert f"{said}, so there is none." in text.partition("## Finalists")[2]
+    assert f"{message}, so there is none." in text.partition("## Finalists")[2]
     assert "nothing was measured" not in text
     assert "No chain was measured" not in text
     with pytest.raises(InvalidInputError, match=r"weights .* there and .* here"):
         search(**{**again, "weights": f"{weights}:other"})
 
 
-def test_the_tensor_is_found_by_shape_where_that_is_enough(weights: Path) -> None:
+def test_the_tensor_is_matched_by_shape_where_that_is_enough(weights: Path) -> None:
     def of(text: str, dims: str) -> TrainedWeights | None:
         request = LayerRequest(Dims.parse(dims), weights=text)
         return TrainedWeights.of(request, torch.device("cpu"))
@@ -118,9 +120,9 @@ def test_weights_that_are_not_finite_are_refused(search: Search, tmp_path: Path)
 
 def of(text: str, dims: str = "32x64") -> TrainedWeights:
     request = LayerRequest(Dims.parse(dims), weights=text)
-    found = TrainedWeights.of(request, torch.device("cpu"))
-    assert found is not None
-    return found
+    actual = TrainedWeights.of(request, torch.device("cpu"))
+    assert actual is not None
+    return actual
 
 
 def together(matrices: list[torch.Tensor], chain: Chain) -> float:
@@ -152,9 +154,9 @@ def test_several_matrices_have_one_error(weights: Path) -> None:
 def test_of_many_matrices_some_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "many.safetensors"
     save_file({f"{n:02}.weight": torch.randn(8, 8) for n in range(10)}, path)
-    found = of(f"{path}:*.weight", "8x8")
-    assert found.names == ("00.weight", "03.weight", "06.weight", "09.weight")
-    assert "4 of 10 matrices together: 00.weight, 03.weight" in found.sentence
+    actual = of(f"{path}:*.weight", "8x8")
+    assert actual.names == ("00.weight", "03.weight", "06.weight", "09.weight")
+    assert "4 of 10 matrices together: 00.weight, 03.weight" in actual.sentence
 
 
 def test_a_weight_that_is_stored_the_other_way_round(tmp_path: Path) -> None:
@@ -200,10 +202,10 @@ def test_several_sizes_take_what_is_of_their_shape(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief")
-def test_a_models_layers_are_found_by_their_names(
+def test_a_models_layers_are_matched_by_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two processes measure, so what they are told of the weights is tested too."""
+    """Two processes measure, so that the weights in their tasks are tested too."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(Path(__file__).with_name("layer_models.py"), tmp_path / "weighedmodel.py")
     monkeypatch.syspath_prepend(tmp_path)
@@ -216,9 +218,9 @@ def test_a_models_layers_are_found_by_their_names(
     command += ["--weights", "tiny.safetensors", "--max-error", "0.99"]
     assert main(command) == 0
     assert "error of a 16x48 chain is that of 2 matrices together" in capsys.readouterr().err
-    found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert len(found["layers"]) == 3
-    for one in found["layers"]:
+    actual = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(actual["layers"]) == 3
+    for one in actual["layers"]:
         (layer,) = [
             layer
             for layer, size in {"qkv": (16, 48), "up": (16, 32), "down": (32, 16)}.items()
@@ -235,7 +237,7 @@ def test_a_models_layers_are_found_by_their_names(
     assert "none of blocks.*.qkv.weight is a tensor of a 16x48 layer" in capsys.readouterr().err
 
 
-def test_a_described_models_layers_are_found_by_their_names(tmp_path: Path) -> None:
+def test_a_described_models_layers_are_matched_by_their_names(tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
@@ -244,10 +246,10 @@ def test_a_described_models_layers_are_found_by_their_names(tmp_path: Path) -> N
     save_file({f"h.{n}.attn.c_proj.weight": square.clone() for n in (0, 1)}, file)
     request = SearchRequest(layers_of_config(path), weights=str(file), device="cpu")
     (one,) = [one for one in request.layers if str(one.size) == "16x16"]
-    found = TrainedWeights.of(one, torch.device("cpu"))
-    assert found is not None
-    assert found.names == tuple(f"h.{n}.attn.c_proj.weight^T" for n in (0, 1))
-    assert all(torch.equal(matrix, square.T) for matrix in found.matrices)
+    actual = TrainedWeights.of(one, torch.device("cpu"))
+    assert actual is not None
+    assert actual.names == tuple(f"h.{n}.attn.c_proj.weight^T" for n in (0, 1))
+    assert all(torch.equal(matrix, square.T) for matrix in actual.matrices)
 
 
 def test_max_error_needs_weights(capsys: pytest.CaptureFixture[str]) -> None:

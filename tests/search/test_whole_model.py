@@ -1,4 +1,4 @@
-"""A model searched whole: its plan and what that does, the model timed, then converted."""
+"""A search of a model: its plan and effect, the timed model, the conversion."""
 
 import json
 import shlex
@@ -79,7 +79,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def found_in(folder: Path) -> dict:
+def results_in(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
@@ -107,7 +107,7 @@ def test_from_a_model_to_the_model_converted(
     assert "6 layers converted" in capsys.readouterr().out
     model = ksopt.load_converted("done", Tiny())
     assert model(inputs()).shape == (4, 5, 50)
-    effect = found_in(place / "out")["plan"]
+    effect = results_in(place / "out")["plan"]
     own = sum(m.chain.nnz for m in model.modules() if isinstance(m, KSLinear))
     assert effect["parameters"] == own
     assert sum(p.numel() for p in model.parameters()) == (
@@ -118,14 +118,14 @@ def test_from_a_model_to_the_model_converted(
 @pytest.mark.slow
 def test_the_effect_is_the_sum_of_what_was_measured(slow_dense: None, tmp_path: Path) -> None:
     result = run_search(SearchRequest(layers_of_model(tiny()), out=tmp_path, **OPTIONS))
-    found = found_in(tmp_path)
+    actual = results_in(tmp_path)
     dense_us = latency_us = 0.0
-    for one in found["layers"]:
+    for one in actual["layers"]:
         # The plan takes the largest budget whose chain is faster: here all are.
         chosen = one["recommendations"][-1]["chosen"]
         (group,) = [
             g
-            for g in found["plan"]["groups"]
+            for g in actual["plan"]["groups"]
             if g["dims"] == f"{one['in_features']}x{one['out_features']}"
         ]
         assert group["chain"] == chosen["chain"]
@@ -134,14 +134,14 @@ def test_the_effect_is_the_sum_of_what_was_measured(slow_dense: None, tmp_path: 
         assert group["parameters"] == 2 * chosen["parameters"]
         dense_us += 2 * chosen["dense"]["median_us"]
         latency_us += 2 * chosen["latency"]["median_us"]
-    assert found["plan"]["dense_us"] == pytest.approx(dense_us)
-    assert found["plan"]["latency_us"] == pytest.approx(latency_us)
-    assert found["plan"]["latency_over_dense"] == pytest.approx(latency_us / dense_us)
-    assert [one["budget"] for one in found["budgets"]] == ["60%", "90%"]
-    assert found["budgets"][1]["latency_us"] == found["plan"]["latency_us"]
-    assert found["budgets"][0]["parameters"] < found["budgets"][1]["parameters"]
-    assert found["model"]["dense"].keys() == {"head"}
-    assert found["whole"] is None
+    assert actual["plan"]["dense_us"] == pytest.approx(dense_us)
+    assert actual["plan"]["latency_us"] == pytest.approx(latency_us)
+    assert actual["plan"]["latency_over_dense"] == pytest.approx(latency_us / dense_us)
+    assert [one["budget"] for one in actual["budgets"]] == ["60%", "90%"]
+    assert actual["budgets"][1]["latency_us"] == actual["plan"]["latency_us"]
+    assert actual["budgets"][0]["parameters"] < actual["budgets"][1]["parameters"]
+    assert actual["model"]["dense"].keys() == {"head"}
+    assert actual["whole"] is None
     page = (tmp_path / "report.md").read_text("utf-8")
     assert "## Plan for the model" in page
     assert "The model was not timed whole." in page
@@ -172,8 +172,8 @@ def test_a_budget_is_of_every_size_whatever_its_step_is_called_there(
         layers_of_model(tiny()), out=tmp_path, **{**OPTIONS, **options, "trials": 12}
     )
     result = run_search(request)
-    found = {text: effect.converted for text, effect in effects_of(result).items()}
-    assert found == expected
+    effects = {text: effect.converted for text, effect in effects_of(result).items()}
+    assert effects == expected
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_dense_layers_that_win_stay_dense(fast_dense: None, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_layers_stay_dense_where_no_chain_is_as_fast_as_asked(
+def test_layers_stay_dense_where_no_chain_is_as_fast_as_requested(
     slow_dense: None, tmp_path: Path
 ) -> None:
     options = {**OPTIONS, "budgets": ("90%",), "trials": 3, "min_speedup": 50.0}
@@ -210,7 +210,7 @@ def test_layers_stay_dense_where_no_chain_is_as_fast_as_asked(
 def test_json_is_one_document(quick: None, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS, "--json", "--exclude", "*.qkv"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed == found_in(place / "out")
+    assert printed == results_in(place / "out")
     assert printed["request"]["dims"] == ["16x32", "32x16"]
     assert printed["model"]["dense"]["blocks.0.qkv"] == "it is excluded"
     command = printed["request"]["command"]
@@ -256,19 +256,19 @@ def test_a_config_needs_no_model(
 # The model timed whole.
 
 
-@pytest.mark.parametrize("given", [inputs(), (inputs(), 2.0), [inputs()], keywords()], ids=type)
-def test_a_model_is_timed_with_its_plan(given: object) -> None:
+@pytest.mark.parametrize("arguments", [inputs(), (inputs(), 2.0), [inputs()], keywords()], ids=type)
+def test_a_model_is_timed_with_its_plan(arguments: object) -> None:
     model = tiny()
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     plan = ksopt.Plan.of({"16x32": "(1,8,4,4)*(4,4,4,1)", "blocks.0.qkv": None})
-    found = whole_model.measure(
-        model, given, plan, torch.device("cpu"), torch.float32, seconds=0.05
+    actual = whole_model.measure(
+        model, arguments, plan, torch.device("cpu"), torch.float32, seconds=0.05
     )
-    assert found.converted == 2
-    assert found.dense.repeats >= 3
-    assert found.planned.repeats >= 3
-    assert set(found.rows.values()) == {20}
-    assert set(found.rows) == {
+    assert actual.converted == 2
+    assert actual.dense.repeats >= 3
+    assert actual.planned.repeats >= 3
+    assert set(actual.rows.values()) == {20}
+    assert set(actual.rows) == {
         "head",
         *(f"blocks.{i}.{name}" for i in range(2) for name in ("qkv", "up", "down")),
     }
@@ -297,7 +297,7 @@ class NoCopy(Tiny):
 
 
 @pytest.mark.parametrize(
-    ("build", "given", "words"),
+    ("build", "arguments", "words"),
     [
         (tiny, "tokens", "must be a tensor, a tuple of arguments or a mapping"),
         (tiny, torch.ones(4, 5), "does not take these inputs"),
@@ -307,11 +307,13 @@ class NoCopy(Tiny):
     ],
 )
 def test_models_that_cannot_be_timed(
-    build: Callable[[], nn.Module], given: object, words: str
+    build: Callable[[], nn.Module], arguments: object, words: str
 ) -> None:
     plan = ksopt.Plan.of({"16x32": "(1,8,4,4)*(4,4,4,1)"})
     with pytest.raises(InvalidInputError, match=words):
-        whole_model.measure(build(), given, plan, torch.device("cpu"), torch.float32, seconds=0.05)
+        whole_model.measure(
+            build(), arguments, plan, torch.device("cpu"), torch.float32, seconds=0.05
+        )
 
 
 def test_wrong_inputs_are_refused_before_the_search(quick: None, tmp_path: Path) -> None:
@@ -344,10 +346,10 @@ def test_a_model_that_cannot_be_timed_costs_no_report(slow_dense: None, tmp_path
     request = SearchRequest(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
     with pytest.raises(InvalidInputError, match="cannot be copied"):
         run_search(request, to_measure=ToMeasure(NoCopy(), inputs()))
-    found = found_in(tmp_path)
-    assert found["plan"]["converted"] == 6
-    assert found["whole"] is None
-    assert found["stopped"] is None
+    actual = results_in(tmp_path)
+    assert actual["plan"]["converted"] == 6
+    assert actual["whole"] is None
+    assert actual["stopped"] is None
     assert main(["search", "--replay", str(tmp_path)]) == 0
 
 
@@ -438,7 +440,7 @@ def test_misuse_is_one_sentence(
     assert not (place / "result").exists()
 
 
-def test_the_traceback_of_the_users_code_can_be_asked_for(place: Path) -> None:
-    with pytest.raises(InvalidInputError) as told:
+def test_the_traceback_of_the_users_code_can_be_requested(place: Path) -> None:
+    with pytest.raises(InvalidInputError) as reported:
         main(["search", "--model", "usersmodel:broken", "--traceback"])
-    assert isinstance(told.value.__cause__, RuntimeError)
+    assert isinstance(reported.value.__cause__, RuntimeError)

@@ -100,8 +100,8 @@ def wait_for(url: str, complete: int, process: subprocess.Popen[str]) -> None:
 
 
 def children(parent: int) -> list[int]:
-    found = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii")
-    return [int(number) for number in found.split()]
+    actual = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii")
+    return [int(number) for number in actual.split()]
 
 
 def complete_chains(url: str) -> Counter[str]:
@@ -203,12 +203,12 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_report(
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-    found = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert found["stopped"] == "interrupted"
-    assert sum(trial["state"] == "complete" for trial in found["layers"][0]["trials"]) >= 2
+    actual = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert actual["stopped"] == "interrupted"
+    assert sum(trial["state"] == "complete" for trial in actual["layers"][0]["trials"]) >= 2
 
 
-def test_a_worker_that_fails_is_told(tmp_path: Path) -> None:
+def test_a_worker_that_fails_is_reported(tmp_path: Path) -> None:
     request = LayerRequest("32x64", device="cpu", batch=16, out=tmp_path, storage="journal:/no/x")
     task = {"task": "final", "request": request.to_json(), "device": "nowhere", "chains": []}
     with Spare() as spare, pytest.raises(KsoptError, match="the final: "):
@@ -301,7 +301,7 @@ def test_a_worker_that_is_terminated_as_it_ends_prints_no_traceback() -> None:
 
 
 def worker_of(program: str) -> tuple[int, str, str]:
-    """A worker's exit code and what it printed, whose task is "nothing"."""
+    """Exit code and output of a worker with the task "nothing"."""
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
@@ -360,14 +360,14 @@ def test_what_others_took_over_before_it_was_begun_is_left_to_them(tmp_path: Pat
 
 
 def claims(storage: Storage, presence: Presence, **options: object) -> Claims:
-    found = [Chain.parse(text) for text in CHAINS]
-    given = {"priors": [], "limit": 3, "run": 1, **options}
+    actual = [Chain.parse(text) for text in CHAINS]
+    arguments = {"priors": [], "limit": 3, "run": 1, **options}
     return Claims(
         storage,
         storage.create(STUDY, ("minimize", "minimize")),
-        ChainSampler(found, "exhaustive", seed=0),
+        ChainSampler(actual, "exhaustive", seed=0),
         presence=presence,
-        **given,  # type: ignore[arg-type]
+        **arguments,  # type: ignore[arg-type]
     )
 
 
@@ -380,8 +380,8 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage
 def test_each_chain_is_claimed_once(storage: Storage) -> None:
     with Presence() as one, Presence() as two:
         here, there = claims(storage, one), claims(storage, two)
-        found = [here.next(), there.next(), here.next()]
-        assert sorted(str(claim.chain) for claim in found if claim is not None) == sorted(CHAINS)
+        actual = [here.next(), there.next(), here.next()]
+        assert sorted(str(claim.chain) for claim in actual if claim is not None) == sorted(CHAINS)
         assert here.next() is None
         assert there.next() is None
         assert here.others()
@@ -401,7 +401,7 @@ def test_what_a_process_of_this_machine_left_is_taken_over_at_once(storage: Stor
         assert not rest.others()
 
 
-def test_another_machines_process_is_given_time(storage: Storage) -> None:
+def test_another_machines_process_gets_time(storage: Storage) -> None:
     now = [0.0]
     with Presence() as far, Presence() as near:
         far.host = "another-machine"
@@ -420,7 +420,7 @@ def test_another_machines_process_is_given_time(storage: Storage) -> None:
         assert redone.chain == left.chain
 
 
-def test_a_chain_that_ends_its_process_again_and_again_is_given_up(storage: Storage) -> None:
+def test_a_chain_that_ends_its_process_again_and_again_is_abandoned(storage: Storage) -> None:
     for _ in range(3):
         killed = Presence()
         claim = claims(storage, killed, limit=1).next()
@@ -506,9 +506,9 @@ def test_a_password_is_in_no_report() -> None:
 
 
 def _postgresql() -> Path | None:
-    found = shutil.which("initdb")
+    actual = shutil.which("initdb")
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    file = Path(found).resolve() if found else folders[-1] if folders else None
+    file = Path(actual).resolve() if actual else folders[-1] if folders else None
     return None if file is None else file.parent
 
 
@@ -601,8 +601,8 @@ def mysql() -> Iterator[str]:
             command = [install, "--no-defaults", *options, "--skip-test-db", *user]
         else:
             command = [server, "--no-defaults", "--initialize-insecure", f"--datadir={data}", *user]
-        made = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert made.returncode == 0, made.stdout + made.stderr
+        created = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert created.returncode == 0, created.stdout + created.stderr
         options = [f"--datadir={data}", f"--socket={socket}", f"--pid-file={name}/pid"]
         with (Path(name) / "log").open("w") as log:
             process = subprocess.Popen(

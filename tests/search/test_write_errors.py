@@ -107,12 +107,12 @@ def test_what_was_measured_stays_where_the_report_cannot_be_written(
 
 def cause(error: Exception) -> StorageInternalError:
     """As Optuna raises it."""
-    found = StorageInternalError("An exception is raised during the commit.")
-    found.__cause__ = OperationalError("INSERT", {}, error)
-    return found
+    actual = StorageInternalError("An exception is raised during the commit.")
+    actual.__cause__ = OperationalError("INSERT", {}, error)
+    return actual
 
 
-def said(error: Exception, url: str, file: Path | None) -> str:
+def message_of(error: Exception, url: str, file: Path | None) -> str:
     with pytest.raises(UnwritableError) as caught, write_errors.in_words(url, file):
         raise error
     return str(caught.value)
@@ -131,7 +131,7 @@ def said(error: Exception, url: str, file: Path | None) -> str:
 def test_the_cause_is_named(number: int, sentence: str, tmp_path: Path) -> None:
     file = tmp_path / "trials.log"
     file.write_text("a\n")
-    text = said(OSError(number, os.strerror(number)), f"journal:{file}", file)
+    text = message_of(OSError(number, os.strerror(number)), f"journal:{file}", file)
     assert text.startswith(f"the study at {file} cannot be written: ")
     assert sentence in text
 
@@ -142,22 +142,24 @@ def test_the_cause_that_sqlite_does_not_name_is_looked_for(
     file = tmp_path / "study.db"
     file.write_bytes(bytes(100_000))
     error = cause(Exception("disk I/O error"))
-    assert "written: disk I/O error. Once that is mended, run" in said(error, "sqlite:///x", file)
+    assert "written: disk I/O error. Once that is mended, run" in message_of(
+        error, "sqlite:///x", file
+    )
     full = os.statvfs_result((4096, 4096, 1000, 0, 0, 10, 10, 10, 0, 255))
     with monkeypatch.context() as context:
         context.setattr(os, "statvfs", lambda folder: full)
-        assert "the disk is full" in said(error, "sqlite:///x", file)
+        assert "the disk is full" in message_of(error, "sqlite:///x", file)
     with monkeypatch.context() as context:
         context.setattr(resource, "getrlimit", lambda kind: (120_000, -1))
-        assert "larger than 120,000 bytes here" in said(error, "sqlite:///x", file)
+        assert "larger than 120,000 bytes here" in message_of(error, "sqlite:///x", file)
     with monkeypatch.context() as context:
         context.setattr(os, "access", lambda place, mode: False)
-        assert "it is read-only now" in said(error, "sqlite:///x", file)
+        assert "it is read-only now" in message_of(error, "sqlite:///x", file)
 
 
 def test_a_server_that_fails_is_named_without_its_password() -> None:
     url = "postgresql://ann:hunter22@host/db"
-    text = said(cause(Exception(f"no connection to {url}")), url, None)
+    text = message_of(cause(Exception(f"no connection to {url}")), url, None)
     assert "hunter22" not in text
     assert text.startswith("the storage 'postgresql://ann:***@host/db' cannot be written: no conn")
     assert "once it works again, run the same command again" in text
@@ -184,7 +186,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_half_a_line_of_a_journal_is_lost_alone(tmp_path: Path) -> None:
-    """Of a writer that was killed in its midst: what others append stays readable."""
+    """A writer was killed in the middle of a line: later entries stay readable."""
     file = tmp_path / "trials.log"
     done = subprocess.run([sys.executable, "-c", WRITE, str(file)], timeout=TOO_LONG_S)
     assert done.returncode == -signal.SIGKILL

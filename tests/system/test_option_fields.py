@@ -96,7 +96,7 @@ def test_every_option_of_a_command_is_in_its_help(
     for name, one in options_of(kind).items():
         assert f"--{flag_of(name, one)} " in text, name
     others = {one.name for one in fields(kind)} - set(options_of(kind))
-    assert others == ({"dims", "asked_by"} if kind is SearchRequest else set())
+    assert others == ({"dims", "model_options"} if kind is SearchRequest else set())
 
 
 # Of each option of a search a value that is not its default, as it is typed.

@@ -278,7 +278,7 @@ def _sum(reports: Sequence[Report]) -> Report:
 def _sites(report: Report) -> Sites:
     return Sites(
         report.count(Verdict.LOWERED),
-        report.count(Verdict.KEPT),
+        report.count(Verdict.NOT_LOWERED),
         report.count(Verdict.MISSED),
         report.covered,
         report.pass_s,
@@ -292,7 +292,7 @@ def _missing(report: Report, chains: int | None) -> list[str]:
     if not report.graphs:
         return ["the backend saw no graph"]
     faults = list(report.notes)
-    done = report.count(Verdict.LOWERED) + report.count(Verdict.KEPT)
+    done = report.count(Verdict.LOWERED) + report.count(Verdict.NOT_LOWERED)
     if chains is not None and done != chains:
         faults.append(f"{done} sites for {chains} Kronecker-sparse chains")
     faults += [

@@ -1,7 +1,7 @@
-"""Products, as variables, and what is built from them: contractions, sums with a bias.
+"""Products described by variables, contractions built from them, and sums with a bias.
 
 If one operand depends on parameters only and the other on the model's inputs, a product is offered
-to `ksopt.compile.capture.recognize`; what that refuses is an ordinary tensor.
+to `ksopt.compile.capture.recognize`; a product that it refuses is an ordinary tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ksopt.compile.capture.values import Biased, Contraction, Kind, Root, Variab
 from ksopt.kernels.operands import size_hint
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What is lowered; float64 is left alone, because no kernel is made for it."""
+"""Dtypes that are lowered; there are no kernels for float64."""
 
 Dims = list[list[Variable]]
 """The variables of each dim of a result."""
@@ -47,7 +47,7 @@ def new_product(
     """A view of the product of ``x``, to the left in all variables, and ``weight``.
 
     Raises:
-        NotKroneckerSparseError: it is none.
+        NotKroneckerSparseError: the product is not Kronecker-sparse.
     """
     new = [variable for dim in dims for variable in dim]
     factor = recognise([*new, *summed], x.shape, weight.shape)
@@ -68,9 +68,9 @@ def offered(
     result: Tensor,
     repeats: bool = False,
 ) -> View | None:
-    """A view of a product, whichever operand is the weight; None if it is not to be lowered.
+    """A view of a product, whichever operand is the weight; None if it cannot be lowered.
 
-    With ``repeats`` digits of the weight may stand twice, see `repeated_digits`.
+    With ``repeats`` the weight may have repeated digits, see `repeated_digits`.
     """
     roles = right_is_weight(left, right)
     if roles is None:
@@ -95,7 +95,7 @@ def offered(
         [v.size for v in everything if v.right is not None],
         [v.size for v in everything if v.right is None],
     )
-    # What is tied is what makes a product more than a dense one.
+    # Only a product with tied variables is more than a dense one.
     is_tied = any(v.left and v.right and not v.summed for v in everything)
     if result.dtype not in DTYPES or not (x.dtype == weight.dtype == result.dtype):
         if is_tied:
@@ -110,7 +110,7 @@ def offered(
 
 
 def contraction(view: View) -> Contraction | None:
-    """The product that a view is of, bias apart, if it is one by a weight."""
+    """The product by a weight that a view holds, without its bias; None if there is none."""
     origin = view.root.origin
     if isinstance(origin, Biased):
         origin = origin.product.root.origin
@@ -118,9 +118,9 @@ def contraction(view: View) -> Contraction | None:
 
 
 def is_sparse(view: View) -> bool:
-    """Whether a view is of a product by a factor that is not just dense."""
-    found = contraction(view)
-    return found is not None and found.factor.pattern.a * found.factor.pattern.d > 1
+    """Whether a view holds a product by a factor that is not dense."""
+    origin = contraction(view)
+    return origin is not None and origin.factor.pattern.a * origin.factor.pattern.d > 1
 
 
 def note_biased(tracker: Tracker, view: View, bias: Tensor | View, result: Tensor) -> None:
@@ -156,13 +156,13 @@ def biased(tracker: Tracker, whole: View, bias: View, tensor: Tensor | None) -> 
 
 
 def need_fixed(tracker: Tracker, x: Root, features: Sequence[Atom], batch: Sequence[Atom]) -> None:
-    """Have the axes of x that hold features alone fixed; ``dynamic=True`` makes them symbolic.
+    """Fix the sizes of the axes of x that hold features only; ``dynamic=True`` makes them symbolic.
 
     An axis that holds a part of the batch too, as a flattened [batch * heads], stays dynamic.
 
     Raises:
-        FixedSizeNeeded: one is not fixed.
-        NotNestedError: one cannot be fixed.
+        FixedSizeNeeded: a size is not fixed.
+        NotNestedError: a size cannot be fixed.
     """
     of_batch = {atom.axis for atom in batch}
     for atom in features:
@@ -173,7 +173,7 @@ def need_fixed(tracker: Tracker, x: Root, features: Sequence[Atom], batch: Seque
 
 
 def right_is_weight(left: Root, right: Root) -> bool | None:
-    """True if the right one is the weight, False if the left one is, None if neither or both."""
+    """True if the right operand is the weight, False if the left is, None if neither or both."""
     if left.kind is Kind.ACTIVATION and right.kind is Kind.WEIGHT:
         return True
     if left.kind is Kind.WEIGHT and right.kind is Kind.ACTIVATION:
@@ -222,13 +222,13 @@ def count_flops(tracker: Tracker, weights: list[Size], rows: list[Size]) -> None
 
 
 def _real(atom: Atom) -> Atom | None:
-    """A digit that is there: a repetition depends on no element."""
+    """The digit, or None for a repetition, which depends on no element."""
     return None if atom.axis is None else atom
 
 
 def _joined(atoms: Any) -> Atoms:
-    found = tuple(atoms)
-    return regroup(found, (product(atom.size for atom in found),))[0]
+    digits = tuple(atoms)
+    return regroup(digits, (product(atom.size for atom in digits),))[0]
 
 
 def _name(dtype: torch.dtype) -> str:

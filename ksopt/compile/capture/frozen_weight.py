@@ -1,10 +1,10 @@
-"""Frozen dense weights whose values are Kronecker-sparse: found, and watched.
+"""Detection of frozen dense weights whose values are Kronecker-sparse, and of their changes.
 
 A weight that no optimizer trains may be dense in shape only: a factor that was multiplied out, a
 pruned or a padded matrix. Its nonzeros show the pattern. The product then reads the nonzeros alone,
 as a strided view of the live weight, so changes inside the support need no care; `Watched` notices
 at every call whether a weight has changed, and falls back to the graph as it was if something has
-left the support. Writes through ``weight.data`` leave no trace: ``ksopt.refresh()`` has it look.
+left the support. Writes through ``weight.data`` are undetectable: call ``ksopt.refresh()``.
 """
 
 from __future__ import annotations
@@ -75,33 +75,33 @@ def fits(matrix: Tensor, pattern: Pattern, tolerance: float = 0.0) -> bool:
 
 
 class FrozenValues:
-    """Looks at the values of a graph's frozen weights.
+    """Patterns of the values of a graph's frozen weights.
 
     Args:
-        inputs: what the graph is compiled for: parameters and buffers as they are.
+        inputs: the example inputs of the graph, with real parameters and buffers.
         tolerance: see `pattern_of`.
 
     Attributes:
-        found: the pattern of each input that has one, as far as asked.
+        patterns: the pattern of each input that has one, of those queried so far.
     """
 
     def __init__(self, inputs: Sequence[Any], tolerance: float = 0.0) -> None:
         self.inputs = inputs
         self.tolerance = tolerance
-        self.found: dict[int, Pattern] = {}
+        self.patterns: dict[int, Pattern] = {}
         self._seen: set[int] = set()
 
     def pattern(self, at: int) -> Pattern | None:
-        """The pattern of the values of an input, None if it has none or may be trained."""
+        """The pattern of the values of an input; None if there is none or it may be trained."""
         if at not in self._seen:
             self._seen.add(at)
             value = self.inputs[at] if at < len(self.inputs) else None
             if isinstance(value, Tensor) and _is_frozen(value):
-                with _disable_current_modes():  # asked while a graph runs on fake tensors
+                with _disable_current_modes():  # called while a graph runs on fake tensors
                     pattern = pattern_of(value.detach(), self.tolerance)
                 if pattern is not None:
-                    self.found[at] = pattern
-        return self.found.get(at)
+                    self.patterns[at] = pattern
+        return self.patterns.get(at)
 
     def has_zeros(self, at: int) -> bool:
         """Whether an input that may not be trained has a zero: then it may be meant as a mask."""
@@ -113,11 +113,11 @@ class FrozenValues:
 
 
 class FrozenNodes:
-    """The same for the placeholders of a graph, see `ksopt.compile.capture.tracker.FrozenPattern`.
+    """Patterns of frozen weights by placeholder, see `ksopt.compile.capture.tracker.FrozenPattern`.
 
     Args:
-        values: looks at the inputs.
-        places: which input each weight's placeholder is.
+        values: the patterns of the inputs.
+        places: index of the input of each weight's placeholder.
     """
 
     def __init__(self, values: FrozenValues, places: Mapping[fx.Node, int]) -> None:
@@ -134,13 +134,13 @@ class FrozenNodes:
 
 
 class Watched:
-    """A compiled graph that is right only while some weights keep their support, untrained.
+    """A compiled graph that is valid only while some weights are untrained and keep their support.
 
-    Dynamo of torch 2.11 does not notice that a parameter requires gradients now.
+    Dynamo of torch 2.11 does not notice when a parameter starts to require gradients.
 
     Args:
         compiled: the rewritten graph, compiled.
-        original: the graph as it was.
+        original: the original graph.
         values: the weights and their patterns.
     """
 
@@ -150,27 +150,27 @@ class Watched:
         self._compiled = compiled
         self._original = original
         self._tolerance = values.tolerance
-        self._patterns = tuple(sorted(values.found.items()))
+        self._patterns = tuple(sorted(values.patterns.items()))
         self._stamps = tuple(_Stamp.of(values.inputs[at]) for at, _ in self._patterns)
         self._refreshes = weight_cache.refreshes
-        self._right = True
+        self._is_valid = True
 
     def __call__(self, *args: Any) -> Any:
-        """Run whichever graph is right for the weights as they are now."""
+        """Run the compiled graph if it is valid for the current weights, else the original one."""
         weights = [args[at] for at, _ in self._patterns]
         unchanged = all(map(_Stamp.is_of, self._stamps, weights))
         if not unchanged or self._refreshes != weight_cache.refreshes:
             self._stamps, self._refreshes = tuple(map(_Stamp.of, weights)), weight_cache.refreshes
-            self._look(args)
-        return self._compiled(*args) if self._right else self._original(*args)
+            self._validate(args)
+        return self._compiled(*args) if self._is_valid else self._original(*args)
 
-    def _look(self, args: Sequence[Any]) -> None:
-        was = self._right
+    def _validate(self, args: Sequence[Any]) -> None:
+        was = self._is_valid
         is_trained = any(args[at].requires_grad for at, _ in self._patterns)
-        self._right = not is_trained and all(
+        self._is_valid = not is_trained and all(
             fits(args[at].detach(), pattern, self._tolerance) for at, pattern in self._patterns
         )
-        if was and not self._right:
+        if was and not self._is_valid:
             what = (
                 "requires gradients now, and did not"
                 if is_trained
@@ -185,10 +185,10 @@ class Watched:
 
 @dataclass(frozen=True)
 class _Stamp:
-    """Which tensor a weight is, how often it was written, and whether it is trained.
+    """Identity of a weight, its version, and whether it is trained.
 
-    Addresses do not tell: the memory of a weight that was dropped is given to the next one. The
-    weak reference to the storage keeps its own address from being given away.
+    Addresses are not enough: the allocator reuses the memory of a freed weight. The weak reference
+    to the storage prevents the reuse of the storage's own address.
     """
 
     weight: weakref.ref[Tensor]
@@ -208,7 +208,7 @@ class _Stamp:
         )
 
     def is_of(self, weight: Tensor) -> bool:
-        """Whether a weight is that one, unwritten. Writes to inference tensors leave no trace."""
+        """Whether a weight is this one, unwritten. Writes to inference tensors are undetectable."""
         return (
             self.weight() is weight
             and not weight.is_inference()

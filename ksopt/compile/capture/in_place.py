@@ -1,4 +1,4 @@
-"""Which nodes of a graph may write a tensor in place, as far as the graph says."""
+"""Nodes of a graph that may write a tensor in place, as far as the graph shows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ksopt.compile.capture.nodes import memory_of
 
 
 def writes_in_place(graph: fx.Graph) -> bool:
-    """Whether a node may write in place: then results must alias as they do when they are run."""
+    """Whether a node may write in place: results must then alias as in eager mode."""
     return any(may_write(node) for node in graph.nodes)
 
 
 def writes_its_inputs(node: fx.Node) -> bool:
-    """Whether a node may write tensors that it reads, and its own name does not say which."""
+    """Whether a node may write tensors that it reads and its name does not show which."""
     return _is_authors_kernel(node) or bool(written_inputs(node))
 
 
@@ -30,10 +30,10 @@ def _is_authors_kernel(node: fx.Node) -> bool:
 
 
 def written_inputs(node: fx.Node) -> list[fx.Node]:
-    """What such a node may write.
+    """The inputs that such a node may write.
 
-    That is all that a kernel of the author's own reads; and of what a graph inside the node reads,
-    as of a checkpoint, what that graph writes in place.
+    A kernel of the author's own may write all of its inputs. A node with a graph inside, as a
+    checkpoint, may write those that this graph writes in place.
     """
     if node.op != "call_function":
         return []
@@ -61,7 +61,7 @@ def written_inputs(node: fx.Node) -> list[fx.Node]:
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """What a node may write that writes in place: what it is called on, or writes as ``out``."""
+    """The inputs that an in-place node may write: its first argument, or all if it has ``out``."""
     known = written_inputs(node)
     if known:
         return known
@@ -78,7 +78,7 @@ def _bodies(node: fx.Node) -> list[fx.Graph]:
 
 
 def _body_of(node: fx.Node) -> fx.Graph | None:
-    """The graph that a node names, as the body of a checkpoint; None of other nodes."""
+    """The graph that a node refers to, as the body of a checkpoint; None for other nodes."""
     owner = node.graph.owning_module
     if node.op != "get_attr" or owner is None:
         return None
@@ -87,7 +87,7 @@ def _body_of(node: fx.Node) -> fx.Graph | None:
 
 
 def may_write(node: fx.Node) -> bool:
-    """Whether a node may write in place, as far as its name and its arguments say."""
+    """Whether a node may write in place, as far as its name and its arguments show."""
     if writes_its_inputs(node):
         return True
     if node.op == "call_method":
@@ -96,7 +96,7 @@ def may_write(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     name = getattr(node.target, "__name__", "")
-    if "out" in node.kwargs or _asks_for_in_place(node):
+    if "out" in node.kwargs or _is_called_in_place(node):
         return True
     return (
         (name.startswith("i") and name[1:] in _IN_PLACE_OPERATORS)
@@ -106,18 +106,18 @@ def may_write(node: fx.Node) -> bool:
     )
 
 
-def _asks_for_in_place(node: fx.Node) -> bool:
+def _is_called_in_place(node: fx.Node) -> bool:
     at = _place_of_inplace(node.target)
-    given = node.args[at] if at is not None and at < len(node.args) else False
-    return given is True or node.kwargs.get("inplace") is True
+    argument = node.args[at] if at is not None and at < len(node.args) else False
+    return argument is True or node.kwargs.get("inplace") is True
 
 
 @functools.cache
 def _place_of_inplace(target: Any) -> int | None:
-    """Which positional argument of a function is called ``inplace``; None if none is."""
+    """Position of the argument ``inplace`` of a function; None if it has none."""
     try:
         names = list(inspect.signature(target).parameters)
-    except (TypeError, ValueError):  # built-in: what of torch writes in place says so in its name
+    except (TypeError, ValueError):  # built-in: torch's in-place functions show it in their names
         return None
     return names.index("inplace") if "inplace" in names else None
 

@@ -1,4 +1,4 @@
-"""Index maps: which element of a tensor stands where in a view, reshape or permutation of it.
+"""Index maps: the positions of a tensor's elements in its views, reshapes and permutations.
 
 A tensor that was viewed, permuted and reshaped is described by an `IndexMap` over the tensor that
 it came from, its root. Each dim of the map is a list of *atoms*, most significant first: the index
@@ -9,10 +9,10 @@ digit moves the index along one axis of the root by its stride. So with root [B,
     .transpose(1, 2)       dims  [B]  [(1, 6, 1)]  [(1, 4, 6)]
     .reshape(B, 24)        dims  [B]  [(1, 6, 1), (1, 4, 6)]
 
-Maps are kept normal: no atom of size 1, and neighbours that run on are one atom. A reshape is then
+Maps are normalized: no atom has size 1, and contiguous neighbours are merged. A reshape is then
 possible exactly if the sizes nest: an atom is only ever cut at a divisor of its size.
 
-No tensors here; sizes may be symbolic (`ksopt.compile.capture.symbolic`).
+This module uses no tensors; sizes may be symbolic (`ksopt.compile.capture.symbolic`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Atom:
     """One digit of an index.
 
     Attributes:
-        axis: the root's axis that it moves along; None if it moves along none (a repeated element).
-        size: how many values it takes.
+        axis: the root's axis that it moves along; None for a repeated element.
+        size: its number of values.
         stride: by how much one step moves the index along the axis; 0 where axis is None.
     """
 
@@ -140,7 +140,7 @@ def compose(outer: IndexMap, inner: IndexMap) -> IndexMap:
     """A map over the dims of ``inner``, as a map over inner's own root.
 
     Raises:
-        NotNestedError: an atom of ``outer`` is not made of whole digits of ``inner``.
+        NotNestedError: an atom of ``outer`` does not consist of whole digits of ``inner``.
 
     Example:
         >>> transposed = permute(reshape(identity((24,)), (4, 6)), (1, 0))
@@ -158,12 +158,12 @@ def compose(outer: IndexMap, inner: IndexMap) -> IndexMap:
     dims = tuple(
         _normal([digit for atom in atoms for digit in _digits(atom, inner)]) for atoms in outer.dims
     )
-    kept = tuple(sorted((axis, amount) for axis, amount in offsets.items() if amount))
-    return IndexMap(dims, kept)
+    nonzero = tuple(sorted((axis, amount) for axis, amount in offsets.items() if amount))
+    return IndexMap(dims, nonzero)
 
 
 def _shift(offsets: dict[int, int], digits: Atoms, amount: int, moving: Sequence[Atom]) -> None:
-    """Add ``amount`` steps along a dim made of ``digits`` to the offsets of the root's axes."""
+    """Add ``amount`` steps along a dim with these ``digits`` to the offsets of the root's axes."""
     weight = 1
     for place, digit in enumerate(reversed(digits)):
         leading = place == len(digits) - 1
@@ -171,7 +171,7 @@ def _shift(offsets: dict[int, int], digits: Atoms, amount: int, moving: Sequence
         span = weight * digit.size
         touched = any(atom.stride < span and weight < atom.span for atom in moving)
         if own and touched and len(digits) > 1:
-            # What starts above 0 and moves on would carry into the next digit.
+            # An atom that starts above 0 and moves would carry into the next digit.
             raise NotNestedError(f"an offset of {amount} falls inside a digit of {digit.size}")
         if own and digit.axis is not None:
             offsets[digit.axis] = offsets.get(digit.axis, 0) + own * digit.stride
@@ -179,7 +179,7 @@ def _shift(offsets: dict[int, int], digits: Atoms, amount: int, moving: Sequence
 
 
 def _digits(atom: Atom, inner: IndexMap) -> list[Atom]:
-    """What an atom over the dims of ``inner`` is over inner's root."""
+    """The digits over inner's root of an atom over the dims of ``inner``."""
     if atom.axis is None:
         return [atom]
     digits = inner.dims[atom.axis]
@@ -188,7 +188,7 @@ def _digits(atom: Atom, inner: IndexMap) -> list[Atom]:
     if len(digits) == 1:
         digit = digits[0]
         return [replace(digit, size=atom.size, stride=plain(digit.stride * atom.stride))]
-    # Cut the dim into what is above the atom, the atom, and what is below.
+    # Cut the dim into the digits above the atom, the atom, and the digits below.
     total = product(digit.size for digit in digits)
     if not divides(atom.span, total):
         raise NotNestedError(f"{atom.span} does not divide {total}")
@@ -196,7 +196,7 @@ def _digits(atom: Atom, inner: IndexMap) -> list[Atom]:
 
 
 def regroup(atoms: Iterable[Atom], sizes: Sequence[Size]) -> tuple[Atoms, ...]:
-    """Deal atoms, most significant first, into groups of the given sizes.
+    """Split atoms, most significant first, into groups of these sizes.
 
     Raises:
         NotNestedError: a group ends in the middle of an atom.
@@ -264,19 +264,19 @@ def same_atoms(left: Sequence[Atom], right: Sequence[Atom]) -> bool:
 
 
 def runs_on(high: Atom, low: Atom) -> bool:
-    """Whether two neighbouring digits are one: the higher moves on where the lower ends."""
+    """Whether two neighbouring digits are contiguous: the higher continues where the lower ends."""
     if high.axis is None or low.axis is None:
         return high.axis is low.axis
     return high.axis == low.axis and same(high.stride, low.span)
 
 
 def joined(high: Atom, low: Atom) -> Atom:
-    """The one digit that two digits are of which `runs_on` is true."""
+    """The single digit that two contiguous digits (see `runs_on`) form."""
     return replace(low, size=plain(high.size * low.size))
 
 
 def _cut(atom: Atom, high: Size) -> tuple[Atom, Atom]:
-    """Split off the ``high`` most significant values: (the high digit, the low one)."""
+    """Split off the ``high`` most significant values: (high digit, low digit)."""
     low = quotient(atom.size, high)
     return (
         replace(atom, size=high, stride=plain(atom.stride * low)),
@@ -289,11 +289,11 @@ def _whole(axis: int, size: Size) -> Atoms:
 
 
 def _normal(atoms: Iterable[Atom]) -> Atoms:
-    found: list[Atom] = []
+    normal: list[Atom] = []
     for atom in atoms:
         if same(atom.size, 1):
             continue
-        if found and runs_on(found[-1], atom):
-            atom = joined(found.pop(), atom)
-        found.append(atom)
-    return tuple(found)
+        if normal and runs_on(normal[-1], atom):
+            atom = joined(normal.pop(), atom)
+        normal.append(atom)
+    return tuple(normal)

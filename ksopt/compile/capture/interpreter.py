@@ -1,7 +1,7 @@
-"""Run a Dynamo graph on its fake tensors under a `Tracker`.
+"""Interpreter that runs a Dynamo graph on its fake tensors under a `Tracker`.
 
-What the graph switches on and off (gradients, autocast, vmap) is remembered for every node. Torch
-functions that no Kronecker-sparse product is made of are not run: their result is already known.
+The state of gradients, autocast and vmap is recorded for every node. Torch functions that cannot be
+part of a Kronecker-sparse product are not run: their result is already known.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RULES = (concat, einsum, mask, matmul, movement, structured_weight, vmap)  # re
 
 
 class CannotRunError(Exception):
-    """The graph cannot be followed; the text is a clause that says why."""
+    """The graph cannot be followed; the text is a clause with the reason."""
 
 
 _OPAQUE = {
@@ -77,7 +77,7 @@ _OPAQUE = {
     operator.truediv,
     operator.neg,
 }
-"""Functions whose result is a new tensor that is no movement of an operand and no product."""
+"""Functions whose result is a new tensor: neither a product nor moved elements of an operand."""
 
 _OPAQUE_METHODS = {"pow", "mean", "rsqrt", "exp", "cos", "sin", "softmax", "tanh", "sigmoid"}
 
@@ -97,7 +97,7 @@ def run(
     Args:
         gm: the graph; nodes may carry fake results in ``meta["example_value"]``.
         inputs: a fake tensor or a number for each placeholder.
-        weights: which of them are parameters or buffers.
+        weights: indices of the inputs that are parameters or buffers.
         frozen_pattern: see `ksopt.compile.capture.tracker.FrozenPattern`.
 
     Raises:
@@ -138,8 +138,8 @@ def _run(
             raise
         except Exception as error:  # whatever a fake tensor cannot do
             name = tracker.node.name if tracker.node is not None else "its inputs"
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise CannotRunError(f"{name} does not run on fake tensors: {said}") from error
+            message = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CannotRunError(f"{name} does not run on fake tensors: {message}") from error
         finally:
             runner.leave()
     return tracker.trace, tracker
@@ -154,7 +154,7 @@ def _records_somewhere(graph: fx.Graph) -> bool:
 
 @contextlib.contextmanager
 def _autocast_left_as_it_is() -> Iterator[None]:
-    # A cached cast would make one tensor of two roots.
+    # A cached cast would give one tensor two roots.
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -178,7 +178,7 @@ class _Runner(fx.Interpreter):
         self.may_shorten = not writes_in_place(gm.graph)
 
     def leave(self) -> None:
-        """Undo what the graph switched on, where it did not run to its end."""
+        """Reset vmap and autocast state if the graph did not run to its end."""
         while self.vmap_depth > 0:
             self.vmap_depth -= 1
             torch._C._functorch._vmap_decrement_nesting()
@@ -192,10 +192,10 @@ class _Runner(fx.Interpreter):
         trace.regions[n] = Region(self.grad, self.inference, self._autocast(), self.vmap_depth)
         result = self._result(n)
         if fake_result(n) is None and isinstance(result, Tensor) and not _is_wrapped(result):
-            n.meta["example_value"] = result  # what is inserted later reads it
+            n.meta["example_value"] = result  # nodes inserted later read it
         if n.op == "placeholder":
             self._note_input(result)
-        # What a graph returns is a node's value already; the output is no value of its own.
+        # The output node returns values of other nodes and has no value of its own.
         if isinstance(result, Tensor) and not _is_wrapped(result) and n.op != "output":
             self._note_view(n, result)
         return result
@@ -251,12 +251,12 @@ class _Runner(fx.Interpreter):
         return result
 
     def _makes_a_mask(self, n: fx.Node) -> bool:
-        """Whether a node computes a mask of weights: where one is zero, or is not."""
+        """Whether a node computes a mask from weights: where they are zero, or nonzero."""
         views = [self.tracker.trace.views.get(argument) for argument in n.all_input_nodes]
         return mask.is_followed(n) and all(v and v.root.kind is Kind.WEIGHT for v in views)
 
     def _series(self, n: fx.Node) -> Any:
-        """The result of an einsum of many operands, noted; None: follow torch's order instead."""
+        """The recorded result of an einsum of many operands; None: follow torch's order instead."""
         args, _ = self.fetch_args_kwargs_from_env(n)
         self.tracker.paused = True
         try:
@@ -266,7 +266,7 @@ class _Runner(fx.Interpreter):
         return result if note_series(self.tracker, args, result) else None
 
     def _known(self, n: fx.Node, known: Any) -> Any:
-        """The fake result that Dynamo left, as tensors that depend on what the node reads."""
+        """Dynamo's fake result, registered as tensors that depend on the node's inputs."""
         kind = Kind.CONSTANT
         for argument in n.all_input_nodes:
             for leaf in tree_leaves(self.env.get(argument)):
@@ -279,7 +279,7 @@ class _Runner(fx.Interpreter):
         return known
 
     def _note_writes(self, n: fx.Node) -> None:
-        """Count the tensors that a node may write as written by it."""
+        """Register the tensors that a node may write as written by it."""
         self.tracker.trace.writers.add(n)
         for argument in written_inputs(n):
             for leaf in tree_leaves(self.env.get(argument)):
@@ -307,7 +307,7 @@ class _Runner(fx.Interpreter):
 
 
 def _known_sizes(value: Any) -> Any:
-    """The same fake tensor, with ints for symbolic sizes that are known by now."""
+    """The same fake tensor, with ints for symbolic sizes that are known."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return value
     sizes = (*value.shape, *value.stride())
@@ -332,12 +332,12 @@ def holds_all(view: View) -> bool:
 
 
 def _is_wrapped(tensor: Tensor) -> bool:
-    """Whether it is a tensor inside a vmap: what it wraps is followed, not the wrapper."""
+    """Whether a tensor is a wrapper inside a vmap: the wrapped tensor is followed instead."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _is_no_number(value: Any) -> bool:
-    """Whether it is a mask, a position, a token: no product is made of it."""
+    """Whether a value is a tensor of masks, positions or tokens: it is no operand of a product."""
     return isinstance(value, Tensor) and not value.dtype.is_floating_point
 
 

@@ -1,4 +1,4 @@
-"""What a node of a graph carries: its fake result, and the memory of that."""
+"""Metadata of graph nodes: the fake result, and the memory it lies in."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 
 def fake_result(node: fx.Node) -> Any:
-    """The fake result that a node carries, None if it carries none."""
+    """The fake result of a node; None if it has none."""
     return node.meta.get("example_value", node.meta.get("val"))
 
 
 def on_fakes(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a function returns for fake tensors, where no gradients are recorded."""
+    """The result of a function on fake tensors, without gradients."""
     fakes = [leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, "fake_mode")]
     mode = fakes[0].fake_mode if fakes else contextlib.nullcontext()
     with mode, torch.no_grad():
@@ -25,11 +25,11 @@ def on_fakes(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 
 
 REPLACES = "ksopt_replaces"
-"""Key in a node's meta: the fake result of the author's node that it stands for."""
+"""Key in a node's meta: the fake result of the author's node that it replaces."""
 
 
 def authors_result(node: fx.Node) -> Any:
-    """The fake result that a node has in the author's graph, also of what replaces such a node."""
+    """The fake result in the author's graph of a node, or of the node that it replaces."""
     return node.meta.get(REPLACES, fake_result(node))
 
 
@@ -46,7 +46,7 @@ def holds_memory(node: fx.Node, memory: int) -> bool:
 
 
 def reached(nodes: Iterable[fx.Node], step: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
-    """What one or more steps lead to from some nodes."""
+    """Nodes reachable from some nodes in one or more steps."""
     seen: set[fx.Node] = set()
     left = [other for node in nodes for other in step(node)]
     while left:

@@ -1,19 +1,19 @@
-"""Is a product Kronecker-sparse, and if so of which pattern?
+"""Recognition of Kronecker-sparse products and their patterns.
 
 A product out[...] = sum x[...] w[...] is described by its variables
-(`ksopt.compile.capture.values`): each is a digit of x, of w, of both. With x's features in their
-order in memory, it is the product by a factor (a, b, c, d) if the variables are of four classes:
+(`ksopt.compile.capture.values`): each is a digit of x, of w, or of both. With x's features in
+memory order, it is the product by a factor (a, b, c, d) if the variables are of four classes:
 
 =========  ====  ====  ======  ============================================
 class      in x  in w  summed
 =========  ====  ====  ======  ============================================
 batch      yes   no    no      makes up the batch
-tied       yes   yes   no      i where it stands above some of l in x, else j
+tied       yes   yes   no      i if it is above some of l in x, else j
 summed     yes   yes   yes     l
 new        no    yes   no      k
 =========  ====  ====  ======  ============================================
 
-Then a is the product of the sizes of i, and so on. Nothing here knows how the author spelled it.
+Then a is the product of the sizes of i, and so on. The result does not depend on the spelling.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ksopt.patterns.chain import Pattern
 
 
 class NotKroneckerSparseError(Exception):
-    """The product is none; the text is a clause that says why."""
+    """The product is not Kronecker-sparse; the text is a clause with the reason."""
 
 
 def recognise(
     variables: Sequence[Variable], x_shape: Sequence[Size], w_shape: Sequence[Size]
 ) -> Factor:
-    """The product as a Kronecker-sparse one.
+    """The Kronecker-sparse form of a product.
 
     Args:
         variables: of the product, x to the left; new ones in the order of the result's dims.
-        x_shape: sizes of x's root, whose memory order decides between i and j.
+        x_shape: sizes of x's root; its memory order decides between i and j.
         w_shape: sizes of the weight's root.
 
     Raises:
-        NotKroneckerSparseError: it is none.
+        NotKroneckerSparseError: it has no such form.
     """
     variables = [variable for variable in variables if not same(variable.size, 1)]
     if any(same(variable.size, 0) for variable in variables):
@@ -62,13 +62,13 @@ def recognise(
     for variable in (*features, *new):
         if not isinstance(variable.size, int):
             raise NotKroneckerSparseError("the number of features is not fixed")
-    # Above the last summed one: i. Where one stands between two summed ones, x is permuted anyway.
+    # Above the last summed variable: i. If one is between two summed ones, x is permuted anyway.
     last = features.index(summed[-1])
     outer = [v for v in features[:last] if not v.summed]
     inner = features[last + 1 :]
     pattern = Pattern(*(product(v.size for v in group) for group in (outer, new, summed, inner)))
-    wanted = [*outer, *summed, *inner]
-    batch_last = bool(batch) and [*wanted, *batch] == ordered
+    features_in_order = [*outer, *summed, *inner]
+    batch_last = bool(batch) and [*features_in_order, *batch] == ordered
     return Factor(
         pattern=pattern,
         batch=_batch_dims(batch),
@@ -77,19 +77,19 @@ def recognise(
         l=tuple(summed),
         j=tuple(inner),
         batch_last=batch_last,
-        direct=batch_last or [*batch, *wanted] == ordered,
+        direct=batch_last or [*batch, *features_in_order] == ordered,
     )
 
 
 def places(factor: Factor) -> dict[Variable, Atom]:
-    """Where each variable of the result stands on the axes of y: [*batch, M] or [M, *batch]."""
+    """Position of each variable of the result on the axes of y: [*batch, M] or [M, *batch]."""
     first_batch = 1 if factor.batch_last else 0
     features = 0 if factor.batch_last else len(factor.batch)
-    found = {}
+    atoms = {}
     for axis, group in enumerate(factor.batch):
-        found.update(_on_axis(first_batch + axis, group))
-    found.update(_on_axis(features, (*factor.i, *factor.k, *factor.j)))
-    return found
+        atoms.update(_on_axis(first_batch + axis, group))
+    atoms.update(_on_axis(features, (*factor.i, *factor.k, *factor.j)))
+    return atoms
 
 
 def y_shape(factor: Factor) -> tuple[Size, ...]:
@@ -119,11 +119,11 @@ def _digits(group: Iterable[Variable]) -> tuple[Atom, ...]:
 
 
 def _on_axis(axis: int, group: Sequence[Variable]) -> dict[Variable, Atom]:
-    found, stride = {}, 1
+    atoms, stride = {}, 1
     for variable in reversed(group):
-        found[variable] = Atom(axis, variable.size, stride)
+        atoms[variable] = Atom(axis, variable.size, stride)
         stride = stride * variable.size
-    return found
+    return atoms
 
 
 def _swapped(variable: Variable) -> Variable:
@@ -131,8 +131,8 @@ def _swapped(variable: Variable) -> Variable:
 
 
 def _in_order(variables: Sequence[Variable], shape: Sequence[Size], what: str) -> list[Variable]:
-    """Variables in the memory order of the left operand, all of which they must read once."""
-    found: list[Variable] = []
+    """Variables in memory order of the left operand, each element of which they must read once."""
+    ordered: list[Variable] = []
     for axis, size in enumerate(shape):
         left = {v: v.left for v in variables if v.left and v.left.axis == axis}
         low_to_high: list[Variable] = []
@@ -145,12 +145,12 @@ def _in_order(variables: Sequence[Variable], shape: Sequence[Size], what: str) -
             reached = left.pop(following[0]).span
         if not same(reached, size):
             raise NotKroneckerSparseError(f"it reads only part of its {what}")
-        found += reversed(low_to_high)
-    return found
+        ordered += reversed(low_to_high)
+    return ordered
 
 
 def _batch_dims(batch: Sequence[Variable]) -> tuple[tuple[Variable, ...], ...]:
-    """Batch variables as dims: those that run on in x are one dim, as x has it."""
+    """Batch variables grouped into dims: variables contiguous in x form one dim."""
     dims: list[list[Variable]] = []
     for variable in batch:
         last = dims[-1][-1] if dims else None

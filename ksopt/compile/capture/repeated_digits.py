@@ -1,8 +1,8 @@
-"""Digits that stand twice: of a tensor that is zero unless they agree.
+"""Repeated digits: digits that occur twice in a tensor that is zero unless they agree.
 
-A block-diagonal matrix is made of the digits (i, k) of its rows and (i, l) of its columns: an
-element is zero unless both have the same i (`values.Structured`). Nothing is known of
-such a digit but where it stands; so where one place cuts it, all must.
+A block-diagonal matrix has the digits (i, k) in its rows and (i, l) in its columns: an element is
+zero unless both have the same i (`values.Structured`). Occurrences of a digit are identified only
+by their position; so if one is cut, all must be.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ksopt.compile.capture.symbolic import Size, product
 from ksopt.compile.capture.values import Variable
 
 _Key = tuple[int, int]
-"""What tells digits of one weight apart: axis and stride. Their sizes then agree, too."""
+"""Identity of a digit of a weight: axis and stride. Digits with equal keys have equal sizes."""
 
 
 def merged(
     dims: Sequence[Sequence[Variable]], summed: Sequence[Variable]
 ) -> tuple[list[list[Variable]], list[Variable]]:
-    """The variables of a product by a weight whose digits may stand twice, each digit once.
+    """The variables of a product by a weight with repeated digits, with each digit once.
 
     A digit that is summed over and is an index of the result as well ties the two: the sum has one
     term.
@@ -67,12 +67,12 @@ def _key(atom: Atom) -> _Key:
 
 
 def _bounds(atoms: Iterable[Atom | None]) -> dict[int, set[int]]:
-    """Where the digits of each axis begin and end."""
-    found: dict[int, set[int]] = {}
+    """Start and end positions of the digits of each axis."""
+    bounds: dict[int, set[int]] = {}
     for atom in atoms:
         if atom is not None and atom.axis is not None:
-            found.setdefault(atom.axis, set()).update((int(atom.stride), int(atom.span)))
-    return found
+            bounds.setdefault(atom.axis, set()).update((int(atom.stride), int(atom.span)))
+    return bounds
 
 
 def _cuts(atom: Atom, bounds: dict[int, set[int]]) -> list[int]:
@@ -116,8 +116,8 @@ class Digit:
     """A digit of the result of an elementwise function.
 
     Attributes:
-        size: how many values it takes.
-        of: for each operand the digit of it that this one is; without an axis where it is repeated.
+        size: its number of values.
+        of: the same digit in each operand; without an axis where the operand is repeated.
     """
 
     size: int
@@ -134,7 +134,7 @@ def digits_of(operands: Sequence[Sequence[Atoms]], shape: Sequence[Size]) -> lis
     Raises:
         NotNestedError: the digits of the operands do not nest.
     """
-    found = []
+    digits = []
     for dim, size in enumerate(shape):
         ends = {1, int(size)}
         for dims in operands:
@@ -147,23 +147,23 @@ def digits_of(operands: Sequence[Sequence[Atoms]], shape: Sequence[Size]) -> lis
             raise NotNestedError(f"digits of a dim of {size} do not nest")
         sizes = [high // low for low, high in pairwise(ordered)][::-1]
         parts = [regroup(dims[dim], sizes) for dims in operands]
-        found.append(
+        digits.append(
             [Digit(part, [group[at][0] for group in parts]) for at, part in enumerate(sizes)]
         )
-    return found
+    return digits
 
 
 def same_value(
     dims: list[list[Digit]], is_structured: Sequence[bool]
 ) -> tuple[list[list[Digit]], dict[Digit, int]]:
-    """Which digits of an elementwise result must agree where it is not zero.
+    """Groups of digits of an elementwise result that must agree where it is nonzero.
 
     Args:
         dims: from `digits_of`.
         is_structured: for each operand, whether it is zero unless digits agree.
 
     Returns:
-        The digits, cut where that took it, and a number for each: digits of one number agree.
+        The digits, cut where necessary, and a number for each: digits of one number agree.
 
     Raises:
         NotNestedError: a digit is cut in a way that does not nest.

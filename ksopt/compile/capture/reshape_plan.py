@@ -1,4 +1,4 @@
-"""From one view of a root to another: which unflatten, permute, flatten and expand it takes.
+"""Plans from one view of a root to another: unflatten, permute, flatten and expand steps.
 
 `plan` is index arithmetic alone; `lowering.emit` turns a `Move` into nodes. Only torch
 functions that need no symbolic argument are used, so that a dynamic batch stays one graph.
@@ -30,10 +30,10 @@ class Move:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the tensor is the result."""
-        kept = tuple(len(split) for split in self.splits)
+        """Whether there is nothing to do."""
+        counts = tuple(len(split) for split in self.splits)
         in_order = self.order == tuple(range(len(self.order)))
-        return in_order and kept == self.groups and max(kept, default=0) <= 1
+        return in_order and counts == self.groups and max(counts, default=0) <= 1
 
 
 def plan(have: Sequence[Atoms], want: Sequence[Atoms]) -> Move:
@@ -51,10 +51,10 @@ def plan(have: Sequence[Atoms], want: Sequence[Atoms]) -> Move:
     """
     cuts = _cuts([atom for atoms in (*have, *want) for atom in atoms])
     fine = [[digit for atom in atoms for digit in _refined(atom, cuts)] for atoms in have]
-    wanted = [[digit for atom in atoms for digit in _refined(atom, cuts)] for atoms in want]
+    target = [[digit for atom in atoms for digit in _refined(atom, cuts)] for atoms in want]
     flat = [digit for digits in fine for digit in digits]
     order = []
-    for digit in (digit for digits in wanted for digit in digits):
+    for digit in (digit for digits in target for digit in digits):
         hits = [at for at, other in enumerate(flat) if _equal(digit, other)]
         if len(hits) != 1 or hits[0] in order:
             raise NotNestedError(f"no digit of the tensor is {digit}")
@@ -62,35 +62,35 @@ def plan(have: Sequence[Atoms], want: Sequence[Atoms]) -> Move:
     if len(order) != len(flat):
         raise NotNestedError("the result leaves out some elements")
     splits = [[digit.size for digit in digits] for digits in fine]
-    move = _without_needless_splits(splits, order, [len(digits) for digits in wanted])
+    move = _without_needless_splits(splits, order, [len(digits) for digits in target])
     if any(sum(not isinstance(size, int) for size in split) > 1 for split in move.splits):
         raise NotNestedError("a dim would be split into two symbolic ones")
     return move
 
 
 def _without_needless_splits(splits: list[list[Size]], order: list[int], groups: list[int]) -> Move:
-    """A move in which digits stay one that are neighbours before and behind it."""
+    """A move that does not split digits which are neighbours before and after it."""
     dims_after = [dim for dim, group in enumerate(groups) for _ in range(group)]
-    kept: list[list[Size]] = []
+    merged: list[list[Size]] = []
     place = 0  # of a digit before the move
     new_place: dict[int, int] = {}
     groups = list(groups)
     count = 0
     for split in splits:
-        kept.append([])
+        merged.append([])
         for at, size in enumerate(split):
             after = order.index(place)
             follows = at > 0 and after > 0 and order[after - 1] == place - 1
             if follows and dims_after[after] == dims_after[after - 1]:
-                kept[-1][-1] = plain(kept[-1][-1] * size)
+                merged[-1][-1] = plain(merged[-1][-1] * size)
                 groups[dims_after[after]] -= 1
             else:
-                kept[-1].append(size)
+                merged[-1].append(size)
                 new_place[place] = count
                 count += 1
             place += 1
     new_order = tuple(new_place[digit] for digit in order if digit in new_place)
-    return Move(tuple(map(tuple, kept)), new_order, tuple(groups))
+    return Move(tuple(map(tuple, merged)), new_order, tuple(groups))
 
 
 def keeps_memory(strides: Sequence[Size], move: Move) -> bool:
@@ -130,7 +130,7 @@ def _equal(one: Atom, other: Atom) -> bool:
 
 
 def _cuts(atoms: Sequence[Atom]) -> dict[int, set[int]]:
-    """Where digits begin and end on each axis."""
+    """Start and end positions of the digits on each axis."""
     cuts: dict[int, set[int]] = {}
     for atom in atoms:
         if atom.axis is None:
@@ -142,7 +142,7 @@ def _cuts(atoms: Sequence[Atom]) -> dict[int, set[int]]:
 
 def _refined(atom: Atom, cuts: dict[int, set[int]]) -> list[Atom]:
     """A digit cut wherever some digit begins or ends, most significant first."""
-    found: list[Atom] = []
+    low_digits: list[Atom] = []
     assert atom.axis is not None
     for cut in sorted(cuts[atom.axis]):
         stride, size = atom.stride, atom.size
@@ -151,6 +151,6 @@ def _refined(atom: Atom, cuts: dict[int, set[int]]) -> list[Atom]:
         low = cut // stride
         if (isinstance(size, int) and low >= size) or not divides(low, size):
             continue
-        found.append(Atom(atom.axis, low, stride))
+        low_digits.append(Atom(atom.axis, low, stride))
         atom = Atom(atom.axis, quotient(size, low), plain(stride * low))
-    return [*([] if same(atom.size, 1) else [atom]), *reversed(found)]
+    return [*([] if same(atom.size, 1) else [atom]), *reversed(low_digits)]

@@ -1,6 +1,6 @@
-"""The rules that capture follows: what an operator or a call does to the tensors it reads.
+"""Table of capture rules: the effect of an operator or a call on the tensors that it reads.
 
-A rule stands in a module of `ksopt.compile.capture.rules`, under the decorator that registers it:
+A rule is a function in `ksopt.compile.capture.rules`, with the decorator that registers it:
 
 - `rule`: for an ATen operator that has run on fake tensors.
 - `call_rule`: for a node of the graph that is not run, because Dynamo has left its result. Running
@@ -38,7 +38,7 @@ class CallRule:
     """A rule for calls.
 
     Attributes:
-        call: what notes the result.
+        call: records the result.
         casts: whether autocast casts the operands.
         first_is_tensor: whether the first argument must be a tensor.
     """
@@ -93,28 +93,28 @@ def vmap_rule(*targets: Any) -> Callable[[VmapCall], VmapCall]:
 def follow_call(
     tracker: Tracker, node: fx.Node, args: tuple[Any, ...], kwargs: Any, known: Any
 ) -> bool:
-    """Note what a node's known result is, if there is a rule for the call."""
-    found = CALL_RULES.get(node.target) if node.op in ("call_function", "call_method") else None
-    if found is None or not args or (found.first_is_tensor and not isinstance(args[0], Tensor)):
+    """Record a view of a node's known result if there is a rule for the call."""
+    entry = CALL_RULES.get(node.target) if node.op in ("call_function", "call_method") else None
+    if entry is None or not args or (entry.first_is_tensor and not isinstance(args[0], Tensor)):
         return False
     if not isinstance(known, Tensor) or torch.is_inference_mode_enabled():
         return False
-    if found.casts and torch.is_autocast_enabled(known.device.type):
+    if entry.casts and torch.is_autocast_enabled(known.device.type):
         return False
     try:
-        return found.call(tracker, args, dict(kwargs), known)
+        return entry.call(tracker, args, dict(kwargs), known)
     except NotNestedError:
         return False
 
 
 def follow_call_in_vmap(tracker: Tracker, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """The result of a node inside one vmap, noted, if there is a rule for the call; else None."""
+    """The recorded result of a node inside one vmap; None if there is no rule for the call."""
     known = node.meta.get("example_value")
     name = getattr(node.target, "__name__", "")
-    found = VMAP_RULES.get(node.target) or VMAP_RULES.get(name)
-    if found is None or kwargs or not isinstance(known, Tensor):
+    function = VMAP_RULES.get(node.target) or VMAP_RULES.get(name)
+    if function is None or kwargs or not isinstance(known, Tensor):
         return None
     try:
-        return found(tracker, args, known)
+        return function(tracker, args, known)
     except NotNestedError:
         return None

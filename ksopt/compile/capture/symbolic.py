@@ -1,8 +1,8 @@
 """Sizes of dims: integers, or torch's symbolic ones where a batch is dynamic.
 
-Nothing here adds a guard: what is not known for certain counts as unknown. A symbolic size has a
-hint, its value in the call at hand; what is false of hints is not known to be true, and finding
-that out costs nothing, while torch's own reasoning takes a tenth of a millisecond.
+Nothing here adds a guard: a relation that is not certain counts as unknown. A symbolic size has a
+hint, its value in the current call. A relation that is false for hints is not known to be true, and
+checking hints costs nothing, while torch's own reasoning takes a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Size: TypeAlias = Any
 
 
 def plain(size: Size) -> Size:
-    """An int where the size is known to be one, else the symbolic size as it is."""
+    """The size as an int if it is known, else the symbolic size."""
     if isinstance(size, int):
         return size
     known = size.node.maybe_as_int()

@@ -1,9 +1,9 @@
-"""Follow every tensor of a graph through the ATen operators that it is made of.
+"""Tracker of the tensors of a graph through its ATen operators.
 
 `Tracker` is a dispatch mode: while the graph runs on fake tensors it sees each ATen operator,
 whatever torch function the author called. Operators with a rule
 (`ksopt.compile.capture.rule_table`) keep track of their result; the result of any other is a root
-of its own, which is always right.
+of its own, which is always correct.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ksopt.patterns.chain import Pattern
 
 
 class FixedSizeNeeded(Exception):
-    """A symbolic number of features must be fixed at its present value, and the run begun anew.
+    """A symbolic number of features must be fixed at its present value, and the run restarted.
 
     Raised by `Tracker.fix`.
     """
@@ -47,20 +47,20 @@ class FixedSizeNeeded(Exception):
 
 
 class FrozenPattern(Protocol):
-    """The pattern of the values of the frozen weight that a placeholder is, if they have one."""
+    """The pattern of the values of a placeholder's frozen weight; None if there is none."""
 
     def __call__(self, node: fx.Node) -> Pattern | None: ...
 
     def has_zeros(self, node: fx.Node) -> bool:
-        """Whether it is a frozen weight with zeros among its values."""
+        """Whether a placeholder is a frozen weight with zeros among its values."""
         ...
 
 
 class Tracker(TorchDispatchMode):
-    """Keeps a `View` of every tensor while a graph runs.
+    """Dispatch mode that records a `View` of every tensor while a graph runs.
 
     Attributes:
-        trace: what has been found so far.
+        trace: the records so far.
         node: the graph's node that is running.
         frozen_pattern: see `FrozenPattern`.
         paused: whether operators run without being noted.
@@ -87,7 +87,7 @@ class Tracker(TorchDispatchMode):
         self._casts: dict[tuple[Root, torch.dtype, Any], Root] = {}
         self._values: set[int] = set()
         self._taken_elsewhere: set[Root] = set()
-        self._made_in: dict[int, Region] = {}
+        self._created_in: dict[int, Region] = {}
         self._alive: list[Tensor] = []
         self._written: dict[int, Kind] = {}
 
@@ -98,7 +98,7 @@ class Tracker(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an ATen operator, then note what its result is."""
+        """Run an ATen operator, then record its result."""
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
@@ -110,7 +110,7 @@ class Tracker(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         result = func(*args, **kwargs)
-        if following is not None and self._only_views_anew(func, args):
+        if following is not None and self._reshapes_temporary(func, args):
             view = self.view(args[0])
             try:
                 following(self, func, args, kwargs, result)
@@ -125,7 +125,7 @@ class Tracker(TorchDispatchMode):
         return result
 
     def view(self, tensor: Tensor) -> View:
-        """What a tensor is a view of; itself, if nothing is known."""
+        """The view that a tensor is; of itself, if nothing is known."""
         known = self._views.get(id(tensor))
         if known is not None and known[1] == self.stamp(tensor):
             return known[0]
@@ -134,52 +134,51 @@ class Tracker(TorchDispatchMode):
         return self.fresh(tensor, kind | self._written.get(self.stamp(tensor)[0], Kind.CONSTANT))
 
     def knows(self, tensor: Tensor) -> bool:
-        """Whether anything has been noted of a tensor."""
+        """Whether a tensor is recorded."""
         return id(tensor) in self._views
 
     def note(self, tensor: Tensor, view: View) -> View:
-        """Remember what a tensor is a view of."""
+        """Record the view that a tensor is."""
         self._views[id(tensor)] = (view, self.stamp(tensor))
         self._alive.append(tensor)  # an id is unique only among the living
         return view
 
     def fresh(self, tensor: Tensor, kind: Kind, origin: Origin | None = None) -> View:
-        """Remember a tensor as a root of its own."""
+        """Record a tensor as a root of its own."""
         root = self.root(tensor.shape, tensor.dtype, kind, origin, tensor)
         return self.note(tensor, View(root, identity(root.shape)))
 
     def records_like_now(self, root: Root) -> bool:
-        """Whether gradients flow through the running node as through the one that made a root.
+        """Whether gradients flow through the running node as through the producer of a root.
 
-        A product that is computed by several nodes may take over only such roots.
+        Only such roots may become part of a product that is computed by several nodes.
         """
-        if self.node is None or root.made_at is None or root.made_at is self.node:
+        if self.node is None or root.producer is None or root.producer is self.node:
             return True
-        now, made = self.trace.regions[self.node], self.trace.regions[root.made_at]
-        if root.made_at.op != "placeholder":
-            return now.records_like(made)
-        value = fake_result(root.made_at)
+        now, then = self.trace.regions[self.node], self.trace.regions[root.producer]
+        if root.producer.op != "placeholder":
+            return now.records_like(then)
+        value = fake_result(root.producer)
         if isinstance(value, Tensor) and value.requires_grad:
             # Its gradient is recorded where it is read with gradients on. A view that is taken of
             # it with gradients off has none, which shows only where they are on later.
-            return now.grad if self.records_somewhere else now.records_like(made)
+            return now.grad if self.records_somewhere else now.records_like(then)
         # No gradient ends at a frozen weight, wherever it is read.
         frozen = root.kind is Kind.WEIGHT and isinstance(value, Tensor)
-        return frozen or now.records_like(made)
+        return frozen or now.records_like(then)
 
     def as_value_of(self, node: fx.Node, value: Tensor) -> View:
-        """What a node's value is a view of.
+        """The view that a node's value is.
 
-        A view that a node takes where gradients are off of what was made where they are on (or the
-        other way round) has the same elements and other gradients: it is a root of its own. And so
-        is a copy of such a view: gradients may still flow through the view, later, and never
-        through the copy.
+        A view taken where gradients are off of a tensor created where they are on (or vice versa)
+        has the same elements and other gradients: it is a root of its own. So is a copy of such a
+        view: gradients may later flow through the view, but never through the copy.
         """
         view = self.view(value)
         region = self.trace.regions[node]
-        made_in = self._made_in.setdefault(self.stamp(value)[0], region)
+        created_in = self._created_in.setdefault(self.stamp(value)[0], region)
         if id(value) not in self._values:
-            if view.root.made_at is node and not region.records_like(made_in):
+            if view.root.producer is node and not region.records_like(created_in):
                 self._taken_elsewhere.add(view.root)  # a view that could not be followed
             elif not self.records_like_now(view.root):
                 view = self.fresh(value, view.root.kind)
@@ -204,12 +203,12 @@ class Tracker(TorchDispatchMode):
         return self._casts[key]
 
     def fix(self, size: Size) -> None:
-        """Have a symbolic size fixed at its value in the call at hand.
+        """Fix a symbolic size at its value in the current call.
 
         Raises:
-            FixedSizeNeeded: it can be.
-            NotNestedError: it cannot: it is no multiple of one size of an input, or one of a dim
-                that the caller marked as dynamic.
+            FixedSizeNeeded: it can be fixed.
+            NotNestedError: it is no multiple of one size of an input, or depends on a dim that the
+                caller marked as dynamic.
         """
         if size.node.expr in self.unfixable:
             reason = "is marked dynamic" if is_marked_dynamic(size) else "depends on the batch"
@@ -225,17 +224,17 @@ class Tracker(TorchDispatchMode):
         origin: Origin | None = None,
         tensor: Tensor | None = None,
     ) -> Root:
-        """A new root; ``tensor`` is what holds it in memory, if anything does."""
+        """A new root; ``tensor`` holds it in memory, if anything does."""
         sizes: tuple[Size, ...] = tuple(plain(size) for size in shape)
         storage = None if tensor is None else self.stamp(tensor)
         return Root(sizes, dtype, kind, self.node, origin, storage=storage)
 
     def moved(self, result: Tensor, source: Tensor, index_map: IndexMap) -> None:
-        """Note that a result holds a source's elements, at other places."""
+        """Record that a result holds a source's elements in other positions."""
         self.note(result, View(self.view(source).root, index_map))
 
     def miss(self, reason: str, pattern: Pattern | None = None) -> None:
-        """Remember that a product by a weight at this node cannot be lowered."""
+        """Record that a product by a weight at this node cannot be lowered."""
         if self.node is not None:
             self.trace.misses.append(Miss(self.node, reason, pattern))
 
@@ -246,15 +245,15 @@ class Tracker(TorchDispatchMode):
             storage = -id(tensor)
         return storage, len(self.trace.writes.get(storage, ()))
 
-    def _only_views_anew(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether a tensor that no node's value can be gets another shape in place.
+    def _reshapes_temporary(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether an operator reshapes in place a tensor that is not the value of a node.
 
-        Decompositions do so to their own results. Where an earlier node's value changes its shape,
-        what is known about that node would no longer hold; that counts as a write.
+        Decompositions do so to their own results. Reshaping an earlier node's value in place would
+        invalidate the record of that node; it counts as a write.
         """
         if torch.Tag.inplace_view not in func.tags:
             return False
-        return self.node is not None and self.view(args[0]).root.made_at is self.node
+        return self.node is not None and self.view(args[0]).root.producer is self.node
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.node is not None:
@@ -272,7 +271,7 @@ class Tracker(TorchDispatchMode):
                     self.fresh(tensor, kind)
 
     def note_write(self, storage: int, kind: Kind = Kind.ACTIVATION) -> None:
-        """Remember that the running node writes a storage, and what it may depend on then."""
+        """Record that the running node writes a storage, and the kind of what is written."""
         self._written[storage] = self._written.get(storage, kind) | kind
         at = -1 if self.node is None else self.trace.order[self.node]
         self.trace.writes.setdefault(storage, []).append(at)

@@ -1,7 +1,7 @@
-"""What is known about the tensors of a graph while it runs on fake tensors.
+"""Records of the tensors of a graph while it runs on fake tensors.
 
-Every tensor is a `View`: an index map over a `Root`. A root is a tensor of its own; what it was
-made by, if that is something a Kronecker-sparse product can be built from, is its ``origin``.
+Every tensor is a `View`: an index map over a `Root`. A root is a tensor of its own; its ``origin``
+is the operation that created it, if a Kronecker-sparse product can be built from that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ksopt.patterns.chain import Chain, Pattern
 
 
 class Kind(enum.Enum):
-    """What a tensor depends on."""
+    """The kind of values that a tensor depends on."""
 
     CONSTANT = "constants"
     WEIGHT = "parameters and buffers"
@@ -39,24 +39,24 @@ class Root:
     Attributes:
         shape: its sizes.
         dtype: its element type.
-        kind: what it depends on.
-        origin: what it was made by, where that matters; None for all else.
-        made_at: the graph's node that was running.
-        holders: the nodes whose values were all of it when they were made, in their order.
-        storage: identity of its memory, and how often that had been written when it was made.
+        kind: the kind of values it depends on.
+        origin: the operation that created it, where that matters; else None.
+        producer: the graph's node that created it.
+        holders: the nodes whose values held all of it when computed, in their order.
+        storage: identity of its memory, and how often that had been written before.
     """
 
     shape: tuple[Size, ...]
     dtype: torch.dtype
     kind: Kind
-    made_at: fx.Node | None
+    producer: fx.Node | None
     origin: Origin | None = None
     holders: list[Holder] = field(default_factory=list)
     storage: tuple[int, int] | None = None
 
     @property
     def holder(self) -> Holder | None:
-        """The first node whose value was all of it."""
+        """The first node whose value held all of the root."""
         return self.holders[0] if self.holders else None
 
 
@@ -66,7 +66,7 @@ class Holder:
 
     Attributes:
         node: of the graph.
-        map: as which view of the root.
+        map: the view of the root that the value is.
         storage: as `Root.storage`, of the node's value.
     """
 
@@ -88,9 +88,9 @@ class Variable:
     """One index of a product: out[...] = sum over the summed ones of left[...] * right[...].
 
     Attributes:
-        size: how many values it takes.
-        left: the digit of the left operand that it is; None if that does not depend on it.
-        right: the same of the right operand.
+        size: its number of values.
+        left: the same digit of the left operand; None if that does not depend on it.
+        right: the same digit of the right operand.
         summed: whether it is summed over; if not, it is an index of the result.
     """
 
@@ -112,7 +112,7 @@ class Factor:
         batch: the groups of variables that make up each batch dim.
         i, k, l, j: the variables that make up the pattern's indices.
         batch_last: whether x and y have their features first instead of last.
-        direct: whether x's root, as it is, is what the product reads.
+        direct: whether the product reads x's root without moving elements.
     """
 
     pattern: Pattern
@@ -155,7 +155,7 @@ class Multiplied:
 
 @dataclass(frozen=True, eq=False)
 class Biased:
-    """The sum of a product and something that is broadcast to its shape.
+    """The sum of a product and a bias that is broadcast to its shape.
 
     Both maps have the dims of the sum; where the bias is repeated, its atoms have no axis.
     """
@@ -166,7 +166,7 @@ class Biased:
 
 @dataclass(frozen=True, eq=False)
 class Cast:
-    """The same elements in another dtype."""
+    """A tensor with the same elements in another dtype."""
 
     source: Root
 
@@ -200,11 +200,11 @@ class Combined:
 
 @dataclass(frozen=True, eq=False)
 class Structured:
-    """A tensor that is zero but on a support: an element is not only where some digits agree.
+    """A tensor that is zero outside a support: elements are nonzero only where some digits agree.
 
     Attributes:
         weight: the elements on the support.
-        dims: the tensor's own dims as digits of the weight. Where one digit stands in two dims, an
+        dims: the tensor's own dims as digits of the weight. Where one digit is in two dims, an
             element is zero unless both have the same value of it: a diagonal matrix of ``n``
             elements has the dims ``[(0, n, 1)], [(0, n, 1)]``.
     """
@@ -215,10 +215,10 @@ class Structured:
 
 @dataclass(frozen=True, eq=False)
 class Complement:
-    """A tensor of true and false that is true but on a support.
+    """A boolean tensor that is true outside a support.
 
     Attributes:
-        weight: what it is on the support.
+        weight: the elements on the support.
         dims: as those of `Structured`.
     """
 
@@ -228,13 +228,13 @@ class Complement:
 
 @dataclass(frozen=True, eq=False)
 class Applied:
-    """What is left of an elementwise function of weights on the support of one of them.
+    """An elementwise function of weights, on the support of one of them.
 
     Attributes:
         function: of torch; it is called with the pieces, then with ``more``.
         pieces: the weights, in any order of their dims.
-        letters: for each piece, a letter for each of its dims; where one stands twice, the diagonal
-            is taken. A piece is repeated along the letters that it has not.
+        letters: for each piece, a letter for each of its dims; where one occurs twice, the diagonal
+            is taken. A piece is repeated along the letters that it lacks.
         out: the letters of the result.
         more: further arguments.
     """
@@ -248,15 +248,15 @@ class Applied:
 
 @dataclass(frozen=True, eq=False)
 class Zero:
-    """Zeros alone."""
+    """A tensor of zeros."""
 
 
 @dataclass(frozen=True, eq=False)
 class Unfollowed:
-    """A weight that is nearly known to be zero but on a support.
+    """A weight that could not be proved to be zero outside a support.
 
     Attributes:
-        reason: what breaks the proof, a clause.
+        reason: the obstacle to the proof, a clause.
     """
 
     reason: str
@@ -264,7 +264,7 @@ class Unfollowed:
 
 @dataclass(frozen=True, eq=False)
 class Compact:
-    """The canonical weight [a, b, c, d] inside a dense matrix [M, N] of that support."""
+    """The canonical weight [a, b, c, d] inside a dense matrix [M, N] with that support."""
 
     matrix: Root
     pattern: Pattern
@@ -272,7 +272,7 @@ class Compact:
 
 @dataclass(frozen=True, eq=False)
 class Native:
-    """The result of ksopt's own operator, already as it should be."""
+    """The result of ksopt's own operator, which needs no lowering."""
 
     x: View
     chain: Chain
@@ -309,7 +309,7 @@ class Miss:
     """A product by a weight that is not lowered.
 
     Attributes:
-        node: where it is.
+        node: its node.
         reason: why, as the end of a sentence that begins with "not recognised: ".
         pattern: the pattern that it would have, if that much is known.
     """
@@ -321,13 +321,13 @@ class Miss:
 
 @dataclass(frozen=True)
 class Region:
-    """What is in force where a node runs.
+    """State of gradients, autocast and vmap at a node.
 
     Attributes:
         grad: whether gradients are recorded.
         inference: whether torch.inference_mode is on.
         autocast: the dtype of autocast on the graph's device, None where it is off.
-        vmap_depth: how many vmaps the node runs inside.
+        vmap_depth: number of vmaps around the node.
     """
 
     grad: bool
@@ -336,28 +336,28 @@ class Region:
     vmap_depth: int
 
     def records_like(self, other: Region) -> bool:
-        """Whether gradients flow through both alike."""
+        """Whether gradients flow alike in both regions."""
         return self.grad == other.grad and self.inference == other.inference
 
 
 @dataclass
 class Trace:
-    """What running a graph on fake tensors has shown.
+    """Records of running a graph on fake tensors.
 
     Attributes:
-        views: what each node's value is a view of, for nodes whose value is one tensor.
+        views: the view that each node's value is, for nodes whose value is one tensor.
         order: each node's position.
-        contractions: the roots made by products, in the order of the graph.
-        natives: the roots made by ksopt's own operator.
+        contractions: the roots that are products, in the order of the graph.
+        natives: the results of ksopt's own operator.
         misses: products by weights that cannot be lowered.
-        writes: where each storage is written: positions of nodes, as in ``order``.
+        writes: positions, as in ``order``, of the nodes that write each storage.
         writers: the nodes that write something in place.
         memory: the storage of each node's value, and how often that had been written by then.
-        reshaped: the roots of nodes' values that are given another shape in place.
-        regions: what is in force at each node.
-        told_strides: nodes whose strides another graph tells, one that is called or that calls.
+        reshaped: the roots of nodes' values that are reshaped in place.
+        regions: the region of each node.
+        observed_strides: nodes whose strides another graph, a caller or a callee, observes.
         flops: of the products by weights at each node, dense ones included; where the batch is
-            dynamic, those of the batch at hand.
+            dynamic, those of the current batch.
     """
 
     views: dict[fx.Node, View] = field(default_factory=dict)
@@ -370,11 +370,11 @@ class Trace:
     memory: dict[fx.Node, tuple[int, int]] = field(default_factory=dict)
     reshaped: set[Root] = field(default_factory=set)
     regions: dict[fx.Node, Region] = field(default_factory=dict)
-    told_strides: set[fx.Node] = field(default_factory=set)
+    observed_strides: set[fx.Node] = field(default_factory=set)
     flops: dict[fx.Node, int] = field(default_factory=dict)
 
     def is_intact(self, memory: tuple[int, int], before: int | None = None) -> bool:
-        """Whether a memory still holds what it held.
+        """Whether a memory is unwritten since a version.
 
         Args:
             memory: a storage, and how often it had been written.

@@ -1,1 +1,1 @@
-"""From recognised products to operators in a graph: choose, decide, rewrite."""
+"""Lowering of recognised products to operators in a graph: choose, decide, rewrite."""

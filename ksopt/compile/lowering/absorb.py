@@ -1,14 +1,14 @@
-"""Put what surrounds a product into the operator: bias, activation, residual, siblings, gate, MLP.
+"""Absorb the surroundings of a product: bias, activation, residual, siblings, gate, MLP.
 
-`lowering.rewrite` emits an operator a factor, and Inductor fuses the rest into one kernel behind
-the last. Where one launch computes all of a layer, and faster, the nodes become one ``ks_chain``;
-where one computes two layers, faster than one each, they become one ``ks_mlp``.
+`lowering.rewrite` emits an operator per factor, and Inductor fuses the rest into one kernel behind
+the last. If one launch computes a whole layer faster, the nodes become one ``ks_chain``; if one
+launch computes two layers faster than one each, they become one ``ks_mlp``.
 
-Followed are single readers only: a node that something else reads too stays. So does an activation
-that elementwise arithmetic reads, as in a gate, where one kernel of Inductor's for both is faster
-than a launch that activates. Nothing is done where the graph writes in place. Where gradients are
-recorded an operator takes a chain of two trained factors and its bias: the backward pass reads what
-activations are applied to.
+Only single readers are followed: a node that has other readers stays. So does an activation that
+elementwise arithmetic reads, as in a gate, where one kernel of Inductor's for both is faster than a
+launch with the activation. A graph that writes in place is not changed. Where gradients are
+recorded an operator takes a chain of two trained factors and its bias: the backward pass reads the
+inputs of activations.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _ARITHMETIC = {
 }
 
 IsWhole = Callable[[Problem, int, torch.device, Weights, bool], bool]
-"""Whether one launch computes a problem, for so many rows, of such weights, faster than several;
-the last argument says whether what reads the result can activate it as well."""
+"""(problem, rows, device, kind of weights, whether the reader can apply the activation) -> whether
+one launch computes the problem faster than several."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Absorbed:
     """A layer that became one operator.
 
     Attributes:
-        problem: what that computes, of this layer.
-        weights: of what kind they are.
+        problem: the part of this layer in the operator.
+        weights: the kind of weights.
         products: the nodes that computed its products before.
         beside: the other layer that the operator computes, in words; empty for none.
     """
@@ -69,14 +69,14 @@ class Absorbed:
 
 
 def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
-    """Make one operator of each layer that one launch computes, of siblings, and of MLPs.
+    """Replace layers that one launch computes, siblings and MLPs by one operator each.
 
     Args:
         gm: a rewritten graph.
         is_whole: judges each layer.
 
     Returns:
-        What became one operator.
+        The layers that became one operator.
     """
     graph = gm.graph
     if writes_in_place(graph):
@@ -111,16 +111,16 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
     gated = {} if trains else dict(gates.pairs(graph, layers, is_faster))
     inside = {inner for one in gated.values() for inner in one.inner}
     whole = dict(_largest(layers, is_faster, inside))
-    made = {inner for layer in whole.values() for inner in layer.inner} | inside
+    absorbed_nodes = {inner for layer in whole.values() for inner in layer.inner} | inside
     absorbed = []
-    # A layer may read another one's result, in whose place there is an operator by then.
+    # A layer may read another one's result, which an operator has replaced by then.
     new: dict[fx.Node, fx.Node] = {}
     for node, both in gated.items():
         for layer, other in ((both.first, both.second), (both.second, both.first)):
             beside = f"the layer it is multiplied with, {other.problem.chain}"
             absorbed.append(absorbed_of(both.problem, layer, other, beside=beside))
         new[node] = gates.replace(node, both, new)
-        made.add(node)
+        absorbed_nodes.add(node)
     for group in () if trains else siblings.groups(graph, whole, is_faster):
         several = [whole[node] for node in group]
         problem = siblings.problem_of(several)
@@ -138,7 +138,7 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
             absorbed.append(absorbed_of(layer.problem, layer))
             new[node] = _replace(node, layer.renewed(new))
     for node in reversed(list(graph.nodes)):
-        if node in made and not node.users:
+        if node in absorbed_nodes and not node.users:
             graph.erase_node(node)
     return absorbed
 
@@ -146,7 +146,7 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
 def _largest(
     layers: Mapping[fx.Node, Layer], is_whole: Callable[..., bool], taken: set[fx.Node]
 ) -> Iterator[tuple[fx.Node, Layer]]:
-    """Layers that one launch computes, of nodes not taken; of two with the same, the larger one."""
+    """Layers that one launch computes, of nodes not taken; of two that overlap, the larger one."""
     done = set(taken)
     for node, layer in reversed(list(layers.items())):
         if node in done or len(layer.weights) + (not layer.problem.epilogue.is_empty) < 2:
@@ -158,7 +158,7 @@ def _largest(
 
 
 def _reader_activates(node: fx.Node, layer: Layer, taken: set[fx.Node]) -> bool:
-    """Whether Inductor computes a layer's activation in the kernel of what reads it anyway."""
+    """Whether Inductor can compute a layer's activation in the kernel of its reader."""
     if layer.activation == "none" or layer.residual is not None or len(node.users) != 1:
         return False
     (reader,) = node.users
@@ -166,7 +166,7 @@ def _reader_activates(node: fx.Node, layer: Layer, taken: set[fx.Node]) -> bool:
 
 
 def _is_trained(layer: Layer) -> bool:
-    """Whether a layer is trained weights' product, and at most a bias: what training absorbs."""
+    """Whether training can absorb a layer: a product of trained weights, maybe with bias."""
     after = layer.problem.epilogue
     weights = [fake_result(owner) for owner in layer.owners]
     return (
@@ -192,7 +192,7 @@ def _records_gradients(graph: fx.Graph) -> bool:
 
 
 def _replace(node: fx.Node, layer: Layer) -> fx.Node:
-    """Put one operator in the place of a layer's nodes."""
+    """Replace a layer's nodes by one operator."""
     emit = Emitter(node, node, [], {})
     bias = None if layer.bias is None else vector(emit, layer.bias)
     residual = layer.residual

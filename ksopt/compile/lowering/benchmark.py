@@ -1,8 +1,9 @@
-"""Time a chain by ksopt's operator and as batched products under Inductor, as it is in a model.
+"""Benchmark of a chain by ksopt's operator and by batched products, as in the model.
 
-Both are compiled by Inductor, with what surrounds the chain in the model: where elementwise work
-stands before or behind it, some does here. Inductor fuses the copies of a batched product with such
-work, and ksopt's operator cannot, so that without it PyTorch's way would look slower than it is.
+Both are compiled by Inductor, with the surroundings of the chain in the model: where elementwise
+work precedes or follows it, some does here. Inductor fuses the copies of a batched product with
+such work, and ksopt's operator cannot, so that without it batched products would look slower than
+they are.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _BUDGET_S = 0.5
 
 @dataclass(frozen=True)
 class Question:
-    """What is timed.
+    """The case to time.
 
     Args:
         chain: the factors.
@@ -40,8 +41,8 @@ class Question:
         batch: rows.
         training: whether the weights are trained: then the gradients are timed, too.
         to_input: whether they are frozen, and the gradient of the input is timed, too.
-        computed: whether they are not trained, but prepared at each call all the same.
-        fused: where elementwise work is done: "before", "behind", both or none.
+        computed: whether they are untrained, but prepared at each call.
+        fused: places of elementwise work: "before", "behind", both or none.
     """
 
     chain: Chain
@@ -65,7 +66,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Times:
-    """What a chain takes, microseconds: its product, and the gradients that were asked for.
+    """Microseconds of a chain: its product, and the gradients of the question.
 
     Args:
         ksopt_us: by ksopt's operator.
@@ -76,30 +77,29 @@ class Times:
     unfused_us: float
 
 
-def by_clock(question: Question, device: torch.device) -> Times:
+def measured_times(question: Question, device: torch.device) -> Times:
     """Time both ways on random operands; Inductor compiles them first.
 
     A step of training is written out, for this runs while a model is compiled, where autograd
     cannot be compiled as well.
 
     Raises:
-        UnavailableError: one of them does not run here; beside the model there may be too little
-            memory for it.
+        UnavailableError: one of them does not run here; the model may leave too little memory.
     """
     try:
-        found = _both_us(question, device)
+        medians = _both_us(question, device)
     except UnavailableError:
         raise
-    except RuntimeError as error:  # of torch: no memory, no compiler, what a kernel cannot do
-        said = (str(error).splitlines() or [""])[0]
-        raise UnavailableError(f"{type(error).__name__}: {said}") from None
-    return Times(found["ksopt"], found["inductor"])
+    except RuntimeError as error:  # of torch: no memory, no compiler, an unsupported kernel
+        message = (str(error).splitlines() or [""])[0]
+        raise UnavailableError(f"{type(error).__name__}: {message}") from None
+    return Times(medians["ksopt"], medians["inductor"])
 
 
 def _both_us(question: Question, device: torch.device) -> dict[str, float]:
     chain = question.chain
     kind = getattr(torch, question.dtype)
-    generator = torch.Generator(device).manual_seed(0)  # the model's own numbers stay as they are
+    generator = torch.Generator(device).manual_seed(0)  # the global random state is unchanged
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=kind)
@@ -109,7 +109,7 @@ def _both_us(question: Question, device: torch.device) -> dict[str, float]:
     weights = [random(*pattern.weight_shape) for pattern in chain]
     before = random(chain.in_features) if "before" in question.fused else None
     behind = random(chain.out_features) if "behind" in question.fused else None
-    product = by_changing if question.changing else by_kept
+    product = by_changing if question.changing else by_cached
     weight_grads = (_weight_grad, batched_weight_grad) if question.training else (None, None)
 
     def ours(x: Tensor, grad: Tensor | None, *weights: Tensor) -> list[Tensor]:
@@ -183,7 +183,7 @@ def step(
     multiply: Callable[[Tensor, Tensor, Tensor], Tensor],
     weight_grad: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
 ) -> list[Tensor]:
-    """A chain's product, and where the result's gradient is given the other gradients.
+    """A chain's product, and the gradients if the result's gradient is passed.
 
     Args:
         x: [batch, N].
@@ -201,31 +201,31 @@ def step(
     for weight in reversed(weights):
         inputs.append(multiply(inputs[-1], weight, weight))
     y = inputs.pop()
-    found = [y if behind is None else y * behind]
+    results = [y if behind is None else y * behind]
     if grad is None:
-        return found
+        return results
     grad = grad if behind is None else grad * behind
     for weight in weights:
         if weight_grad is not None:
-            found.append(weight_grad(grad, inputs.pop(), weight))
+            results.append(weight_grad(grad, inputs.pop(), weight))
         grad = multiply(grad, weight.transpose(1, 2), weight)
-    return [*found, grad if before is None else grad * before]
+    return [*results, grad if before is None else grad * before]
 
 
-def by_kept(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
+def by_cached(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
     """y by ksopt's operator, the weight prepared once."""
     y: Tensor = ops.ks_mm_inner(x, weight, False, owner)
     return y
 
 
 def by_changing(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
-    """y by ksopt's operator, the weight prepared anew."""
+    """y by ksopt's operator, the weight prepared at each call."""
     y: Tensor = ops.ks_mm_changing(x, weight, False, owner)
     return y
 
 
 def batched_product(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
-    """What an author writes: y = x K^T by torch.bmm between two permutations."""
+    """y = x K^T by torch.bmm between two permutations, as authors write it."""
     a, b, c, d = weight.shape
     if a * d == 1:
         return F.linear(x, weight[0, :, :, 0])
@@ -236,8 +236,8 @@ def batched_product(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
 def batched_weight_grad(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """The gradient of that product with respect to its weight, as autograd computes it."""
     a, b, c, d = weight.shape
-    found = torch.bmm(_groups(grad, a, d).mT, _groups(x, a, d))
-    return found.view(a, d, b, c).permute(0, 2, 3, 1)
+    grad_w = torch.bmm(_groups(grad, a, d).mT, _groups(x, a, d))
+    return grad_w.view(a, d, b, c).permute(0, 2, 3, 1)
 
 
 def _groups(x: Tensor, a: int, d: int) -> Tensor:
@@ -246,16 +246,16 @@ def _groups(x: Tensor, a: int, d: int) -> Tensor:
 
 
 def _weight_grad(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    found: Tensor = ops.ks_mm_weight_grad(grad, x, weight.shape[0], weight.shape[3], False)
-    return found
+    grad_w: Tensor = ops.ks_mm_weight_grad(grad, x, weight.shape[0], weight.shape[3], False)
+    return grad_w
 
 
 def medians_us(variants: dict[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
     """Median time of each function in microseconds, the functions taking turns.
 
     Raises:
-        UnavailableError: one of them does not run, of which a warning has said more, or there is
-            not enough memory for it.
+        UnavailableError: one of them does not run (a warning has the details), or there is not
+            enough memory for it.
     """
     entries = [BenchmarkEntry(name, call) for name, call in variants.items()]
     on_cpu = Rules(warm_up_calls(2), _BUDGET_S, _CPU_ROUNDS)

@@ -1,4 +1,4 @@
-"""From recognised products to sites: which of them are worth a look, and which form a chain."""
+"""Candidate sites: the recognised products that may be lowered, and the chains they form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ksopt.compile.capture.symbolic import Size
 from ksopt.compile.capture.values import Biased, Contraction, Native, Root, Trace
 from ksopt.compile.lowering.effects import Uses
 from ksopt.compile.lowering.epilogue import epilogue
-from ksopt.compile.lowering.fusion_context import is_made_elementwise, is_read_elementwise
+from ksopt.compile.lowering.fusion_context import is_produced_elementwise, is_read_elementwise
 from ksopt.compile.lowering.weight_lifetime import Weights
 from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
 from ksopt.kernels.operands import size_hint
@@ -24,16 +24,16 @@ class CandidateSite:
     """A chain of products, each the only reader of the one before.
 
     Attributes:
-        roots: the products, the one that meets the input first at the end, as in a chain.
-        site: what is said about them.
+        roots: the products; the one that reads the input is the last, as in a chain.
+        site: the description of the chain.
     """
 
     roots: tuple[Root, ...]
     site: Site
 
 
-def worth_a_look(trace: Trace) -> list[Root]:
-    """Products by factors that are not just dense, and low-rank pairs of dense ones."""
+def candidate_products(trace: Trace) -> list[Root]:
+    """Products by factors that are not dense, and low-rank pairs of dense ones."""
     chosen = [root for root in trace.contractions if _pattern(root).a * _pattern(root).d > 1]
     for root in trace.contractions:
         inner = _origin(root).x
@@ -42,18 +42,18 @@ def worth_a_look(trace: Trace) -> list[Root]:
     for root in chosen:  # grows while it is read
         inner = _origin(root).x
         if isinstance(inner.origin, Contraction) and inner.holder is None and inner not in chosen:
-            chosen.append(inner)  # made inside a node: it is there only if it is rewritten, too
+            chosen.append(inner)  # inside a node: it is available only if it is rewritten, too
     order = {root: at for at, root in enumerate(trace.contractions)}
     return sorted(chosen, key=order.__getitem__)
 
 
-def low_rank_but_shared(found: Uses, chosen: Collection[Root]) -> list[Root]:
-    """Dense products that are no half of a low-rank pair after all: something else reads them."""
+def unpaired_dense_products(usage: Uses, chosen: Collection[Root]) -> list[Root]:
+    """Dense products that are no half of a low-rank pair, because something else reads them."""
     alone = []
     for root in chosen:
         if not _is_dense(_pattern(root)):
             continue
-        inner, readers = _origin(root).x, found.readers.get(root)
+        inner, readers = _origin(root).x, usage.readers.get(root)
         if readers is None:
             if not any(_is_pair(root, one) or _is_pair(one, root) for one in chosen):
                 alone.append(root)
@@ -61,7 +61,7 @@ def low_rank_but_shared(found: Uses, chosen: Collection[Root]) -> list[Root]:
         only_inside = root.holder is None and readers[0] in chosen
         first = (
             inner in chosen
-            and found.readers.get(inner) == [root]
+            and usage.readers.get(inner) == [root]
             and _is_low_rank(_pattern(root), _pattern(inner))
         )
         second = (
@@ -76,29 +76,29 @@ def low_rank_but_shared(found: Uses, chosen: Collection[Root]) -> list[Root]:
     return alone
 
 
-def candidates(trace: Trace, found: Uses, chosen: Collection[Root]) -> list[CandidateSite]:
+def candidates(trace: Trace, usage: Uses, chosen: Collection[Root]) -> list[CandidateSite]:
     """The chains among the products that are needed, in the order of the graph."""
     following: dict[Root, Root] = {}
-    for root, readers in found.readers.items():
+    for root, readers in usage.readers.items():
         reader = readers[0]
         if root not in chosen or len(readers) != 1 or not isinstance(reader, Root):
             continue
         if reader in chosen and _is_chain(reader, root):
             following[root] = reader
     weights = Weights(trace)
-    found_chains = []
+    sites = []
     for root in trace.contractions:
-        if root not in chosen or root not in found.readers or root in following.values():
+        if root not in chosen or root not in usage.readers or root in following.values():
             continue
         roots = [root]
         while roots[-1] in following:
             roots.append(following[roots[-1]])
-        found_chains.append(_candidate(weights, found, tuple(reversed(roots))))
-    return found_chains
+        sites.append(_candidate(weights, usage, tuple(reversed(roots))))
+    return sites
 
 
 def native_sites(trace: Trace) -> list[Site]:
-    """Sites that call ksopt's operator already."""
+    """Sites that already call ksopt's operator."""
     following = {root: read for root in trace.natives if (read := _read_by(root)) is not None}
     inner = {read: root for root, read in following.items()}
     sites = []
@@ -111,7 +111,7 @@ def native_sites(trace: Trace) -> list[Site]:
             roots.append(inner[roots[-1]])
         natives = [one.origin for one in reversed(roots) if isinstance(one.origin, Native)]
         patterns = [pattern for native in natives for pattern in native.chain]
-        node = roots[-1].made_at
+        node = roots[-1].producer
         if node is None:
             continue
         own = root.origin
@@ -132,17 +132,17 @@ def native_sites(trace: Trace) -> list[Site]:
     return sites
 
 
-def _candidate(weights: Weights, found: Uses, roots: tuple[Root, ...]) -> CandidateSite:
+def _candidate(weights: Weights, usage: Uses, roots: tuple[Root, ...]) -> CandidateSite:
     training = any(map(weights.is_trained, roots))
     patterns = tuple(_pattern(root) for root in roots)
-    nodes = [root.made_at for root in reversed(roots) if root.made_at is not None]
+    nodes = [root.producer for root in reversed(roots) if root.producer is not None]
     batch = _hint(roots[0].shape) // patterns[0].out_features
-    exits, is_biased = _exits(found, roots[0]), _is_biased(found, roots[0])
+    exits, is_biased = _exits(usage, roots[0]), _is_biased(usage, roots[0])
     site = Site(
         node=nodes[-1].name,
         place=place_of(nodes[-1]),
         spelling=spelling_of(nodes),
-        verdict=Verdict.KEPT,
+        verdict=Verdict.NOT_LOWERED,
         reason="",
         chain=Chain(patterns),
         batch=batch,
@@ -158,14 +158,14 @@ def _candidate(weights: Weights, found: Uses, roots: tuple[Root, ...]) -> Candid
 
 
 def _fused(x: Root, exits: list[fx.Node], is_biased: bool) -> tuple[str, ...]:
-    before = ("before",) if is_made_elementwise(x.made_at) else ()
+    before = ("before",) if is_produced_elementwise(x.producer) else ()
     behind = ("behind",) if is_biased or is_read_elementwise(exits) else ()
     return before + behind
 
 
-def _exits(found: Uses, root: Root) -> list[fx.Node]:
+def _exits(usage: Uses, root: Root) -> list[fx.Node]:
     exits = []
-    for node, view in found.exits.items():
+    for node, view in usage.exits.items():
         origin = view.root.origin
         product = origin.product.root if isinstance(origin, Biased) else view.root
         if product is root:
@@ -174,20 +174,20 @@ def _exits(found: Uses, root: Root) -> list[fx.Node]:
 
 
 def _read_by(root: Root) -> Root | None:
-    """The result of ksopt's operator whose rows another call of it reads as they are, if any."""
+    """The result of ksopt's operator whose rows another call of it reads unchanged, if any."""
     assert isinstance(root.origin, Native)
     x = root.origin.x
     features = 0 if root.origin.batch_last else -1
     if not isinstance(x.root.origin, Native) or x.root.origin.batch_last != root.origin.batch_last:
         return None
-    as_they_are = x.map.dims[features] == identity(x.root.shape).dims[features]
-    return x.root if as_they_are else None
+    unchanged = x.map.dims[features] == identity(x.root.shape).dims[features]
+    return x.root if unchanged else None
 
 
-def _is_biased(found: Uses, root: Root) -> bool:
+def _is_biased(usage: Uses, root: Root) -> bool:
     return any(
         isinstance(reader, Root) and isinstance(reader.origin, Biased)
-        for reader in found.readers.get(root, ())
+        for reader in usage.readers.get(root, ())
     )
 
 

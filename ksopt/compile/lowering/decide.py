@@ -1,25 +1,25 @@
-"""Is a site faster by ksopt's operator than as Inductor would run it?
+"""Decision whether a site is faster by ksopt's operator than under Inductor alone.
 
-Three judges, by ``options={"tune": ...}``:
+Three methods, by ``options={"tune": ...}``:
 
 - ``model``: on a CUDA device the cost models of the kernels against PyTorch's batched product, less
-  what Inductor can save of it. On a CPU there is no model: the operator times PyTorch's own ways at
-  its first product and takes the fastest, so the site is lowered.
+  the savings by Inductor. On a CPU there is no model: the operator times PyTorch's implementations
+  at its first product and takes the fastest, so the site is lowered.
 - ``measure``: the chain by the operator against the chain as batched products, both under Inductor,
-  timed on the device once (`lowering.benchmark`); kept on disk beside the kernels' own choices.
-  Of processes that ask at once one measures, and the others wait for its answer. What cannot be
-  timed, as where the model has left no memory, is decided as by ``model``; so is everything under
-  ``torch.use_deterministic_algorithms``, for two measurements may decide differently.
+  timed on the device once (`lowering.benchmark`); stored on disk beside the kernels' choices.
+  Of concurrent processes one measures, and the others wait for its result. A site that cannot be
+  timed, for lack of memory for instance, is decided as by ``model``; so is every site under
+  ``torch.use_deterministic_algorithms``, because two measurements may decide differently.
 - ``off``: every site is lowered.
 
 A site whose weights are trained is judged by a step: the product and its two gradients, with
-weights that are prepared anew each time. Where gradients go through frozen weights to the input, it
+weights that are prepared at each step. Where gradients go through frozen weights to the input, it
 is judged by the product and that gradient, with weights that are prepared once; any other site by
 the product alone, its weights prepared at each call if the graph computes them.
 
-What a site is predicted to take is told on CUDA beside what was measured, whoever judges.
+On CUDA the predicted times are reported beside the measured ones, whatever the method.
 
-Left out, it is ``model`` on a CPU, and on CUDA what ``KSOPT_TUNE`` says.
+The default is ``model`` on a CPU, and the value of ``KSOPT_TUNE`` on CUDA.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from ksopt import precision, settings
-from ksopt.compile.lowering.benchmark import Question, Times, by_clock
+from ksopt.compile.lowering.benchmark import Question, Times, measured_times
 from ksopt.compile.sites import Decision, Site
 from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.jit import cache, source_digest
@@ -53,16 +53,16 @@ Tune = Literal["model", "measure", "off"]
 TUNES: tuple[str, ...] = get_args(Tune)
 
 INDUCTOR_GAIN = 1.8
-"""An assumption: how many times as fast as eager PyTorch Inductor runs a batched product with its
-copies, at the most; 1.2 to 1.8 was seen on an H200 while ksopt was planned. The model grants it the
-most. `ksopt bench kernels --against eager,inductor` measures it on a device."""
+"""Assumed speedup of Inductor over eager PyTorch for a batched product with its copies: the largest
+of 1.2 to 1.8, measured on an H200 while ksopt was planned. `ksopt bench kernels --against
+eager,inductor` measures it on a device."""
 
 TIE = 1.02
-"""A site is lowered unless it is slower by more than that: what timing can tell apart."""
+"""A site is lowered unless it is slower by more than this factor, the resolution of timing."""
 
 
 Timer = Callable[[Question, torch.device], Times]
-"""Times a chain both ways."""
+"""Times a chain by both implementations."""
 
 
 def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decision:
@@ -70,13 +70,13 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
 
     Args:
         site: with a chain, a batch and a dtype.
-        device: where it runs.
+        device: of the site.
         tune: see the top of this file.
 
     Example:
         >>> from ksopt.compile.sites import Place, Verdict
         >>> from ksopt.patterns.chain import Chain
-        >>> site = Site("bmm", Place(), "bmm", Verdict.KEPT, "", Chain.parse("(4,8,8,1)"), 64)
+        >>> site = Site("bmm", Place(), "bmm", Verdict.NOT_LOWERED, "", Chain.parse("(4,8,8,1)"), 9)
         >>> decide(site, torch.device("cpu"), "off").lower
         True
     """
@@ -96,11 +96,11 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
     )
     if mode == "off":
         reason = "Every recognised site is lowered: tune is off."
-        return Decision(True, reason, _told(question, device))
+        return Decision(True, reason, _prediction(question, device))
     if mode == "measure":
         try:
             decision = by_times(measured(question, device), True, question)
-            return replace(decision, predicted=_told(question, device))
+            return replace(decision, predicted=_prediction(question, device))
         except UnavailableError as error:  # the model need not fail for it
             log.warning("whether %s is faster lowered was not measured: %s", site.chain, error)
     if device.type == "cpu":
@@ -110,20 +110,20 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
     return by_times(predicted(question, device), False, question)
 
 
-def _told(question: Question, device: torch.device) -> Times | None:
-    """What the cost models say where nothing hangs on it; None if they say nothing."""
+def _prediction(question: Question, device: torch.device) -> Times | None:
+    """The predicted times, for the report only; None if there are none."""
     if device.type == "cpu":
         return None
     try:
         return _predicted_once(question, device, precision.is_exact())
-    except Exception as error:  # a compilation must not fail for what is only told
+    except Exception as error:  # a compilation must not fail for a report
         log.warning("what %s takes was not predicted: %s", question.chain, error)
         return None
 
 
 @functools.lru_cache(maxsize=1024)
 def _predicted_once(question: Question, device: torch.device, precise: bool) -> Times:
-    """A model has the same layer many times, and each prediction takes milliseconds."""
+    """The predicted times, cached: models repeat layers, and a prediction takes milliseconds."""
     return predicted(question, device)
 
 
@@ -131,9 +131,9 @@ def by_times(times: Times, measured: bool, question: Question | None = None) -> 
     """The decision that follows from times.
 
     Args:
-        times: what both ways take.
+        times: of both implementations.
         measured: whether they were measured; if not, they are predictions.
-        question: what they answer; None for a product alone.
+        question: the case they are of; None for a product alone.
 
     Example:
         >>> by_times(Times(ksopt_us=10.0, unfused_us=25.0), measured=True).reason
@@ -156,10 +156,10 @@ def by_times(times: Times, measured: bool, question: Question | None = None) -> 
 
 
 def predicted(question: Question, device: torch.device) -> Times:
-    """What the cost models say.
+    """The times that the cost models predict.
 
     A gradient with respect to an input is the product by the transposed pattern. Those with respect
-    to weights are PyTorch's batched products either way, and are left out of both times.
+    to weights are PyTorch's batched products in both cases, and are left out of both times.
     """
     ours = theirs = 0.0
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -177,9 +177,9 @@ def predicted(question: Question, device: torch.device) -> Times:
 
 
 def _problems(question: Question) -> list[Problem]:
-    """What is computed: the product, and the gradient of its input where that is asked for.
+    """The problems of a question: the product, and the gradient of its input if required.
 
-    What gradients are recorded of is computed by a launch a factor.
+    With gradients, each factor is a launch of its own.
     """
     dtype = question.dtype
     chains = [question.chain]
@@ -188,16 +188,16 @@ def _problems(question: Question) -> list[Problem]:
     return [Problem(chain, dtype, False, is_exact(dtype)) for chain in chains]
 
 
-def measured(question: Question, device: torch.device, timer: Timer = by_clock) -> Times:
-    """What was measured on this machine, now or before.
+def measured(question: Question, device: torch.device, timer: Timer = measured_times) -> Times:
+    """The times measured on this machine, now or before.
 
     Args:
-        question: what is asked; batches up to the same power of two are one case.
-        device: where to multiply.
-        timer: what times.
+        question: the case; batches up to the same power of two are one case.
+        device: of the measurement.
+        timer: measures the times.
 
     Raises:
-        UnavailableError: it cannot be timed, or the device's driver cannot be asked.
+        UnavailableError: it cannot be timed, or the device's driver cannot be queried.
     """
     path = _path(question, device)
     known = _read(path)
@@ -227,7 +227,7 @@ def _path(question: Question, device: torch.device) -> Path:
 
 
 def _code() -> str:
-    """Digest of what the times depend on beside the kernels: how a site is timed, the operators."""
+    """Digest of the code that times depend on beside the kernels: the benchmark, the operators."""
     return source_digest.digest(
         "ksopt.compile.lowering.benchmark", "ksopt.compile.lowering.out_variants", "ksopt.ops"
     )
@@ -257,12 +257,12 @@ def _write(path: Path, question: Question, times: Times) -> None:
         log.warning("a measurement could not be kept in %s: %s", path.parent, error)
 
 
-def checked_tune(given: object) -> Tune | None:
-    """An option's value, once it is known to be right.
+def checked_tune(value: object) -> Tune | None:
+    """The validated value of the option ``tune``.
 
     Raises:
         InvalidInputError: it is none of `TUNES`.
     """
-    if given is None or given in TUNES:
-        return given  # type: ignore[return-value]
-    raise InvalidInputError(f"options['tune'] is {given!r}: it must be one of {', '.join(TUNES)}")
+    if value is None or value in TUNES:
+        return value  # type: ignore[return-value]
+    raise InvalidInputError(f"options['tune'] is {value!r}: it must be one of {', '.join(TUNES)}")

@@ -1,9 +1,10 @@
-"""What a rewrite changes: which nodes are replaced, what is read for that, and what forbids it.
+"""Effects of a rewrite: the nodes it replaces, the values it reads, and the obstacles.
 
-Only what is still read is rewritten, and it is computed where the author computed it: there its
-operands hold what the author's code read, and gradients are on or off as they were. Walking the
-graph backwards from its ends, `uses` finds the nodes whose values must be computed from the new
-operators (*exits*), the products that these need, and the nodes that nobody reads any more.
+Only values that are still read are rewritten, and they are computed where the author computed them:
+there the operands hold the values that the author's code read, and gradients are on or off as they
+were. Walking the graph backwards from its ends, `uses` finds the nodes whose values must be
+computed from the new operators (*exits*), the products that these need, and the nodes without
+readers.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from ksopt.compile.lowering.shared_memory import fixed_in_memory
 
 @dataclass
 class Uses:
-    """Who reads what, if the chosen products are rewritten.
+    """Readers of roots and nodes if the chosen products are rewritten.
 
     Attributes:
-        exits: nodes to replace, and the view that each is; in the order of the graph.
+        exits: nodes to replace, and their views; in the order of the graph.
         readers: for each product that is needed: the exits and roots that read it.
-        dead: nodes that nobody reads any more, in the order of the graph.
+        dead: nodes without readers, in the order of the graph.
         fixed: see `fixed_in_memory`.
-        written: those of them that may be no views: they are written in place, for one.
-        products: for each root that is computed anew: the product that it is part of.
-        held: what products read of the graph's own values: the product, where, and the value.
+        written: roots of ``fixed`` that may not be views, as those written in place.
+        products: for each root that is recomputed: the product that it is part of.
+        held: reads of the graph's own values by products: the product, where, and the value.
     """
 
     exits: dict[fx.Node, View] = field(default_factory=dict)
@@ -58,10 +59,10 @@ class Uses:
 
 
 def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
-    """See `Uses`.
+    """The uses of a graph's values if the chosen products are rewritten.
 
     Raises:
-        CannotLowerError: a chosen product reads what no node holds where the product is computed.
+        CannotLowerError: a chosen product reads a value that no node holds there.
     """
     fixed, written = fixed_in_memory(graph, trace, chosen)
     result = Uses(fixed=fixed, written=written)
@@ -106,21 +107,21 @@ def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
 
 
 def _records_like_its_root(node: fx.Node, root: Root, trace: Trace) -> bool:
-    """Whether gradients are on or off at a node as where its root is made.
+    """Whether gradients flow at a node as at the producer of its root.
 
-    Where they are not, the node's value is an earlier node's, as of a `float()` that changes
-    nothing: that node is replaced.
+    If not, the node's value is an earlier node's, as with a `float()` without effect: that node is
+    replaced.
     """
-    if root.made_at is None:
+    if root.producer is None:
         return True
-    return trace.regions[node].records_like(trace.regions[root.made_at])
+    return trace.regions[node].records_like(trace.regions[root.producer])
 
 
 def held(trace: Trace, root: Root, at: fx.Node, product: Root) -> Holder:
-    """The first node that still holds a root where it is read, before a node.
+    """The first node that still holds a root just before another node.
 
     Raises:
-        CannotLowerError: none does; ``product`` is what would read it.
+        CannotLowerError: none does; ``product`` would read it.
     """
     before = trace.order[at]
     holders = [one for one in root.holders if trace.order[one.node] < before]
@@ -133,14 +134,14 @@ def held(trace: Trace, root: Root, at: fx.Node, product: Root) -> Holder:
 
 
 def computed_at(root: Root, trace: Trace, product: Root) -> fx.Node:
-    """Before which node a root is computed anew: where the author computed it.
+    """The node before which a root is recomputed: where the author computed it.
 
-    There its operands have the values that the author's node read, whatever is written later.
+    There its operands have the values that the author's node read, before later writes.
     """
-    if root.made_at is None:
+    if root.producer is None:
         raise CannotLowerError(product, _no_node(root))
-    node = root.made_at
-    # What runs inside a vmap is computed behind it, and behind what is inserted there already.
+    node = root.producer
+    # Nodes inside a vmap are recomputed behind it, and behind earlier insertions.
     while _is_in_vmap(node, trace) and node.next.op != "root":
         node = node.next
     return node
@@ -151,25 +152,25 @@ def _is_in_vmap(node: fx.Node, trace: Trace) -> bool:
 
 
 def insertion_point(node: fx.Node, trace: Trace) -> fx.Node:
-    """Where to put what replaces a node: there, or behind the vmaps that it is in."""
+    """The node before which a replacement is inserted: the node, or behind the vmaps around it."""
     users = set(node.users)
     while _is_in_vmap(node, trace) and node not in users and node.next.op != "root":
         node = node.next
     return node
 
 
-def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
-    """Refuse what rewriting would change.
+def check(tracker: Tracker, usage: Uses, chosen: Collection[Root]) -> None:
+    """Reject products whose rewriting would change results.
 
     Raises:
-        CannotLowerError: the first product that must stay as it is.
+        CannotLowerError: the first product that must not be rewritten.
     """
     trace = tracker.trace
     makers = _makers(trace)
     written_inputs = _written_inputs(trace)
-    for product, at, holder in found.held:
-        if trace.regions[at].grad and _may_be_made_again(holder.node, at, written_inputs, trace):
-            # AOTAutograd may do so in the backward pass (seen in 2.13), from what was written.
+    for product, at, holder in usage.held:
+        if trace.regions[at].grad and _may_be_recomputed(holder.node, at, written_inputs, trace):
+            # AOTAutograd may do so in the backward pass (seen in 2.13), from written inputs.
             raise CannotLowerError(product, _WRITTEN_BEHIND)
         maker = makers.get(memory_of(holder.node))
         if trace.regions[at].grad and maker in trace.regions:
@@ -177,7 +178,7 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
                 raise CannotLowerError(product, "an operand is made in a torch.inference_mode")
             recorded = [trace.regions[node].grad for node in (maker, holder.node)]
             if recorded == [True, False] and holder.storage[1] > 0:
-                # torch refuses views of views that were made and written so.
+                # torch refuses views of views that were created and written so.
                 raise CannotLowerError(
                     product, "an operand is a view, written where no gradients are recorded"
                 )
@@ -185,18 +186,18 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
             # The operators may need it for gradients where the author's do not; and AOTAutograd
             # computes activations again from inputs that were written since (seen in 2.13).
             raise CannotLowerError(product, _WRITTEN_BEHIND)
-    for product in {*found.products.values()}:
-        if product.made_at is not None and _is_written_behind(product.made_at, trace):
-            # Where the author's operator saved what it read, torch refuses the backward pass.
+    for product in {*usage.products.values()}:
+        if product.producer is not None and _is_written_behind(product.producer, trace):
+            # If the author's operator saved its input, torch refuses the backward pass.
             raise CannotLowerError(product, _WRITTEN_BEHIND)
-    for node, view in found.exits.items():
+    for node, view in usage.exits.items():
         if trace.regions[insertion_point(node, trace)].vmap_depth:
             product = product_of(view.root)
             raise CannotLowerError(product, "it is used inside the vmap that it is in")
-    for root, readers in found.readers.items():
+    for root, readers in usage.readers.items():
         if not operands(root, chosen) or isinstance(root.origin, Compact):
             continue  # read where it is held
-        product = found.products[root]
+        product = usage.products[root]
         if root in trace.reshaped:  # the fake results of its nodes have the later shape
             raise CannotLowerError(product, "its result is given another shape in place")
         here = computed_at(root, trace, product)
@@ -211,14 +212,14 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
                 )
             if trace.regions[there].grad and not trace.is_intact(root.storage):
                 # The author's operator may save a copy, where the new one saves the result.
-                raise CannotLowerError(found.products[reader], _WRITTEN_BEHIND)
+                raise CannotLowerError(usage.products[reader], _WRITTEN_BEHIND)
 
 
 _WRITTEN_BEHIND = "an operand is written in place behind it, and gradients are on"
 
 
 def _is_written_behind(node: fx.Node, trace: Trace) -> bool:
-    """Whether what a node reads with gradients on is written in place later."""
+    """Whether an input of a node with gradients on is written in place later."""
     if not trace.regions[node].grad:
         return False
     memories = [trace.memory[one][0] for one in node.all_input_nodes if one in trace.memory]
@@ -227,16 +228,16 @@ def _is_written_behind(node: fx.Node, trace: Trace) -> bool:
 
 
 def _written_inputs(trace: Trace) -> dict[fx.Node, int]:
-    """The graph's inputs that are written in place, and where for the last time."""
+    """The graph's inputs that are written in place, and the position of the last write."""
     inputs = [node for node in trace.memory if node.op in ("placeholder", "get_attr")]
     writes = {node: trace.writes.get(trace.memory[node][0]) for node in inputs}
     return {node: max(orders) for node, orders in writes.items() if orders}
 
 
-def _may_be_made_again(
+def _may_be_recomputed(
     node: fx.Node, at: fx.Node, written: Mapping[fx.Node, int], trace: Trace
 ) -> bool:
-    """Whether a node is made, without a product, of an input that is written behind another."""
+    """Whether a node depends, without a product between, on an input written behind ``at``."""
     if not any(order > trace.order[at] for order in written.values()):
         return False
     seen: set[fx.Node] = set()
@@ -248,14 +249,14 @@ def _may_be_made_again(
         seen.add(one)
         if written.get(one, -1) > trace.order[at]:
             return True
-        # What ks_chain adds to its product is made again, too.
+        # The epilogue of ks_chain is recomputed, too.
         if not is_product(one) or has_epilogue(one):
             left += one.all_input_nodes
     return False
 
 
 def _makers(trace: Trace) -> dict[int | None, fx.Node]:
-    """The first node that has each memory."""
+    """The first node of each memory."""
     first: dict[int | None, fx.Node] = {}
     for node in trace.memory:
         if memory_of(node):
@@ -264,10 +265,10 @@ def _makers(trace: Trace) -> dict[int | None, fx.Node]:
 
 
 def _check_region(root: Root, product: Root, here: Region, trace: Trace) -> None:
-    """Refuse a root that would be computed where something else is in force than at its node."""
-    if root.made_at is None:
+    """Reject a root that would be computed in another region than its own."""
+    if root.producer is None:
         return
-    if not trace.regions[root.made_at].records_like(here):
+    if not trace.regions[root.producer].records_like(here):
         raise CannotLowerError(product, "gradients are switched on or off between it and its use")
     if here.inference and not next(iter(trace.regions.values())).inference:
         # AOTAutograd refuses views of other tensors inside such a region.
@@ -286,7 +287,7 @@ def _check_region(root: Root, product: Root, here: Region, trace: Trace) -> None
 
 
 def _no_node(root: Root) -> str:
-    if root.storage is not None and root.storage[1]:  # by how many writes it is newer
+    if root.storage is not None and root.storage[1]:  # number of earlier writes
         return "an operand was written in place before, through another view of its memory"
-    where = "" if root.made_at is None else f" inside {root.made_at.name}"
+    where = "" if root.producer is None else f" inside {root.producer.name}"
     return f"an operand is made{where} and no node holds it"

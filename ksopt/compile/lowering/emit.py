@@ -1,8 +1,8 @@
-"""Insert nodes into a graph, with all that later passes expect of a node.
+"""Emitter: inserts nodes into a graph, with the metadata that later passes expect.
 
 Inserted nodes carry a fake result (``meta["example_value"]``, or ``meta["val"]`` in an exported
-graph) and the stack trace of the author's line that they replace. They call public torch functions
-and ksopt's operator only, so that AOTAutograd's cache takes the graph.
+graph) and the stack trace of the author's line that they replace. They call only public torch
+functions and ksopt's operator, so that AOTAutograd's cache takes the graph.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ksopt.compile.capture.nodes import fake_result, on_fakes
 from ksopt.compile.capture.reshape_plan import Move, plan
 from ksopt.compile.capture.symbolic import same
 
-_KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
+_COPIED_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
 class Emitter:
     """Inserts nodes before one node, on behalf of another.
 
     Args:
-        before: where to insert.
-        like: whose stack trace the new nodes carry.
+        before: the node to insert before.
+        like: the node whose stack trace the new nodes carry.
         emitted: the list that new nodes are appended to.
         known: results of calls on tensors of the same sizes; the layers of a model repeat them, and
             running one on fake tensors of symbolic sizes takes milliseconds.
@@ -56,10 +56,10 @@ class Emitter:
         return self._described(node, args, kwargs, function)
 
     def saved(self, function: Callable[..., Any], *args: Any) -> fx.Node:
-        """A call whose result is saved where the backward pass reads it, and not computed again.
+        """A call whose result is saved for the backward pass, not recomputed.
 
-        AOTAutograd would read the args once more in the backward pass. The author's own call does
-        not: they may have been written by then.
+        AOTAutograd would read the args again in the backward pass. The author's own call does not,
+        and they may have been written by then.
         """
         node = self.call(function, *args)
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -69,13 +69,13 @@ class Emitter:
         """A node that calls a tensor's method."""
         graph = self._before.graph
         with graph.inserting_before(self._before):
-            made = graph.call_method(name, (node, *args))
+            created = graph.call_method(name, (node, *args))
         return self._described(
-            made, (node, *args), {}, lambda own, *rest: getattr(own, name)(*rest)
+            created, (node, *args), {}, lambda own, *rest: getattr(own, name)(*rest)
         )
 
     def move(self, node: fx.Node, have: Sequence[Atoms], want: Sequence[Atoms]) -> fx.Node:
-        """Another view of the root that a node is a view of.
+        """A node with another view of the same root.
 
         Raises:
             NotNestedError: there is none.
@@ -110,7 +110,7 @@ class Emitter:
         function: Callable[..., Any],
     ) -> fx.Node:
         self._emitted.append(node)
-        for key in _KEPT_META:
+        for key in _COPIED_META:
             if key in self._like.meta:
                 node.meta[key] = self._like.meta[key]
         known = fx.node.map_arg(args, fake_result)
@@ -126,54 +126,54 @@ class Emitter:
         return self.call(torch.clone, node, memory_format=torch.contiguous_format)
 
     def copied_in_another_order(self, weight: fx.Node) -> fx.Node:
-        """A copy of a weight in memory of its own, which Inductor does not leave out.
+        """A copy of a weight in memory of its own, which Inductor does not eliminate.
 
-        It leaves out those that have the strides of what they copy. Of [a, b, c, d] the copy is one
-        of matrices [c, b], which the product by the transpose reads as they are.
+        Inductor eliminates copies that have the strides of their source. Of [a, b, c, d] the copy
+        is one of matrices [c, b], which the product by the transpose reads directly.
         """
         sizes = fake_result(weight).shape
         if len(sizes) < 2:
             twice = self.call(torch.Tensor.expand, weight, 2, *sizes)
             return self.call(torch.select, self.copied(twice), 0, 0)
         backwards = list(range(len(sizes)))[::-1]
-        # Both undo themselves.
+        # Both permutations are their own inverses.
         for order in ([0, 3, 2, 1] if len(sizes) == 4 else backwards, backwards):
-            wanted = torch.empty([sizes[dim] for dim in order], device="meta").permute(order)
-            if not has_strides_of(weight, wanted):
+            target = torch.empty([sizes[dim] for dim in order], device="meta").permute(order)
+            if not has_strides_of(weight, target):
                 break
         return self.call(torch.permute, self.copied(self.call(torch.permute, weight, order)), order)
 
-    def no_view(self, node: fx.Node) -> fx.Node:
+    def without_view(self, node: fx.Node) -> fx.Node:
         """The same tensor, a copy with its strides if it is a view.
 
         torch 2.11 fails to trace some writes into views: of permuted ones, and of any inside a
-        torch.inference_mode where they are views of tensors made outside.
+        torch.inference_mode where they are views of tensors created outside.
         """
         return self.call(torch.clone, node) if fake_result(node)._is_view() else node
 
-    def laid_out_like(self, node: fx.Node, wanted: Tensor) -> fx.Node:
-        """The same tensor with the strides of ``wanted``, copied if it takes that."""
+    def laid_out_like(self, node: fx.Node, target: Tensor) -> fx.Node:
+        """The same tensor with the strides of ``target``, copied if necessary."""
         own = fake_result(node)
-        if own is None or has_strides_of(node, wanted):
+        if own is None or has_strides_of(node, target):
             return node
-        return self._in_order_of(node, wanted, self.copied)
+        return self._in_order_of(node, target, self.copied)
 
-    def in_order_of(self, node: fx.Node, wanted: Tensor) -> fx.Node:
-        """The same tensor, in memory as ``wanted``; copied if its strides are others then."""
-        return self._in_order_of(node, wanted, lambda one: self.method("contiguous", one))
+    def in_order_of(self, node: fx.Node, target: Tensor) -> fx.Node:
+        """The same tensor, in memory as ``target``; copied if its strides differ."""
+        return self._in_order_of(node, target, lambda one: self.method("contiguous", one))
 
     def _in_order_of(
-        self, node: fx.Node, wanted: Tensor, contiguous: Callable[[fx.Node], fx.Node]
+        self, node: fx.Node, target: Tensor, contiguous: Callable[[fx.Node], fx.Node]
     ) -> fx.Node:
-        order = order_in_memory(wanted)
+        order = order_in_memory(target)
         if order == sorted(order):
             return contiguous(node)
         node = contiguous(self.call(torch.permute, node, order))
-        return self.call(torch.permute, node, [order.index(dim) for dim in range(wanted.dim())])
+        return self.call(torch.permute, node, [order.index(dim) for dim in range(target.dim())])
 
 
 def signature(value: Any) -> Hashable:
-    """What the sizes of a call's result depend on."""
+    """A hashable key of all that the sizes of a call's result depend on."""
     if isinstance(value, Tensor):
         sizes = (*map(signature, value.shape), *map(signature, value.stride()))
         return (sizes, value.dtype, value.device, value.layout)
@@ -195,7 +195,7 @@ def order_in_memory(tensor: Tensor) -> list[int]:
 
 
 class _Stride:
-    """Order of dims in memory: largest stride first, equal and unknown ones as they stand."""
+    """Sort key of dims in memory: largest stride first; equal and unknown ones keep their order."""
 
     def __init__(self, stride: Any, dim: int) -> None:
         self.stride, self.dim = stride, dim
@@ -206,16 +206,16 @@ class _Stride:
         return statically_known_true(self.stride > other.stride)
 
 
-def has_strides_of(node: fx.Node, wanted: Tensor) -> bool:
+def has_strides_of(node: fx.Node, target: Tensor) -> bool:
     """Whether a node's result is known to have the strides of a tensor of its shape."""
     own = fake_result(node)
     return all(
         same(size, 1) or same(ours, theirs)
-        for size, ours, theirs in zip(own.shape, own.stride(), wanted.stride(), strict=True)
+        for size, ours, theirs in zip(own.shape, own.stride(), target.stride(), strict=True)
     )
 
 
-def is_torchs(node: fx.Node) -> bool:
+def is_torch_function(node: fx.Node) -> bool:
     """Whether a node calls one of torch's own functions: none of them reads strides."""
     if node.op == "call_method":
         return node.target not in ("stride", "is_contiguous", "as_strided", "data_ptr")
@@ -237,11 +237,11 @@ _RESHAPES: Mapping[Any, Any] = MappingProxyType(
         torch.ops.aten.view.default: torch.ops.aten.reshape.default,
     }
 )
-"""What does the same as a view, and copies where the strides allow none."""
+"""The reshape for each kind of view; it copies where the strides allow no view."""
 
 
 def views_to_reshapes(graph: fx.Graph) -> None:
-    """Let views work on other strides, too; where they worked before they stay views."""
+    """Replace views by reshapes, so that they work on other strides; most remain views."""
     for node in graph.nodes:
         if node.op not in ("call_method", "call_function") or node.target not in _RESHAPES:
             continue

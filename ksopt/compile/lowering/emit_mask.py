@@ -12,7 +12,7 @@ from ksopt.compile.lowering.emit import Emitter
 
 
 def emit_applied(emit: Emitter, origin: Applied, pieces: Sequence[fx.Node]) -> fx.Node:
-    """A node for what an `Applied` is; ``pieces`` have the dims of the origin's."""
+    """A node that computes an `Applied`; ``pieces`` have the dims of the origin's pieces."""
     laid_out = [
         _in_order(emit, piece, letters, origin.out)
         for piece, letters in zip(pieces, origin.letters, strict=True)

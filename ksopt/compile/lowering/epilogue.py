@@ -1,7 +1,7 @@
-"""What follows a chain and could be computed with it: bias, an activation, a residual.
+"""Epilogues: operations behind a chain that could be computed with it.
 
-The operator that is emitted today computes the product alone, and Inductor fuses the rest into one
-kernel behind it. Sites record what a kernel with an epilogue could take over.
+A bias, an activation, a residual. The emitted operator computes the product alone, and Inductor
+fuses the rest into one kernel behind it. Sites record what a kernel with an epilogue could absorb.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ _MOVEMENTS = {
 
 
 def epilogue(exits: Sequence[fx.Node], is_biased: bool) -> tuple[str, ...]:
-    """Names of what follows, in order: "bias", "relu", "silu", "gelu", "gelu_tanh", "residual".
+    """Names of the steps, in order: "bias", "relu", "silu", "gelu", "gelu_tanh", "residual".
 
     Args:
         exits: the nodes whose values are the chain's result.
         is_biased: whether the product itself has a bias, as in addmm.
     """
-    found = ["bias"] if is_biased else []
+    steps = ["bias"] if is_biased else []
     node = exits[0] if len(exits) == 1 else None
     while node is not None and len(node.users) == 1:
         (user,) = node.users
         name = _step(node, user)
-        if name is None or name in found:
+        if name is None or name in steps:
             break
         if name:
-            found.append(name)
+            steps.append(name)
         node = user
-    return tuple(found)
+    return tuple(steps)
 
 
 def _step(node: fx.Node, user: fx.Node) -> str | None:
-    """What a reader does to a node's value; empty if it only moves it, None if anything else."""
+    """Name of the step a reader applies to a value; "" if it only moves it, None if unknown."""
     if user.target in _MOVEMENTS:
         return ""
     if user.target in ACTIVATIONS and user.args and user.args[0] is node:

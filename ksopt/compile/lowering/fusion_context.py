@@ -1,9 +1,9 @@
-"""What surrounds a site: elementwise work that Inductor fuses with the copies around a product.
+"""Fusion context of a site: elementwise work that Inductor fuses with the copies around a product.
 
-A batched product between two permutations copies its input and its result. Where a normalisation or
-an activation stands before it, Inductor writes that one's result in the permuted order at once, and
-so behind it: the copy costs nothing. A site must be timed with such neighbours, or PyTorch's way
-looks slower than it is in the model.
+A batched product between two permutations copies its input and its result. If a normalisation or an
+activation precedes it, Inductor writes the result of that in the permuted order at no extra cost;
+likewise behind it. A site must be timed with such neighbours, or the batched product looks slower
+than it is in the model.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MOVEMENTS = {
 }
 
 
-def is_made_elementwise(node: fx.Node | None) -> bool:
+def is_produced_elementwise(node: fx.Node | None) -> bool:
     """Whether a node's value comes from work that Inductor generates: no input, no product.
 
-    What a layer of ksopt's adds to its product is such work, too.
+    The epilogue of a ksopt layer is such work, too.
     """
     while node is not None and _name(node) in _MOVEMENTS and node.all_input_nodes:
         node = node.all_input_nodes[0]
@@ -38,7 +38,7 @@ def is_made_elementwise(node: fx.Node | None) -> bool:
 
 
 def is_read_elementwise(exits: Iterable[fx.Node]) -> bool:
-    """Whether the first thing done to some of these values is work that Inductor generates."""
+    """Whether the first operation on one of these values is work that Inductor generates."""
     left = [user for node in exits for user in node.users]
     while left:
         node = left.pop()

@@ -1,6 +1,6 @@
-"""Two layers of the same patterns on one input, whose results are multiplied: a gate, as in SwiGLU.
+"""Gates, as in SwiGLU: two layers of the same patterns on one input, whose results are multiplied.
 
-One launch writes act(a) * b: neither result is in memory then.
+One launch writes act(a) * b, so neither result is stored in memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Gated:
     """Two layers, one of which gates the other.
 
     Attributes:
-        first: the one with the activation.
-        second: what it is multiplied by.
+        first: the layer with the activation.
+        second: the layer it is multiplied by.
     """
 
     first: Layer
@@ -38,14 +38,14 @@ class Gated:
 
     @property
     def problem(self) -> Problem:
-        """What is computed."""
+        """The problem that both layers form."""
         one = self.first.problem
         after = Epilogue(one.epilogue.bias, gate_of(self.first.activation))
         return with_changes(one, epilogue=after, siblings=2)
 
     @property
     def inner(self) -> tuple[fx.Node, ...]:
-        """The nodes that both layers are made of."""
+        """The nodes of both layers."""
         return (*self.first.inner, *self.second.inner)
 
 
@@ -54,11 +54,11 @@ def pairs(
     layers: Mapping[fx.Node, Layer],
     is_whole: Callable[..., bool],
 ) -> Iterator[tuple[fx.Node, Gated]]:
-    """The product's node of each two layers that one launch computes, and faster than apart.
+    """Pairs of layers, with their product's node, that one launch computes faster than two.
 
     Args:
-        graph: that they are in.
-        layers: each node's.
+        graph: of the layers.
+        layers: the layer of each node.
         is_whole: judges the problem of both; called with it and the layers.
     """
     for node in graph.nodes:
@@ -94,15 +94,15 @@ def _have_one_shape(*nodes: fx.Node) -> bool:
 
 
 def replace(node: fx.Node, gated: Gated, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """Put one operator in the place of two layers and their product.
+    """Replace two layers and their product by one operator.
 
     Args:
         node: the product.
         gated: the layers.
-        new: what is in the place of nodes that may be read.
+        new: replacements of nodes that may be read.
 
     Returns:
-        What is in the place of the node.
+        The replacement of the node.
     """
     emit = Emitter(node, node, [], {})
     both = [one.renewed(new) for one in (gated.first, gated.second)]

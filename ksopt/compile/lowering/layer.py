@@ -1,4 +1,4 @@
-"""A layer in a rewritten graph: a chain, and what its only reader does with the result."""
+"""Layers of a rewritten graph: a chain and its epilogue."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _CHAIN_ARGUMENTS = (
 
 @dataclass(frozen=True)
 class Layer:
-    """What a node's value is: a layer's result, perhaps in another shape.
+    """A node's value as a layer's result, perhaps in another shape.
 
     Attributes:
         x: its input.
         weights: of its chain, left to right.
-        owners: the parameters and buffers that they are views of.
+        owners: the parameters and buffers that the weights are views of.
         bias, residual: None for none.
         activation: see `ksopt.epilogue`.
         reshapes: the nodes that change the result's shape, in order.
-        inner: the nodes that all of it is made of, this one's included.
+        inner: all nodes that compute it, this one included.
     """
 
     x: fx.Node
@@ -65,7 +65,7 @@ class Layer:
 
     @property
     def problem(self) -> Problem:
-        """What is computed."""
+        """The problem that the layer is."""
         x = fake_result(self.x)
         dtype = str(x.dtype).removeprefix("torch.")
         patterns = (Pattern(*map(int, fake_result(one).shape)) for one in self.weights)
@@ -74,17 +74,17 @@ class Layer:
 
     @property
     def rows(self) -> int:
-        """Rows of x, of the batch at hand where that is dynamic."""
+        """Rows of x, of the current batch where that is dynamic."""
         total = 1
         for size in fake_result(self.x).shape[:-1]:
             total *= size_hint(size) or 1
         return total
 
     def renewed(self, new: Mapping[fx.Node, fx.Node]) -> Layer:
-        """The layer where other nodes have come in the place of some that it reads.
+        """The layer with some of its inputs replaced.
 
         Args:
-            new: what is in the place of each.
+            new: the replacement of each node.
         """
 
         def now(node: fx.Node | None) -> fx.Node | None:
@@ -95,7 +95,7 @@ class Layer:
 
 
 def product(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
-    """A product by one factor, behind another one where that is its only reader; or a layer."""
+    """The layer of a product: joined to the one it reads if it is its only reader."""
     if node.op != "call_function" or not isinstance(fake_result(node), Tensor):
         return None
     if node.target in CHAINS:
@@ -115,7 +115,7 @@ def product(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
 
 
 def _native(node: fx.Node) -> Layer | None:
-    """A call of ``ks_chain`` by the author."""
+    """The layer of a call of ``ks_chain`` by the author."""
     arguments = _arguments(node)
     weights: tuple[Any, ...] = tuple(arguments["weights"])
     named = [arguments.get(name) for name in ("bias", "residual")]
@@ -142,12 +142,12 @@ def has_epilogue(node: fx.Node) -> bool:
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
-    """Those of a call of ``ks_chain``, by name; what was left out is missing."""
+    """Arguments of a call of ``ks_chain``, by name, without defaults."""
     return dict(zip(_CHAIN_ARGUMENTS, node.args, strict=False)) | node.kwargs
 
 
 def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
-    """A layer's result with what its only reader adds to it."""
+    """A layer extended by the operation of its only reader."""
     for value in node.all_input_nodes:
         layer = layers.get(value)
         if layer is None or len(value.users) != 1 or not isinstance(fake_result(node), Tensor):
@@ -172,7 +172,7 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
 
 
 def with_spelled(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Layer]]:
-    """A layer's result with the activation that elementwise operations apply to it."""
+    """A layer extended by an activation that elementwise operations compute."""
     if layer.activation != "none" or layer.residual is not None:
         return
     spelled = spelled_activation(value)
@@ -194,7 +194,7 @@ def _activation(node: fx.Node) -> Activation | None:
 def _with_summand(
     layer: Layer, value: fx.Node, added: fx.Node, inner: tuple[fx.Node, ...]
 ) -> Layer | None:
-    """The layer plus a bias, where one value for each feature is added, or plus a residual."""
+    """The layer plus a bias, if one value for each feature is added, or plus a residual."""
     own, other = fake_result(value), fake_result(added)
     features = layer.problem.chain.out_features
     if own.dim() == other.dim() and all(map(same, own.shape, other.shape)):

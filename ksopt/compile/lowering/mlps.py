@@ -1,6 +1,6 @@
-"""Two layers of which the second alone reads the first's result, as one launch: an MLP.
+"""MLPs: two layers in one launch, of which only the second reads the first's result.
 
-What is between them is never in memory then.
+The hidden features are then never stored in memory.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ksopt.kernels.problem import Problem, SecondLayer
 
 @dataclass(frozen=True)
 class Mlp:
-    """Two layers.
+    """Two layers that form an MLP.
 
     Attributes:
-        first: whose result, ``hidden``, is read by the second alone.
-        second: what reads it.
-        hidden: the node that holds what is between them.
+        first: the layer whose result only the second layer reads.
+        second: the layer behind it.
+        hidden: the node that holds the hidden features.
     """
 
     first: Layer
@@ -36,7 +36,7 @@ class Mlp:
 
     @property
     def problem(self) -> Problem:
-        """What is computed."""
+        """The problem that both layers form."""
         one, two = self.first.problem, self.second.problem
         behind = SecondLayer(two.chain, two.epilogue)
         return Problem(one.chain, one.dtype, False, one.exact, one.epilogue, second=behind)
@@ -45,10 +45,10 @@ class Mlp:
 def pairs(
     layers: Mapping[fx.Node, Layer], is_whole: Callable[..., bool]
 ) -> Iterator[tuple[fx.Node, Mlp]]:
-    """The second layer's node of each two layers that one launch computes, and faster than apart.
+    """Pairs of layers, with the second's node, that one launch computes faster than two.
 
     Args:
-        layers: each node's, all of which one launch computes.
+        layers: the layer of each node, all of which one launch computes.
         is_whole: judges the problem of both; called with it and the layers.
     """
     taken: set[fx.Node] = set()
@@ -68,7 +68,7 @@ def pairs(
 
 
 def _is_read_by_second_alone(mlp: Mlp) -> bool:
-    """Whether nothing reads the hidden features but the second layer's product."""
+    """Whether only the second layer's product reads the hidden features."""
     second, hidden = mlp.second, mlp.hidden
     others = (second.bias, second.residual, *second.weights, *second.owners)
     readers = list(hidden.users)
@@ -81,9 +81,9 @@ def _has_rows_of(layer: Layer, hidden: fx.Node) -> bool:
 
 
 def _sizes(mlp: Mlp) -> list[int] | None:
-    """Sizes of the result as the second layer has it, -1 for one; None if they cannot be told.
+    """Sizes of the second layer's result, -1 for a symbolic one; None if they are ambiguous.
 
-    Where the first layer's result is not reshaped they are not needed.
+    Empty if the first layer's result is not reshaped.
     """
     if not mlp.first.reshapes:
         return []
@@ -94,15 +94,15 @@ def _sizes(mlp: Mlp) -> list[int] | None:
 
 
 def replace(node: fx.Node, mlp: Mlp, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """Put one operator in the place of two layers, where the second one's result is.
+    """Replace two layers by one operator, at the second one's result.
 
     Args:
         node: the second layer's.
-        mlp: both.
-        new: what is in the place of nodes that may be read.
+        mlp: both layers.
+        new: replacements of nodes that may be read.
 
     Returns:
-        What is in the place of the node.
+        The replacement of the node.
     """
     emit = Emitter(node, node, [], {})
     first, second = mlp.first.renewed(new), mlp.second.renewed(new)

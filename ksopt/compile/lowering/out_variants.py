@@ -1,14 +1,14 @@
-"""Lets Inductor plan the memory of products: they are written into its buffers, not into new ones.
+"""Out variants: products are written into buffers that Inductor plans, not into new memory.
 
-To Inductor an operator that it does not know returns new memory. One with a variant that writes
-into a given tensor takes a buffer like any of Inductor's own kernels: memory that an earlier part
-of the graph has left, or part of a pool, at no call of the allocator.
+Inductor assumes that an unknown operator returns new memory. An operator with a variant that writes
+into a passed tensor takes a buffer like any of Inductor's own kernels: memory that an earlier part
+of the graph has released, or part of a pool, without a call of the allocator.
 
 torch 2.13 finds such variants by ``torch.Tag.out``. That is not used here, because of two faults
 it has there: the tensors of a call are written before its other arguments whatever the schema says
 (here the variant's schema has them first), and in the C++ code of AOTInductor and of
-``cpp_wrapper`` it calls a C function that only torch's own operators have. There the operators stay
-as they are.
+``cpp_wrapper`` it calls a C function that only torch's own operators have. There the operators are
+unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WRITING = {
 
 @functools.cache
 def plan_results() -> None:
-    """Tell Inductor, for the life of the process, of the products that graphs of inference call."""
+    """Register the out variants of the inference products with Inductor, once per process."""
     from torch._inductor import lowering
     from torch._library.utils import get_layout_constraint_tag
 
@@ -44,7 +44,7 @@ def plan_results() -> None:
 def _lower(
     op: Any, returning: Any, x: Any, weight: Any, batch_last: bool = False, owner: Any = None
 ) -> Any:
-    """Inductor's node for a product; ``returning`` makes the one that it would make without us."""
+    """Inductor's node for a product; ``returning`` creates the default node."""
     from torch._dynamo.utils import counters
     from torch._inductor.virtualized import V
 
@@ -53,8 +53,8 @@ def _lower(
         return returning(*arguments)
     try:
         node = _writing(op, *arguments)
-    except (AttributeError, TypeError) as error:  # another Inductor than we know
-        _say_once(f"{type(error).__name__}: {error}")
+    except (AttributeError, TypeError) as error:  # an unknown version of Inductor
+        _warn_once(f"{type(error).__name__}: {error}")
         return returning(*arguments)
     counters["ksopt"]["results_planned"] += 1
     return node
@@ -65,10 +65,12 @@ def _writing(op: Any, x: Any, weight: Any, batch_last: bool, owner: Any) -> Any:
     from torch._inductor.virtualized import V
 
     with V.graph.fake_mode:
-        found: Any = ir.FallbackKernel.process_kernel(op, x, weight, batch_last, owner)
+        processed: Any = ir.FallbackKernel.process_kernel(op, x, weight, batch_last, owner)
     # A tuple until torch 2.13.
     y, tensors = (
-        found[:2] if isinstance(found, tuple) else (found.example_output, found.tensor_args)
+        processed[:2]
+        if isinstance(processed, tuple)
+        else (processed.example_output, processed.tensor_args)
     )
     variant = _WRITING[op]
     node = ir.ExternKernelOut(
@@ -82,5 +84,5 @@ def _writing(op: Any, x: Any, weight: Any, batch_last: bool, owner: Any) -> Any:
 
 
 @functools.cache
-def _say_once(why: str) -> None:
+def _warn_once(why: str) -> None:
     log.warning("products are not written into memory that Inductor has planned: %s", why)

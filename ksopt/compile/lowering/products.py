@@ -1,4 +1,4 @@
-"""Which roots are computed anew where some products are chosen, and from what."""
+"""Roots that are recomputed if some products are lowered, and their operands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CannotLowerError(Exception):
 
     Attributes:
         root: the product.
-        reason: a clause that says why.
+        reason: a clause.
     """
 
     def __init__(self, root: Root, reason: str) -> None:
@@ -31,14 +31,14 @@ class CannotLowerError(Exception):
 
 
 def is_rewritten(root: Root, chosen: Collection[Root]) -> bool:
-    """Whether a root will be computed by new operators: a chosen product, or one plus a bias."""
+    """Whether new operators compute a root: a chosen product, or one plus a bias."""
     if isinstance(root.origin, Biased):
         return is_rewritten(root.origin.product.root, chosen)
     return isinstance(root.origin, Contraction) and root in chosen
 
 
 def operands(root: Root, chosen: Collection[Root]) -> list[Root]:
-    """The roots that a root will be computed from; empty where a node holds it as it is."""
+    """The roots that a root is recomputed from; empty if a node holds it."""
     origin = root.origin
     if is_rewritten(root, chosen):
         if isinstance(origin, Contraction):
@@ -55,5 +55,5 @@ def operands(root: Root, chosen: Collection[Root]) -> list[Root]:
 
 
 def product_of(root: Root) -> Root:
-    """The product that a root is, bias apart; the root itself if it is none plus a bias."""
+    """The product that a root is, without a bias."""
     return root.origin.product.root if isinstance(root.origin, Biased) else root

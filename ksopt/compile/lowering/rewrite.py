@@ -1,7 +1,7 @@
-"""Rewrite recognised products as calls of ``torch.ops.ksopt.ks_mm``.
+"""Rewriting of recognised products as calls of ``torch.ops.ksopt.ks_mm``.
 
-`lowering.effects` says what is to be replaced, and where it is computed; `lower` inserts the new
-nodes.
+`lowering.effects` determines the nodes to replace and where they are computed; `lower` inserts the
+new nodes.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from ksopt.compile.capture.values import (
     Stacked,
     View,
 )
+from ksopt.compile.lowering.author_strides import restore_strides
 from ksopt.compile.lowering.effects import Uses, computed_at, held, insertion_point
 from ksopt.compile.lowering.emit import (
     Emitter,
     has_strides_of,
-    is_torchs,
+    is_torch_function,
     views_to_reshapes,
 )
 from ksopt.compile.lowering.emit_mask import emit_applied
-from ksopt.compile.lowering.kept_strides import keep_strides
 from ksopt.compile.lowering.products import CannotLowerError, operands, product_of
 from ksopt.compile.lowering.weight_lifetime import Stored, Weights
 
 
 def lower(
-    gm: fx.GraphModule, tracker: Tracker, found: Uses, chosen: Collection[Root]
+    gm: fx.GraphModule, tracker: Tracker, usage: Uses, chosen: Collection[Root]
 ) -> list[fx.Node]:
-    """Insert the operators, replace the exits, erase what is not read any more.
+    """Insert the operators, replace the exits, erase nodes without readers.
 
     Returns:
         The new nodes.
 
     Raises:
-        CannotLowerError: nothing has been changed then.
+        CannotLowerError: a product cannot be rewritten; the graph is unchanged.
     """
     emitted: list[fx.Node] = []
-    lowering = _Lowering(tracker, chosen, emitted, found)
+    lowering = _Lowering(tracker, chosen, emitted, usage)
     try:
         new = lowering.exits()
     except CannotLowerError:
@@ -66,19 +66,19 @@ def lower(
     for node, replacement in new.items():
         replacement.meta[REPLACES] = fake_result(node)
         node.replace_all_uses_with(replacement)
-    for node in reversed(found.dead):
+    for node in reversed(usage.dead):
         if node.op != "placeholder" and not node.users:
             gm.graph.erase_node(node)
     if lowering.changed:
         views_to_reshapes(gm.graph)
-        keep_strides(gm.graph, {new[node] for node in lowering.changed}, tracker.trace)
+        restore_strides(gm.graph, {new[node] for node in lowering.changed}, tracker.trace)
     _close_empty_vmaps(gm.graph)
     return emitted
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where nodes are inserted, and for which product.
+    """Insertion place of nodes.
 
     Attributes:
         before: the node that they are inserted before.
@@ -100,7 +100,7 @@ class _Lowering:
         tracker: Tracker,
         chosen: Collection[Root],
         emitted: list[fx.Node],
-        found: Uses,
+        usage: Uses,
     ) -> None:
         self.tracker = tracker
         self.trace = tracker.trace
@@ -108,14 +108,14 @@ class _Lowering:
         self.changed: set[fx.Node] = set()  # exits whose replacements have other strides
         self.chosen = chosen
         self.emitted = emitted
-        self.found = found
+        self.usage = usage
         self.known: dict[Hashable, Any] = {}
         self.built: dict[Root, _Built] = {}
 
     def exits(self) -> dict[fx.Node, fx.Node]:
-        """Build what each exit reads, and the exit's view of it where the exit is."""
+        """Build the root of each exit, and at the exit the view that replaces it."""
         new = {}
-        exits = self.found.exits
+        exits = self.usage.exits
         points = {node: insertion_point(node, self.trace) for node in exits}
         for node in sorted(points, key=lambda exit_: self.trace.order[points[exit_]]):
             view = exits[node]
@@ -124,41 +124,40 @@ class _Lowering:
                 have, dims = self.build(view.root, at)
                 replacement = at.emit.move(have, dims, view.map.dims)
                 replacement = self._fitting(at, node, view, replacement)
-                if view.root in self.found.written:
-                    replacement = at.emit.no_view(replacement)
+                if view.root in self.usage.written:
+                    replacement = at.emit.without_view(replacement)
                 new[node] = replacement
             except NotNestedError as error:
                 raise CannotLowerError(at.product, f"its digits do not nest: {error}") from error
         return new
 
     def _place(self, before: fx.Node, product: Root, like: fx.Node | None = None) -> _Place:
-        like = product.made_at or like or before
+        like = product.producer or like or before
         return _Place(before, Emitter(before, like, self.emitted, self.known), product)
 
     def _fitting(self, at: _Place, node: fx.Node, view: View, replacement: fx.Node) -> fx.Node:
         """The replacement with the strides that the readers of a node rely on."""
-        wanted = fake_result(node)
-        if not isinstance(wanted, Tensor) or has_strides_of(replacement, wanted):
+        target = fake_result(node)
+        if not isinstance(target, Tensor) or has_strides_of(replacement, target):
             return replacement
-        must = view.root in self.found.fixed or wanted.is_contiguous()
-        if must or not all(is_torchs(user) for user in node.users):
-            return at.emit.laid_out_like(replacement, wanted)
+        must = view.root in self.usage.fixed or target.is_contiguous()
+        if must or not all(is_torch_function(user) for user in node.users):
+            return at.emit.laid_out_like(replacement, target)
         self.changed.add(node)
         # A node of its own: another exit may be the same view, and have its author's strides.
-        return at.emit.call(torch.permute, replacement, list(range(wanted.dim())))
+        return at.emit.call(torch.permute, replacement, list(range(target.dim())))
 
     def build(self, root: Root, at: _Place) -> _Built:
-        """A node for a root that is read at a place, and the dims that it is of it.
+        """A node for a root that is read at a place, and its dims over the root.
 
-        What is computed is computed once, where the author did; what is only read, where it is
-        read.
+        Computed roots are built once, where the author computed them; others where they are read.
         """
         if not operands(root, self.chosen):
             holder = held(self.trace, root, at.before, at.product)
             node, value = holder.node, fake_result(holder.node)
             is_written = holder.storage[1] > 0 and root.kind is not Kind.WEIGHT
             if is_written and isinstance(value, Tensor) and not is_contiguous(value):
-                # torch 2.11 takes what is written for contiguous, and views of it as copies.
+                # torch 2.11 treats a written tensor as contiguous, and views of it as copies.
                 node = at.emit.copied(node)
             return node, holder.map.dims
         if isinstance(root.origin, Compact):
@@ -202,7 +201,7 @@ class _Lowering:
         return at.emit.call(torch.einsum, origin.equation, *pieces), whole
 
     def _product(self, root: Root, x: fx.Node, at: _Place) -> fx.Node:
-        """The operator, told whose memory its weight is."""
+        """The operator of a product, with the owner of its weight's memory."""
         assert isinstance(root.origin, Contraction)
         dims, last = weight_dims(root.origin.factor), root.origin.factor.batch_last
         stored = self.weights.stored(root)
@@ -235,7 +234,7 @@ class _Lowering:
         return self.moved(View(root, identity(root.shape)), dims, at)
 
     def moved(self, view: View, want: Collection[Atoms], at: _Place) -> fx.Node:
-        """A node for a root, with the dims that are wanted."""
+        """A node for a view's root with the dims ``want``."""
         node, dims = self.build(view.root, at)
         return at.emit.move(node, dims, tuple(want))
 
@@ -272,7 +271,7 @@ def _with_one_batch_dim(dims: Sequence[Atoms], batch_last: bool) -> tuple[Atoms,
 
 
 def _close_empty_vmaps(graph: fx.Graph) -> None:
-    """Remove vmaps that nothing runs in any more."""
+    """Remove empty vmaps."""
     opened: list[fx.Node] = []
     for node in list(graph.nodes):
         name = getattr(node.target, "__name__", "")

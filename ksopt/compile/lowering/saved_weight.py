@@ -1,9 +1,9 @@
-"""Does the author's code keep a weight for the backward pass, or a copy of it?
+"""Detection of whether the author's code saves a weight for the backward pass, or a copy.
 
 Autograd refuses a backward pass when a tensor that it saved was written since. Code that multiplies
 a weight by `torch.bmm` saves the weight. Code that multiplies a copy, which `einsum`, `matmul` or
-autocast makes, saves the copy, and may write the weight before the backward pass. What replaces the
-product has to save the same.
+autocast creates, saves the copy, and may write the weight before the backward pass. The replacement
+has to save the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_saved(trace: Trace, product: Root, owner: fx.Node, known: dict[Hashable, 
         known: earlier results; the layers of a model repeat the same nodes.
 
     Returns:
-        True, too, where those nodes cannot be run alone.
+        True also if those nodes cannot be run alone.
     """
     assert isinstance(product.origin, Contraction)
     nodes = _between(trace, product, owner)
@@ -55,7 +55,7 @@ def is_saved(trace: Trace, product: Root, owner: fx.Node, known: dict[Hashable, 
 
 
 def _layer(trace: Trace, nodes: list[fx.Node], owner: fx.Node) -> Hashable:
-    """What decides of nodes: what they call, on tensors of which sizes."""
+    """A key of nodes: the functions they call, and the sizes of their tensors."""
     places = {node: at for at, node in enumerate([owner, *nodes])}
 
     def argument(one: fx.Node) -> Any:
@@ -89,14 +89,14 @@ def _is_saved(trace: Trace, nodes: list[fx.Node], owner: fx.Node, mode: FakeTens
     guards = mode.shape_env.suppress_guards() if mode.shape_env else contextlib.nullcontext()
     try:
         with mode, guards, hooks:
-            # All of them first: a vmap lets none be made inside it.
+            # All leaves first: none can be created inside a vmap.
             read = [one for node in nodes for one in node.all_input_nodes]
             values.update((one, _leaf(trace, one)) for one in {owner, *read} - {*nodes})
             for node in nodes:
                 with _in_region(trace, node, values[owner].device.type):
                     values[node] = _value(node, values)
                 depth += _opens_vmaps(node)
-    except Exception as error:  # whatever a node cannot do alone on fake tensors
+    except Exception as error:  # any failure of a node alone on fake tensors
         _log.debug("Its weight is copied: a product cannot run on fake tensors: %s", error)
         for _ in range(depth):
             torch._C._functorch._vmap_decrement_nesting()
@@ -105,12 +105,12 @@ def _is_saved(trace: Trace, nodes: list[fx.Node], owner: fx.Node, mode: FakeTens
 
 
 def _between(trace: Trace, product: Root, owner: fx.Node) -> list[fx.Node] | None:
-    """The nodes that make a product of its input and a weight, in their order."""
+    """The nodes that compute a product from its input and a weight, in their order."""
     assert isinstance(product.origin, Contraction)
     x = product.origin.x
-    if product.made_at is None:
+    if product.producer is None:
         return None
-    left, seen = [product.made_at], {product.made_at}
+    left, seen = [product.producer], {product.producer}
     while left:
         for node in left.pop().all_input_nodes:
             view = trace.views.get(node)
@@ -126,7 +126,7 @@ def _between(trace: Trace, product: Root, owner: fx.Node) -> list[fx.Node] | Non
 
 
 def _with_whole_vmaps(trace: Trace, nodes: list[fx.Node]) -> list[fx.Node]:
-    """The nodes, and all others of the vmaps that some of them are in: those run as a whole."""
+    """The nodes, and all others of the vmaps around them, which run as a whole."""
     inside = {node for node in nodes if trace.regions[node].vmap_depth}
     if not inside:
         return nodes
@@ -145,7 +145,7 @@ def _with_whole_vmaps(trace: Trace, nodes: list[fx.Node]) -> list[fx.Node]:
 
 
 def _opens_vmaps(node: fx.Node) -> int:
-    """How many vmaps a node opens; -1 where it closes one."""
+    """Number of vmaps that a node opens; -1 if it closes one."""
     name = getattr(node.target, "__name__", "")
     return (name == "_vmap_increment_nesting") - (name == "_vmap_decrement_nesting")
 
@@ -170,37 +170,37 @@ def _leaf(trace: Trace, node: fx.Node) -> Any:
 
 
 def _passes_gradients(trace: Trace, node: fx.Node) -> bool:
-    """Whether autograd follows a node's value to what requires gradients.
+    """Whether autograd follows a node's value to a tensor that requires gradients.
 
-    Nothing that is made under `inference_mode` has gradients, and under `no_grad` nothing but
-    views. Such a view says that it requires them, and passes none; what is made of it outside is
+    Tensors created under `inference_mode` have no gradients, and under `no_grad` only views have.
+    Such a view reports that it requires them, and passes none; results computed from it outside are
     followed again.
     """
-    return not _is_made_without(trace, node) and needs_grad(
-        node, lambda one: _is_made_without(trace, one) and not _is_bare_view(trace, one)
+    return not _is_created_without_grad(trace, node) and needs_grad(
+        node, lambda one: _is_created_without_grad(trace, one) and not _is_bare_view(trace, one)
     )
 
 
-def _is_made_without(trace: Trace, node: fx.Node) -> bool:
-    """Whether a tensor is made where no gradients are recorded."""
+def _is_created_without_grad(trace: Trace, node: fx.Node) -> bool:
+    """Whether a tensor is created where no gradients are recorded."""
     if node.op == "placeholder":
         return False
     region, own = trace.regions[node], memory_of(node)
     is_view = getattr(fake_result(node), "_is_view", bool)()
-    # One that an operation returns as it is (`contiguous`) is not made there.
+    # An input that an operation returns unchanged (`contiguous`) is not created there.
     is_same = not is_view and any(memory_of(one) == own for one in node.all_input_nodes)
     return (region.inference or not region.grad) and not (own is not None and is_same)
 
 
 def _is_bare_view(trace: Trace, node: fx.Node) -> bool:
-    """Whether what is made without gradients is a view that says it requires them."""
+    """Whether a tensor created without gradients is a view that reports to require them."""
     value = fake_result(node)
     return isinstance(value, Tensor) and value._is_view() and not trace.regions[node].inference
 
 
 @contextlib.contextmanager
 def _in_region(trace: Trace, node: fx.Node, device_type: str) -> Iterator[None]:
-    """What was in force where a node ran: gradients on or off, and autocast."""
+    """Context with the gradients and autocast state of a node."""
     region = trace.regions[node]
     dtype = region.autocast
     with (
@@ -217,13 +217,13 @@ def _is_detached(node: fx.Node) -> bool:
 
 
 def needs_grad(node: fx.Node, ends: Callable[[fx.Node], bool] = lambda _: False) -> bool:
-    """Whether a gradient of a node's value is recorded, as far as the graph tells.
+    """Whether a gradient of a node's value is recorded, as far as the graph shows.
 
     Args:
         node: of the graph.
-        ends: whether gradients of a node's inputs are none of its.
+        ends: whether gradients do not flow from a node to its inputs.
     """
-    # Dynamo leaves fakes that know; what it has run without gradients may come from a parameter.
+    # Dynamo's fake results know; those computed without gradients may depend on a parameter.
     left, seen = [node], {node}
     while left:
         one = left.pop()

@@ -1,9 +1,9 @@
-"""Results of which a caller can tell which tensors share their memory.
+"""Results whose memory sharing a caller can observe.
 
-What replaces a result may have other strides, and so may what is computed from that. A copy by
-strides, as `flatten`, is then a view where the author's is a copy, or the other way round. A caller
-can tell the two apart where both the copy and what it is of are returned, where one is written and
-the other read, and where gradients are off (a view requires gradients there, a copy does not).
+The replacement of a result may have other strides, and so may values computed from it. A copy by
+strides, as `flatten`, is then a view where the author's is a copy, or vice versa. A caller can
+distinguish the two if both the copy and its source are returned, if one is written and the other
+read, and if gradients are off (a view requires gradients there, a copy does not).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ksopt.compile.lowering.products import CannotLowerError, is_rewritten, prod
 def fixed_in_memory(
     graph: fx.Graph, trace: Trace, chosen: Collection[Root]
 ) -> tuple[dict[Root, fx.Node], set[Root]]:
-    """Such results with their first nodes, and those of them that may be no views.
+    """Results with observable sharing and their first nodes, and those that may not be views.
 
-    The node that made such a result is replaced by a tensor of its strides, and all its views and
-    copies are taken of that as the author took them.
+    The node that computed such a result is replaced by a tensor of its strides, and all its views
+    and copies are taken of that as in the author's code.
 
     Raises:
-        CannotLowerError: no node's value is all of such a result when it is made.
+        CannotLowerError: no node holds all of such a result where it is computed.
     """
     names: dict[Root, set[fx.Node]] = {}
     for node, view in trace.views.items():
@@ -47,10 +47,10 @@ def fixed_in_memory(
             trace.is_intact(trace.memory[node]) for node in nodes | sharing if node in trace.memory
         )
         is_named_twice = sum(node in sharing for node in returned) > 1
-        if not is_written and not is_named_twice and not copies.tell_strides_of(root, nodes):
+        if not is_written and not is_named_twice and not copies.observe_strides_of(root, nodes):
             continue
         first = root.holder
-        if first is None or first.node is not root.made_at:
+        if first is None or first.node is not root.producer:
             raise CannotLowerError(
                 product_of(root),
                 "its result is written in place, returned under two names, or copied where "
@@ -65,9 +65,9 @@ def fixed_in_memory(
 def writes_inputs_that_share(graph: fx.Graph, trace: Trace) -> bool:
     """Whether two inputs of a graph share memory that it writes.
 
-    AOTAutograd (seen in 2.13) then takes the number of the tensor that two returned views are of
-    for the number of an input, and fails when the graph is called. So such a tensor is returned as
-    it is, as the author's is, and not as a view.
+    AOTAutograd (seen in 2.13) then confuses the number of the tensor that two returned views share
+    with the number of an input, and fails when the graph is called. So such a tensor is returned
+    itself, as in the author's code, and not as a view.
     """
     inputs = [node for node in graph.nodes if node.op == "placeholder" and node in trace.memory]
     storages = Counter(trace.memory[node][0] for node in inputs)
@@ -78,8 +78,8 @@ def _returned(graph: fx.Graph) -> list[fx.Node]:
     return [one for node in graph.nodes if node.op == "output" for one in node.all_input_nodes]
 
 
-# These copy or take a view, by the strides of what they read. A view is one of the author's, and a
-# reshape where other strides came before it (`emit.views_to_reshapes`).
+# These copy or take a view, depending on the strides of their input. A view is one of the author's,
+# and a reshape if its input has other strides (`emit.views_to_reshapes`).
 _COPIES_BY_STRIDES = frozenset(
     {
         *("contiguous", "einsum", "flatten", "ravel", "reshape", "reshape_as", "to", "type"),
@@ -92,8 +92,8 @@ class CopiesByStrides:
     """The copies by strides of a graph.
 
     Attributes:
-        sources: each copy, and what it is of.
-        told: those that a caller can tell from views wherever they are taken.
+        sources: the source of each copy.
+        observable: the copies that a caller can distinguish from views wherever they are taken.
     """
 
     def __init__(self, graph: fx.Graph, trace: Trace) -> None:
@@ -103,41 +103,47 @@ class CopiesByStrides:
         self.sources = {
             node: node.all_input_nodes[0] for node in graph.nodes if _copies_by_strides(node)
         }
-        self.told = {node for node in self.sources if self._is_told(node)}
+        self.observable = {node for node in self.sources if self._is_observable(node)}
 
-    def tell_strides_of(self, root: Root, nodes: Collection[fx.Node]) -> bool:
-        """Whether a copy of a root, or of what is computed from it, tells what strides it has.
+    def observe_strides_of(self, root: Root, nodes: Collection[fx.Node]) -> bool:
+        """Whether a copy of a root, or of a value computed from it, makes its strides observable.
 
         Args:
             root: the root.
-            nodes: its views. A contiguous one is replaced by one that is contiguous.
+            nodes: its views. A contiguous one is replaced by a contiguous one.
         """
-        made = None if root.made_at is None else self._trace.regions[root.made_at]
-        telling = self._telling(made)
-        if not {one for copy in telling for one in (copy, self.sources[copy])}.isdisjoint(nodes):
+        created_in = None if root.producer is None else self._trace.regions[root.producer]
+        observing = self._observing(created_in)
+        if not {one for copy in observing for one in (copy, self.sources[copy])}.isdisjoint(nodes):
             return True
         strided = [node for node in nodes if not is_contiguous(fake_result(node))]
-        return bool(strided) and not self._told_by(telling).isdisjoint(strided)
+        return bool(strided) and not self._observed_by(observing).isdisjoint(strided)
 
-    def told_of(self, made: Region | None) -> set[fx.Node]:
-        """The nodes whose strides a copy tells, of what is made where this is in force."""
-        return self._told_by(self._telling(made))
+    def observed_strides_of(self, created_in: Region | None) -> set[fx.Node]:
+        """The nodes whose strides a copy makes observable, for values created in a region."""
+        return self._observed_by(self._observing(created_in))
 
-    def _telling(self, made: Region | None) -> set[fx.Node]:
-        """Those that are told, and those taken where gradients are off and not where it is made."""
+    def _observing(self, created_in: Region | None) -> set[fx.Node]:
+        """The observable copies, and those whose region has other gradients than the creation."""
         regions = self._trace.regions
-        return self.told | {
+        return self.observable | {
             node
             for node in self.sources
-            if made is not None and node in regions and not regions[node].records_like(made)
+            if created_in is not None
+            and node in regions
+            and not regions[node].records_like(created_in)
         }
 
-    def _told_by(self, telling: set[fx.Node]) -> set[fx.Node]:
-        told = telling | self._trace.told_strides
-        return told | reached(told, lambda node: node.all_input_nodes) if told else told
+    def _observed_by(self, observing: set[fx.Node]) -> set[fx.Node]:
+        observed = observing | self._trace.observed_strides
+        return (
+            observed | reached(observed, lambda node: node.all_input_nodes)
+            if observed
+            else observed
+        )
 
-    def _is_told(self, copy: fx.Node) -> bool:
-        """Whether what it is of is returned too, or one is written and the other read later."""
+    def _is_observable(self, copy: fx.Node) -> bool:
+        """Whether a copy's source is returned too, or one is written and the other read later."""
         source = self.sources[copy]
         sharing = may_share_memory([source])
         if sum(node in sharing for node in self._returned) > 1:
@@ -156,18 +162,18 @@ class CopiesByStrides:
         return False
 
 
-def told_of_inputs(graph: fx.Graph, trace: Trace) -> set[fx.Node]:
-    """The inputs of a graph whose strides it tells, to who calls it or to who calls that."""
+def inputs_with_observed_strides(graph: fx.Graph, trace: Trace) -> set[fx.Node]:
+    """The inputs of a graph whose strides it makes observable to its direct or indirect callers."""
     first = next(iter(trace.regions.values()), None)
-    told = CopiesByStrides(graph, trace).told_of(first)
-    return {node for node in told if node.op == "placeholder"}
+    observed = CopiesByStrides(graph, trace).observed_strides_of(first)
+    return {node for node in observed if node.op == "placeholder"}
 
 
 def _last_reads(graph: fx.Graph, trace: Trace) -> dict[int, float]:
-    """For each memory: the position of the last node that reads it.
+    """The position of the last node that reads each memory.
 
-    A backward pass may read what a node reads where gradients are on: that is after all nodes.
-    And so may who calls the graph read its inputs.
+    Infinite for inputs of nodes with gradients on, which a backward pass may read after all nodes,
+    and for inputs of the graph, which its caller may read.
     """
     inputs = [node for node in graph.nodes if node.op == "placeholder" and node in trace.memory]
     last: dict[int, float] = {trace.memory[node][0]: math.inf for node in inputs}
@@ -182,7 +188,7 @@ def _last_reads(graph: fx.Graph, trace: Trace) -> dict[int, float]:
 
 
 def may_share_memory(nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """Nodes that share memory with one of these, or would if it had other strides."""
+    """Nodes that share memory with one of these, or would with other strides."""
     memories = {memory_of(node) for node in nodes} - {None}
     sharing: set[fx.Node] = set()
     to_visit = list(nodes)

@@ -1,6 +1,6 @@
-"""Layers of the same patterns that read one input, as one launch: queries, keys and values.
+"""Siblings: layers of the same patterns on one input in one launch, as queries, keys and values.
 
-Their results lie side by side in one tensor, of which each reader gets its part.
+Their results are side by side in one tensor, of which each reader gets its part.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import fx
 
 from ksopt import ops
 from ksopt.compile.capture.nodes import fake_result
-from ksopt.compile.lowering.emit import Emitter, is_torchs, views_to_reshapes
-from ksopt.compile.lowering.kept_strides import may_leave_as_a_view
+from ksopt.compile.lowering.author_strides import may_leave_as_a_view
+from ksopt.compile.lowering.emit import Emitter, is_torch_function, views_to_reshapes
 from ksopt.compile.lowering.layer import Layer, vector
 from ksopt.kernels.problem import Problem
 
@@ -24,7 +24,7 @@ _MOST_STEPS = 20
 
 
 def problem_of(layers: Iterable[Layer]) -> Problem:
-    """What siblings compute together."""
+    """The problem that siblings form."""
     first, *others = layers
     return with_changes(first.problem, siblings=1 + len(others))
 
@@ -34,11 +34,11 @@ def groups(
     layers: Mapping[fx.Node, Layer],
     is_whole: Callable[..., bool],
 ) -> Iterator[list[fx.Node]]:
-    """Nodes of siblings that one launch computes, and faster than a launch each.
+    """Groups of siblings that one launch computes faster than a launch each.
 
     Args:
-        graph: that they are in.
-        layers: each node's, all of which one launch computes.
+        graph: of the layers.
+        layers: the layer of each node, all of which one launch computes.
         is_whole: judges the problem of all of a group; called with it and the layers.
     """
     order = {node: at for at, node in enumerate(graph.nodes)}
@@ -60,14 +60,14 @@ def groups(
 
 
 def _may_be_a_part(node: fx.Node) -> bool:
-    """Whether nobody sees that a result's rows do not follow each other."""
-    return all(map(is_torchs, node.users)) and not may_leave_as_a_view(node)
+    """Whether nothing observes that a result's rows are not adjacent."""
+    return all(map(is_torch_function, node.users)) and not may_leave_as_a_view(node)
 
 
 def _can_be_first(
     group: list[fx.Node], layers: Mapping[fx.Node, Layer], order: Mapping[fx.Node, int]
 ) -> bool:
-    """Whether what all of a group read can be there before the first one's result."""
+    """Whether all inputs of a group can be available before the first one's result."""
     needed = [one for node in group for one in _read(layers[node])]
     return all(_is_movable(one, order[group[0]], order) for one in needed)
 
@@ -78,7 +78,7 @@ def _read(layer: Layer) -> list[fx.Node]:
 
 
 def _is_movable(node: fx.Node, before: int, order: Mapping[fx.Node, int]) -> bool:
-    """Whether a node stands before a place, or is made of inputs of the graph alone."""
+    """Whether a node precedes a place, or is computed from inputs of the graph alone."""
     left, steps = [node], 0
     while left:
         one = left.pop()
@@ -92,14 +92,14 @@ def _is_movable(node: fx.Node, before: int, order: Mapping[fx.Node, int]) -> boo
 
 
 def replace(graph: fx.Graph, layers: Mapping[fx.Node, Layer]) -> dict[fx.Node, fx.Node]:
-    """Put one operator in the place of siblings, where the first one's result is.
+    """Replace siblings by one operator, at the first one's result.
 
     Args:
-        graph: that they are in.
+        graph: of the layers.
         layers: of one group, in its order.
 
     Returns:
-        What is in the place of which node.
+        The replacement of each node.
     """
     first = next(iter(layers))
     order = {node: at for at, node in enumerate(graph.nodes)}
@@ -132,7 +132,7 @@ def replace(graph: fx.Graph, layers: Mapping[fx.Node, Layer]) -> dict[fx.Node, f
 
 
 def _puts_side_by_side(node: fx.Node, parts: list[fx.Node]) -> bool:
-    """Whether a node concatenates just the parts of a tensor, in their order."""
+    """Whether a node concatenates exactly the parts of a tensor, in their order."""
     if node.target not in (torch.cat, torch.concat, torch.concatenate) or not node.args:
         return False
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
@@ -145,7 +145,7 @@ def _is_not_of(layer: Layer) -> Callable[[fx.Node], bool]:
 
 
 def _move(node: fx.Node, before: fx.Node, order: Mapping[fx.Node, int]) -> None:
-    """Move a node, and what it is made of, before another one."""
+    """Move a node and its operands before another node."""
     if order[node] < order[before]:
         return
     for one in node.all_input_nodes:

@@ -1,7 +1,7 @@
 """Activations that an author spelled by elementwise operations, as GPT-2 does its GELU.
 
-They are recognised by what they compute: the nodes between a value and what is made of it alone are
-run in float64 on numbers, and compared with the activations that an epilogue may have.
+They are recognised by their values: the nodes that depend on a value alone are run in float64 on
+samples, and compared with the activations that an epilogue may have.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _METHODS = frozenset(
 _MOST_NODES = 16
 """GPT-2's GELU has 8."""
 _REACH = 64
-"""Nodes of the graph that are looked at; the spelled ones may stand apart."""
+"""Nodes of the graph that are searched; the spelled ones need not be adjacent."""
 _TOLERANCE = 1e-6
 """Largest difference: constants are often written with ten digits; the two GELUs differ by 5e-4."""
 
 
 @dataclass(frozen=True)
 class Spelled:
-    """An activation of a value.
+    """An activation of a value, spelled by several nodes.
 
     Attributes:
-        activation: which.
-        nodes: those that compute it, in the order of the graph; the last one is its result.
+        activation: its name.
+        nodes: the nodes that compute it, in the order of the graph; the last is its result.
     """
 
     activation: Activation
@@ -56,7 +56,7 @@ class Spelled:
 
 
 def spelled_activation(value: fx.Node) -> Spelled | None:
-    """The activation that is all that is made of a value; None if there is none.
+    """The activation that is the only use of a value; None if there is none.
 
     Args:
         value: a node that holds a tensor.
@@ -73,7 +73,7 @@ def spelled_activation(value: fx.Node) -> Spelled | None:
 
 
 def _closed(value: fx.Node) -> Iterator[tuple[fx.Node, ...]]:
-    """Elementwise nodes of a value alone, whose last one alone is read by others."""
+    """Groups of elementwise nodes on a value, of which only the last is read by others."""
     nodes: list[fx.Node] = []
     inside = {value}
     node = value
@@ -84,7 +84,7 @@ def _closed(value: fx.Node) -> Iterator[tuple[fx.Node, ...]]:
         if not inside.intersection(node.all_input_nodes):
             continue
         if not _is_elementwise_of(node, inside, value):
-            return  # it reads what would be computed no more
+            return  # it reads an intermediate result
         nodes.append(node)
         if all(user in inside or user is node for one in inside for user in one.users):
             yield tuple(nodes)
@@ -110,7 +110,7 @@ def _samples() -> Tensor:
 
 
 def _evaluated(value: fx.Node, nodes: Collection[fx.Node]) -> Tensor | None:
-    """What the last node is for each of `_samples`; None where that cannot be run."""
+    """The last node's value for each of `_samples`; None if it cannot be computed."""
     known: dict[fx.Node, Any] = {value: _samples()}
     try:
         with torch.no_grad():

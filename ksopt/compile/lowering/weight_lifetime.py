@@ -1,8 +1,8 @@
-"""A product's weight in memory: is it stored in the model or computed at each call, is it trained?
+"""Lifetime of a product's weight: stored in the model or computed at each call, trained or not.
 
-What ksopt's operator prepares of a weight is kept for as long as the weight stays as it is. That
-takes a weight that is there between two calls: a view of a parameter or a buffer. One that the
-graph computes (masked, stacked, copied into another order) is a new tensor at each call.
+ksopt's operator caches the prepared form of a weight until the weight changes. That requires a
+weight that persists between two calls: a view of a parameter or a buffer. A weight that the graph
+computes (masked, stacked, copied into another order) is a new tensor at each call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Stored:
 
     Attributes:
         owner: the node of that parameter or buffer.
-        root: the weight as it is stored, maybe in another dtype than the product's.
+        root: the stored weight, maybe in another dtype than the product's.
     """
 
     owner: fx.Node
@@ -62,7 +62,7 @@ class Weights:
                     self._owners.setdefault(memory, node)
 
     def stored(self, product: Root) -> Stored | None:
-        """Where a product's weight is stored; None if it is computed at each call."""
+        """The stored weight of a product; None if it is computed at each call."""
         stored = self._in_memory(product)
         if stored is None:
             return None
@@ -70,10 +70,10 @@ class Weights:
         return None if self._is_written(matrix) else stored
 
     def to_be_copied(self, product: Root) -> Stored | None:
-        """Where a product's weight is stored, if the author's code saves no memory of it.
+        """The stored weight of a product, if the author's code saves a copy of it.
 
-        None, too, where nothing is saved of it: where no gradient of its input is recorded. And for
-        a trained weight that is cast: the operator casts it, and saves that.
+        None if nothing is saved, because no gradient of the product's input is recorded, and for a
+        trained weight that is cast: the operator casts it, and saves the result.
         """
         assert isinstance(product.origin, Contraction)
         stored = self._in_memory(product)
@@ -119,9 +119,9 @@ class Weights:
     def passes_gradients(self, product: Root) -> bool:
         """Whether gradients of a product's input are recorded."""
         assert isinstance(product.origin, Contraction)
-        if not self._records(product) or product.made_at is None:
+        if not self._records(product) or product.producer is None:
             return False
-        for node in product.made_at.all_input_nodes:
+        for node in product.producer.all_input_nodes:
             view = self._trace.views.get(node)
             if (view is None or view.root.kind is Kind.ACTIVATION) and needs_grad(node):
                 return True
@@ -140,22 +140,22 @@ class Weights:
         return x.holder is not None and needs_grad(x.holder.node)
 
     def _records(self, product: Root) -> bool:
-        made_at = product.made_at
-        return made_at is not None and self._trace.regions[made_at].grad
+        producer = product.producer
+        return producer is not None and self._trace.regions[producer].grad
 
     def _records_like(self, one: Root, other: Root) -> bool:
-        """Whether gradients flow alike where two roots were made."""
+        """Whether gradients flow alike at the producers of two roots."""
         regions = self._trace.regions
-        if one.made_at is None or other.made_at is None:
+        if one.producer is None or other.producer is None:
             return False
-        return regions[one.made_at].records_like(regions[other.made_at])
+        return regions[one.producer].records_like(regions[other.producer])
 
     def _is_written(self, root: Root) -> bool:
         return root.storage is not None and root.storage[0] in self._trace.writes
 
 
 def _matrix(root: Root) -> Root:
-    """What holds a weight in memory: a dense matrix, where the weight is part of one."""
+    """The root that holds a weight in memory: the dense matrix, if the weight is part of one."""
     return root.origin.matrix if isinstance(root.origin, Compact) else root
 
 
@@ -168,7 +168,7 @@ def _is_view(node: fx.Node, have: object, want: object) -> bool:
 
 
 def _held(root: Root) -> Iterator[fx.Node]:
-    """The nodes that hold a weight, or what it is made of."""
+    """The nodes that hold a weight, or the parts it is computed from."""
     if root.holder is not None:
         yield root.holder.node
     elif isinstance(root.origin, Cast):

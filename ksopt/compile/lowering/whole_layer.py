@@ -1,10 +1,10 @@
-"""Is a layer faster as a whole than by a launch a factor and what Inductor fuses behind them?
+"""Decision whether a layer is faster as a whole than by a launch per factor with Inductor's fusion.
 
-As a whole it is one launch, or the product by one matrix or factor, with what surrounds that.
-Behind separate launches Inductor does all of it in one kernel, where the race of the autotuner
-calls PyTorch's operations one after another: what these take more is taken off. Siblings are
-compared with a launch each, too, with a gate also with one launch before it, and two layers with
-the faster way of each.
+As a whole it is one launch, or the product by one matrix or factor, with its epilogue. Behind
+separate launches Inductor computes the epilogue in one kernel, where the race of the autotuner
+calls PyTorch's operations one after another: their extra time is subtracted. Siblings are also
+compared with a launch each, a gate also with one launch before it, and two layers with the faster
+implementation of each.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def is_whole(
     reader_activates: bool = False,
     tune: str | None = None,
 ) -> bool:
-    """Whether one launch computes a problem, and faster.
+    """Whether one launch computes a problem faster than several.
 
     Args:
         problem: a layer, or two.
         batch: rows of x.
-        device: where.
+        device: of the operands.
         weights: "stored" ones are inputs of the graph; others are prepared at each call: those that
-            are "computed" in the graph, and "trained" ones, where what is between the factors is
-            kept, too.
-        reader_activates: whether one kernel of Inductor's reads the result, whatever is done here,
-            and can add the bias and activate as well: then products alone are compared with, too.
+            are "computed" in the graph, and "trained" ones, for which the intermediate results
+            between the factors are saved, too.
+        reader_activates: whether a kernel of Inductor's reads the result in any case and can add
+            the bias and activate as well: then products alone are compared with, too.
         tune: "measure" times it on random operands where nothing is recorded; "model" predicts;
-            "off" says no. None takes what ``KSOPT_TUNE`` says.
+            "off" returns False. None takes the value of ``KSOPT_TUNE``.
     """
     tune = settings.tuning() if tune is None else tune
     spec = backend_of(device.type).spec(device)
@@ -75,16 +75,18 @@ def is_whole(
         apart = min(apart, several)
     if reader_activates:
         apart = min(apart, *times(replace(problem, epilogue=EMPTY)))
-    if problem.second is not None and tune == "measure":  # what is predicted counts the best ways
+    if (
+        problem.second is not None and tune == "measure"
+    ):  # predictions assume the best implementations
         apart = min(apart, sum(min(times(layer)) for layer in problem.layers()))
     return whole < apart
 
 
 def in_words(problem: Problem, batch: int, device: torch.device, weights: Weights) -> str:
-    """What computes a problem as a whole.
+    """Description of what computes a problem as a whole.
 
     Args:
-        problem, batch, device, weights: as for `is_whole`, which says that it does.
+        problem, batch, device, weights: as for `is_whole`, which must be true.
     """
     choice = planner.whole_choice(problem, batch, device, weights != "stored")
     if choice is None or choice.way != MERGED:
@@ -96,7 +98,7 @@ def in_words(problem: Problem, batch: int, device: torch.device, weights: Weight
 def _predicted(
     problem: Problem, batch: int, spec: DeviceSpec, changing: bool
 ) -> tuple[float, float]:
-    """Microseconds as a whole, and of several launches with one kernel behind those of a layer."""
+    """Predicted us as a whole, and of several launches with one kernel behind those of a layer."""
     whole = registry.best_kernels(problem, batch, spec, most=1)
     whole += [] if changing else registry.by_merging(problem, batch, spec)
     (parts,) = registry.plain(problem, batch, spec)
@@ -106,7 +108,7 @@ def _predicted(
 def _measured(
     problem: Problem, batch: int, device: torch.device, spec: DeviceSpec, changing: bool
 ) -> tuple[float, float]:
-    """The same as timed; infinite where nothing could be."""
+    """Measured us as a whole and of several launches; infinite if there are none."""
     try:
         record = plan_autotuner.tuned(problem, batch, device)
     except (KsoptError, torch.OutOfMemoryError):
@@ -125,13 +127,13 @@ def _measured(
 
 
 def _gate_us(problem: Problem, batch: int, multiprocessors: int) -> float:
-    """Inductor's kernel that multiplies two siblings' results."""
+    """Microseconds of Inductor's kernel that multiplies two siblings' results."""
     size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
     return elementwise_us((3 + problem.epilogue.residual) * size, multiprocessors)
 
 
 def _fused_gain_us(problem: Problem, batch: int, multiprocessors: int) -> float:
-    """What one kernel behind separate launches saves of one for each step."""
+    """Microseconds that one kernel for all steps of the epilogue saves over one per step."""
     after = problem.epilogue
     size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
     parts = 1 + after.is_gated  # a bias is added to each

@@ -11,18 +11,18 @@ from ksopt.reference import chain_to_dense
 
 
 @given(st.tuples(*[st.integers(1, 5)] * 4))
-def test_a_factor_is_found_in_its_own_matrix(numbers):
+def test_a_factor_is_recognised_in_its_own_matrix(numbers):
     pattern = Pattern(*numbers)
     weight = torch.rand(pattern.weight_shape) + 0.5
     dense = chain_to_dense([weight])
-    found = pattern_of(dense)
+    actual = pattern_of(dense)
     if pattern.a * pattern.d == 1:
-        assert found is None
+        assert actual is None
         return
-    assert found is not None
-    assert found.a * found.d >= pattern.a * pattern.d  # a diagonal has several names
-    assert fits(dense, found)
-    assert found.nnz <= pattern.nnz
+    assert actual is not None
+    assert actual.a * actual.d >= pattern.a * pattern.d  # a diagonal has several names
+    assert fits(dense, actual)
+    assert actual.nnz <= pattern.nnz
 
 
 def test_holes_inside_the_support_do_not_matter():
@@ -56,4 +56,4 @@ def test_only_what_is_frozen_is_looked_at():
         uncounted = dense.clone()
     values = FrozenValues([dense, trained, uncounted, dense.flatten(), 3, dense.to("meta")])
     assert [values.pattern(at) for at in range(7)] == [Pattern(2, 4, 4, 1), *[None] * 6]
-    assert values.found == {0: Pattern(2, 4, 4, 1)}
+    assert values.patterns == {0: Pattern(2, 4, 4, 1)}

@@ -21,7 +21,7 @@ def by_relu(y):
 
 
 class SeenThroughAView(nn.Module):
-    """The product is written, and read through a view that was made before."""
+    """The product is written, and read through an earlier view."""
 
     def __init__(self, write):
         super().__init__()
@@ -42,8 +42,8 @@ def test_a_write_is_seen_through_older_views(write, dynamic, compiled_by_eager):
     model, x = SeenThroughAView(write), torch.randn(7, 24)
     with torch.no_grad():
         expected = model(x)
-        found = torch.compile(model, backend="ksopt", dynamic=dynamic)(x)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        actual = torch.compile(model, backend="ksopt", dynamic=dynamic)(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def by_squeeze(y):
@@ -76,8 +76,8 @@ def test_a_shape_that_is_changed_in_place(turn, reason, dynamic, compiled_by_eag
         return turn(x.view(-1, 4, 1, 8) @ weight).flatten(1)
 
     x = torch.randn(5, 32)
-    found = torch.compile(layer, backend="ksopt", dynamic=dynamic)(x)
-    torch.testing.assert_close(found, layer(x), rtol=1e-4, atol=1e-5)
+    actual = torch.compile(layer, backend="ksopt", dynamic=dynamic)(x)
+    torch.testing.assert_close(actual, layer(x), rtol=1e-4, atol=1e-5)
     (site,) = compiled_by_eager.reports[-1].sites
     assert site.verdict is (Verdict.LOWERED if reason is None else Verdict.MISSED)
     assert (reason or "") in site.reason

@@ -46,12 +46,12 @@ def check(index_map: IndexMap, root: tuple[int, ...], expected: torch.Tensor) ->
 
 
 def factorizations(total: int) -> list[tuple[int, ...]]:
-    found = [(total,), (1, total)]
+    actual = [(total,), (1, total)]
     for one in range(2, total):
         if total % one == 0:
-            found.append((one, total // one))
-            found += [(one, *rest) for rest in factorizations(total // one) if len(rest) == 2]
-    return found
+            actual.append((one, total // one))
+            actual += [(one, *rest) for rest in factorizations(total // one) if len(rest) == 2]
+    return actual
 
 
 def step(data: st.DataObject, index_map: IndexMap, tensor: torch.Tensor):
@@ -73,8 +73,8 @@ def step(data: st.DataObject, index_map: IndexMap, tensor: torch.Tensor):
         length = data.draw(st.integers(1, tensor.shape[dim] - start))
         stride = data.draw(st.sampled_from([1, 1, 2]))
         index = torch.arange(start, start + length, stride)
-        found = narrow(index_map, dim, start, len(index), stride)
-        return found, tensor.index_select(dim, index)
+        actual = narrow(index_map, dim, start, len(index), stride)
+        return actual, tensor.index_select(dim, index)
     except NotNestedError:
         return None, tensor
 
@@ -113,7 +113,7 @@ def test_maps_compose_as_the_tensors_do(data):
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_whole_movements_are_never_refused(root):
-    """Refusing is always right, so what must not be refused is said here."""
+    """Cases that must not be refused, because refusing is always correct."""
     tensor = torch.arange(math.prod(root)).reshape(root)
     back = identity(root)
     for order in ([*range(1, len(root)), 0], list(range(len(root)))[::-1]):

@@ -1,4 +1,4 @@
-"""Which products are Kronecker-sparse: random factors, and what is refused."""
+"""Recognition of Kronecker-sparse products: random factors, and refused products."""
 
 import itertools
 
@@ -72,7 +72,7 @@ def test_any_order_of_the_axes_is_the_same_product(x_order, w_order, y_order, nu
 
 
 def gathered(root, dims):
-    """The tensor whose dims are made of atoms of a root, element by element."""
+    """The tensor with dims of a root's atoms, element by element."""
     shape = [torch.Size([atom.size for atom in atoms]).numel() for atoms in dims]
     atoms = [atom for group in dims for atom in group]
     values = []
@@ -122,7 +122,7 @@ def test_batch_dims_that_run_on_are_one():
     ],
 )
 def test_what_is_none_is_refused_with_the_reason(variables, x_shape, w_shape, reason):
-    made = [
+    created = [
         Variable(
             size,
             None if x is None else Atom(x, size, 1),
@@ -132,4 +132,4 @@ def test_what_is_none_is_refused_with_the_reason(variables, x_shape, w_shape, re
         for size, x, w, summed in variables
     ]
     with pytest.raises(NotKroneckerSparseError, match=reason):
-        recognise(made, x_shape, w_shape)
+        recognise(created, x_shape, w_shape)

@@ -1,4 +1,4 @@
-"""Nodes that are not run: what is noted of them is what running them would have shown."""
+"""Nodes that are not run: their records equal those of running them."""
 
 import copy
 import importlib.util
@@ -27,7 +27,7 @@ def load(path: Path):
     return module
 
 
-def told(report):
+def site_rows(report):
     return report.notes, [
         (site.chain, site.batch, site.verdict, site.reason, site.epilogue, site.flops)
         for site in report.sites
@@ -46,7 +46,7 @@ def test_the_same_sites_as_by_running_every_node(path, dynamic, monkeypatch):
     def both(gm, inputs):
         def rewritten(graph):
             values = FrozenValues(inputs)
-            return told(rewrite_graph(graph, inputs, judge(inputs, None), values))
+            return site_rows(rewrite_graph(graph, inputs, judge(inputs, None), values))
 
         as_it_is = gm.forward
         short = rewritten(copy.deepcopy(gm))
@@ -97,9 +97,9 @@ def mapped(x):
 
 @pytest.mark.parametrize("model", [masks_and_dropout, mapped])
 def test_products_and_masks_are_not_run(model, monkeypatch):
-    found = ran(model, torch.randn(6, 32), monkeypatch)
-    assert not found & {"aten::bmm", "aten::mm", "aten::cat", "aten::native_dropout", "aten::mul"}
-    assert not found & {"aten::bitwise_and", "aten::gt", "aten::matmul", "aten::permute"}
+    actual = ran(model, torch.randn(6, 32), monkeypatch)
+    assert not actual & {"aten::bmm", "aten::mm", "aten::cat", "aten::native_dropout", "aten::mul"}
+    assert not actual & {"aten::bitwise_and", "aten::gt", "aten::matmul", "aten::permute"}
 
 
 def with_bias(x):

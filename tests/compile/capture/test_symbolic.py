@@ -10,7 +10,7 @@ from ksopt.compile.sites import Verdict
 
 
 class TensorTrainBesideBlocks(nn.Module):
-    """A tensor train, whose last dim is asked for as -1, and then a factor (4, 16, 16, 1)."""
+    """A tensor train, whose last dim is passed as -1, and then a factor (4, 16, 16, 1)."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Weights are kept for every pair of groups; here each group meets its own: a diagonal."""
+"""Weights of every pair of groups, of which each group reads its own: a diagonal."""
 
 import torch
 from torch import nn

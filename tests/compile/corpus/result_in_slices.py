@@ -1,4 +1,4 @@
-"""A loop that writes the product of each piece into memory made for all, from the last on."""
+"""A loop that writes the product of each piece, from the last on, into one allocated tensor."""
 
 import torch
 from torch import nn

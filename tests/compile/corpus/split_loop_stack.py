@@ -1,4 +1,4 @@
-"""A loop that indexes one weight tensor and stacks what comes out."""
+"""A loop that indexes one weight tensor and stacks the results."""
 
 import torch
 from torch import nn

@@ -181,8 +181,8 @@ def test_what_is_read_elsewhere_too_stays(toy):
         return F.gelu(y), y
 
     with torch.no_grad():
-        found, graph, _ = graphs_of(model, x)
-        for one, other in zip(found, model(x), strict=True):
+        graphs, graph, _ = graphs_of(model, x)
+        for one, other in zip(graphs, model(x), strict=True):
             torch.testing.assert_close(one, other)
     (node,) = chains(graph)
     assert node.args[4] == "none"
@@ -223,7 +223,7 @@ def test_only_one_value_for_each_feature_is_a_bias(shape):
 
 
 def test_the_product_and_its_bias_are_absorbed_where_gradients_are_recorded():
-    """The backward pass reads what the activation is applied to."""
+    """The backward pass reads the input of the activation."""
     layer, x = ByEinsum(), torch.randn(6, 32)
     _, graph, report = graphs_of(lambda x: F.gelu(layer(x)) + x, x)
     (node,) = chains(graph)
@@ -326,8 +326,8 @@ def test_results_that_are_returned_have_memory_of_their_own():
         return model.q(x), model.k(x), F.relu(model.v(x))
 
     with torch.no_grad():
-        found, graph, _ = graphs_of(function, x)
-        for one, other in zip(found, function(x), strict=True):
+        graphs, graph, _ = graphs_of(function, x)
+        for one, other in zip(graphs, function(x), strict=True):
             torch.testing.assert_close(one, other)
             assert one.is_contiguous()
     assert len(chains(graph)) == 3
@@ -342,8 +342,8 @@ def test_views_that_are_returned_lie_as_the_authors():
         return F.scaled_dot_product_attention(*heads), *heads[1:]
 
     with torch.no_grad():
-        made, graph, _ = graphs_of(function, x)
-        for one, other in zip(made, function(x), strict=True):
+        created, graph, _ = graphs_of(function, x)
+        for one, other in zip(created, function(x), strict=True):
             torch.testing.assert_close(one, other)
             assert one.stride() == other.stride()
     assert len(chains(graph)) == 3

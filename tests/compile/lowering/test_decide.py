@@ -1,4 +1,4 @@
-"""Whether a site is lowered: by times that are measured, kept, or predicted."""
+"""Decisions on sites by measured, stored or predicted times."""
 
 import dataclasses
 import threading
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ksopt.compile.lowering import benchmark, decide
-from ksopt.compile.lowering.benchmark import Question, Times, by_clock
+from ksopt.compile.lowering.benchmark import Question, Times, measured_times
 from ksopt.compile.lowering.decide import by_times, measured
 from ksopt.compile.sites import Place, Site, Verdict
 from ksopt.errors import InvalidInputError
@@ -25,7 +25,7 @@ CHAIN = Chain.parse("(1,8,4,4)*(4,4,8,1)")
 
 
 def site(batch=64):
-    return Site("n", Place(), "bmm", Verdict.KEPT, "", CHAIN, batch, "float32")
+    return Site("n", Place(), "bmm", Verdict.NOT_LOWERED, "", CHAIN, batch, "float32")
 
 
 def test_the_faster_one_is_taken_and_a_tie_is_lowered():
@@ -37,16 +37,16 @@ def test_the_faster_one_is_taken_and_a_tie_is_lowered():
     assert (slower.predicted, slower.measured) == (Times(21.0, 20.0), None)
 
 
-def test_a_measurement_is_made_once_and_kept():
-    asked = []
+def test_a_site_is_measured_once_and_stored():
+    calls = []
 
     def timer(question, device):
-        asked.append(question)
+        calls.append(question)
         return Times(5.0, 8.0)
 
     for batch in (100, 128, 65):  # one power of two
         assert measured(Question(CHAIN, "float32", batch), CPU, timer) == Times(5.0, 8.0)
-    assert len(asked) == 1
+    assert len(calls) == 1
     others = (
         Question(CHAIN, "float32", 129),
         Question(CHAIN, "bfloat16", 100),
@@ -60,21 +60,21 @@ def test_a_measurement_is_made_once_and_kept():
     )
     for question in (*others, *others):
         measured(question, CPU, timer)
-    assert asked[1:] == list(others)
+    assert calls[1:] == list(others)
     first = Question(CHAIN, "float32", 100)
     path = decide._path(first, CPU)
     path.write_text("{broken", encoding="utf-8")
     measured(first, CPU, timer)
-    assert asked[-1] == first
-    assert len(asked) == 2 + len(others)
+    assert calls[-1] == first
+    assert len(calls) == 2 + len(others)
 
 
 def test_of_those_that_ask_at_once_one_measures():
     """Another process has another handle of the lock, as another thread has here."""
-    asked, answers = [], []
+    calls, answers = [], []
 
     def timer(question, device):
-        asked.append(question)
+        calls.append(question)
         time.sleep(0.3)
         return Times(5.0, 8.0)
 
@@ -87,7 +87,7 @@ def test_of_those_that_ask_at_once_one_measures():
     for thread in threads:
         thread.join()
     assert answers == [Times(5.0, 8.0)] * 4
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 def test_nothing_is_timed_where_algorithms_must_be_deterministic(monkeypatch):
@@ -103,21 +103,21 @@ def test_nothing_is_timed_where_algorithms_must_be_deterministic(monkeypatch):
 
 
 def test_the_question_says_how_a_site_is_run(monkeypatch):
-    asked = []
+    calls = []
 
     def predicted(question, device):
-        asked.append(question)
+        calls.append(question)
         return Times(2.0, 1.0)
 
     monkeypatch.setattr(decide, "predicted", predicted)
-    said = []
+    reasons = []
     for how in ({"training": True}, {"to_input": True}, {"computed": True}, {}):
         one = dataclasses.replace(site(), **how)
-        said.append(decide.decide(one, torch.device("cuda"), "model").reason)
-    assert [(q.with_gradients, q.changing) for q in asked] == [
+        reasons.append(decide.decide(one, torch.device("cuda"), "model").reason)
+    assert [(q.with_gradients, q.changing) for q in calls] == [
         (True, True), (True, False), (False, True), (False, False)
     ]  # fmt: skip
-    assert [reason.removesuffix(", slower than 1.0 us under Inductor.") for reason in said] == [
+    assert [reason.removesuffix(", slower than 1.0 us under Inductor.") for reason in reasons] == [
         "Predicted 2.0 us with its gradients",
         "Predicted 2.0 us with the gradient of its input",
         "Predicted 2.0 us",
@@ -125,11 +125,11 @@ def test_the_question_says_how_a_site_is_run(monkeypatch):
     ]
 
 
-def test_a_measurement_is_of_one_precision_and_of_the_code_that_made_it(monkeypatch):
-    question, asked = Question(CHAIN, "float32", 5000), []
+def test_a_measurement_is_of_one_precision_and_one_version_of_the_code(monkeypatch):
+    question, calls = Question(CHAIN, "float32", 5000), []
 
     def timer(question, device):
-        asked.append(question)
+        calls.append(question)
         return Times(5.0, 8.0)
 
     before = torch.get_float32_matmul_precision()
@@ -139,11 +139,11 @@ def test_a_measurement_is_of_one_precision_and_of_the_code_that_made_it(monkeypa
             measured(question, CPU, timer)
     finally:
         torch.set_float32_matmul_precision(before)
-    assert len(asked) == 2
+    assert len(calls) == 2
     monkeypatch.setattr(decide, "_code", lambda: "another")
     measured(question, CPU, timer)
     measured(question, CPU, timer)
-    assert len(asked) == 3
+    assert len(calls) == 3
 
 
 def ran_out(*_):
@@ -163,7 +163,7 @@ def test_what_cannot_be_timed_does_not_end_the_compilation(name, stand_in, monke
     monkeypatch.setattr(benchmark, name, stand_in)
     chain = Chain.parse("(3,4,8,1)")
     decision = decide.decide(
-        Site("n", Place(), "bmm", Verdict.KEPT, "", chain, 4, "float32"), CPU, "measure"
+        Site("n", Place(), "bmm", Verdict.NOT_LOWERED, "", chain, 4, "float32"), CPU, "measure"
     )
     assert (decision.lower, decision.measured) == (True, None)  # what a CPU does without times
     assert "whether (3,4,8,1) is faster lowered was not measured" in caplog.text
@@ -183,15 +183,15 @@ def test_a_long_compilation_leaves_time_for_more_than_one_sample(monkeypatch):
         return call
 
     compiled_then_disturbed = taking(3.0, 0.001, 0.009, 0.001)
-    found = benchmark.medians_us({"one": compiled_then_disturbed, "other": taking(0.002)}, CPU)
-    assert found == pytest.approx({"one": 1_000.0, "other": 2_000.0})
+    actual = benchmark.medians_us({"one": compiled_then_disturbed, "other": taking(0.002)}, CPU)
+    assert actual == pytest.approx({"one": 1_000.0, "other": 2_000.0})
 
 
 @pytest.mark.slow
 def test_timing_is_no_recompilation_of_the_users():
     with torch._dynamo.config.patch(error_on_recompile=True):
         for text in ("(3,4,8,1)", "(3,8,4,1)"):
-            assert by_clock(Question(Chain.parse(text), "float32", 16), CPU).ksopt_us > 0
+            assert measured_times(Question(Chain.parse(text), "float32", 16), CPU).ksopt_us > 0
 
 
 @pytest.mark.slow
@@ -203,9 +203,9 @@ def test_timing_inside_a_compilation_leaves_the_outer_one_as_it_was(compiled_by_
         y = compiled(x)
         assert torch.empty(1).is_meta  # the default device is still the user's
         compiled(x)
-    (found,) = [site for report in compiled_by_eager.reports for site in report.sites]
-    assert found.measured is not None
-    assert found.predicted is None
+    (actual,) = [site for report in compiled_by_eager.reports for site in report.sites]
+    assert actual.measured is not None
+    assert actual.predicted is None
     torch.testing.assert_close(y, layer(x))
 
 
@@ -245,14 +245,14 @@ def test_on_a_cpu_the_model_lowers_and_the_clock_decides(monkeypatch):
         "Every recognised site is lowered: tune is off."
     )
     monkeypatch.setattr(decide, "measured", lambda *_: Times(9.0, 3.0))
-    kept = decide.decide(site(), CPU, "measure")
-    assert (kept.lower, kept.measured) == (False, Times(9.0, 3.0))
+    stored = decide.decide(site(), CPU, "measure")
+    assert (stored.lower, stored.measured) == (False, Times(9.0, 3.0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"training": True}, {"to_input": True}, {"computed": True}])
 def test_the_clock_times_both_ways(how):
-    times = by_clock(Question(CHAIN, "float32", 16, fused=("before", "behind"), **how), CPU)
+    times = measured_times(Question(CHAIN, "float32", 16, fused=("before", "behind"), **how), CPU)
     assert times.ksopt_us > 0
     assert times.unfused_us > 0
 
@@ -264,29 +264,33 @@ def nothing_predicted():
     decide._predicted_once.cache_clear()
 
 
-def test_what_was_measured_is_told_beside_what_was_predicted(monkeypatch, nothing_predicted):
-    asked = []
+def test_measured_times_are_reported_beside_predicted_ones(monkeypatch, nothing_predicted):
+    calls = []
 
     def predicted(question, device):
-        asked.append(question)
+        calls.append(question)
         return Times(7.0, 14.0)
 
     monkeypatch.setattr(decide, "predicted", predicted)
     monkeypatch.setattr(decide, "measured", lambda *_: Times(9.0, 3.0))
     cuda = torch.device("cuda")
-    kept = decide.decide(site(), cuda, "measure")
-    assert (kept.lower, kept.predicted, kept.measured) == (False, Times(7.0, 14.0), Times(9.0, 3.0))
-    assert kept.reason == "Measured 9.0 us, slower than 3.0 us under Inductor."
+    stored = decide.decide(site(), cuda, "measure")
+    assert (stored.lower, stored.predicted, stored.measured) == (
+        False,
+        Times(7.0, 14.0),
+        Times(9.0, 3.0),
+    )
+    assert stored.reason == "Measured 9.0 us, slower than 3.0 us under Inductor."
     off = decide.decide(site(), cuda, "off")
     assert (off.lower, off.predicted, off.measured) == (True, Times(7.0, 14.0), None)
-    assert len(asked) == 1  # the same layer again
+    assert len(calls) == 1  # the same layer again
     by_model = decide.decide(site(), cuda, "model")
     assert (by_model.predicted, by_model.measured) == (Times(7.0, 14.0), None)
     assert decide.decide(site(), CPU, "measure").predicted is None  # no model
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
-def test_a_prediction_that_fails_is_not_told(monkeypatch, nothing_predicted):
+def test_a_prediction_that_fails_is_not_reported(monkeypatch, nothing_predicted):
     def fails(question, device):
         raise RuntimeError("no such device")
 
@@ -321,21 +325,21 @@ def test_both_ways_compute_the_same_step():
             for multiply, weight_grad in (
                 (benchmark.batched_product, benchmark.batched_weight_grad),
                 (benchmark.by_changing, benchmark._weight_grad),
-                (benchmark.by_kept, benchmark._weight_grad),
+                (benchmark.by_cached, benchmark._weight_grad),
             ):
-                found = benchmark.step(x, grad, weights, around, multiply, weight_grad)
-                torch.testing.assert_close(found, truth)
-                found = benchmark.step(x, grad, weights, around, multiply, None)
-                torch.testing.assert_close(found, [y, truth[-1]])
-                found = benchmark.step(x, None, weights, around, multiply, weight_grad)
-                torch.testing.assert_close(found, [y])
+                actual = benchmark.step(x, grad, weights, around, multiply, weight_grad)
+                torch.testing.assert_close(actual, truth)
+                actual = benchmark.step(x, grad, weights, around, multiply, None)
+                torch.testing.assert_close(actual, [y, truth[-1]])
+                actual = benchmark.step(x, None, weights, around, multiply, weight_grad)
+                torch.testing.assert_close(actual, [y])
 
 
 def test_a_step_is_predicted_with_its_gradients(monkeypatch):
-    asked = []
+    calls = []
 
     def report(pattern, dtype, batch, *, device, changing, **_):
-        asked.append((str(pattern), changing))
+        calls.append((str(pattern), changing))
         return SimpleNamespace(measured_us=None, predicted_us=3.0)
 
     monkeypatch.setattr(planner, "choice_report", report)
@@ -345,10 +349,10 @@ def test_a_step_is_predicted_with_its_gradients(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: one)
     cuda = torch.device("cuda")
     assert decide.predicted(Question(CHAIN, "float32", 64), cuda) == Times(6.0, 2.0)
-    assert {changing for _, changing in asked} == {False}
-    asked.clear()
+    assert {changing for _, changing in calls} == {False}
+    calls.clear()
     assert decide.predicted(Question(CHAIN, "float32", 64, training=True), cuda) == Times(12.0, 4.0)
-    assert asked == [
+    assert calls == [
         ("(1,8,4,4)", True), ("(4,4,8,1)", True), ("(4,8,4,1)", True), ("(1,4,8,4)", True)
     ]  # fmt: skip
     decision = by_times(Times(12.0, 4.0), True, Question(CHAIN, "float32", 64, training=True))

@@ -1,4 +1,4 @@
-"""Writes, regions and aliases around a product: the compiled model does what eager code does.
+"""Writes, regions and aliases around a product: the compiled model equals eager code.
 
 Each case is a model whose products are lowered, or left with a reason, and whose results,
 gradients, written buffers and shared memory are those of eager mode.
@@ -21,7 +21,7 @@ WRITTEN_BEFORE_READ = "an operand is written in place before it is read"
 
 
 class Case(nn.Module):
-    """A model with what the cases need.
+    """A model with the modules of the cases.
 
     Attributes:
         reasons: why sites are not lowered, in the order of the graph; "" for a lowered one.
@@ -111,20 +111,20 @@ class WholeWeightBefore(Written):
 
 
 class CopyOfAWrittenWeight(Written):
-    """What the copy holds is what the weight held."""
+    """The copy has the weight's earlier values."""
 
     def forward(self, x):
-        kept = self.buffer.clone()
+        stored = self.buffer.clone()
         self.buffer.mul_(3)
-        return self.first(x, kept).flatten(1)
+        return self.first(x, stored).flatten(1)
 
 
 class CastWeight(Written):
     def forward(self, x):
-        kept = self.buffer.to(torch.bfloat16)
-        y = self.first(x.to(torch.bfloat16), kept)
-        kept.mul_(2)
-        return y.flatten(1) + kept.sum()
+        stored = self.buffer.to(torch.bfloat16)
+        y = self.first(x.to(torch.bfloat16), stored)
+        stored.mul_(2)
+        return y.flatten(1) + stored.sum()
 
 
 class CastUnderAutocast(Written):
@@ -265,15 +265,15 @@ class ResultBetweenFactors(Written):
 
 
 class ResultReadThroughACopy(Written):
-    """The copy holds what the second factor reads, the result itself no longer does."""
+    """The copy holds the input of the second factor, the result itself no longer does."""
 
     reasons = ("its result is written in place and read elsewhere too", "")
 
     def forward(self, x):
         middle = self.first(x)
-        kept = middle.clone()
+        stored = middle.clone()
         middle.mul_(2)
-        return self.second(kept) + middle.flatten(1)
+        return self.second(stored) + middle.flatten(1)
 
 
 class ResultWrittenBehindItsReader(Case):
@@ -367,7 +367,7 @@ class OnePieceWithoutGradients(Case):
 
 
 class PiecesCutWithoutGradients(Case):
-    """Two dense layers: the pieces that they read have lost the gradient of what they are of."""
+    """Two dense layers on pieces that have lost the gradient of their source."""
 
     reasons = ()
 
@@ -492,7 +492,7 @@ class CopyWithoutGradients(CopyByStrides):
 
 
 class ViewBeforeGradients(Case):
-    """The view has no gradient; what the product reads is that view."""
+    """The product reads a view without gradient."""
 
     outside = staticmethod(torch.no_grad)
 
@@ -513,7 +513,7 @@ class CopyOfAnInferenceTensor(Case):
 
 
 class CopyThatTheProductMakes(Case):
-    """Autograd saves the copy, and could not save what the operator would read."""
+    """Autograd saves the copy, and could not save the operator's input."""
 
     reasons = ("an operand is made in a torch.inference_mode",)
 
@@ -637,7 +637,7 @@ def test_does_what_eager_code_does(case, dynamic, compiled_by_eager):
         parameter.requires_grad_(model.trains)
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, backend="ksopt", fullgraph=True, dynamic=dynamic)
-    for rows in (6, 3) if dynamic else (6, 6):  # another static size would be compiled anew
+    for rows in (6, 3) if dynamic else (6, 6):  # another static size would be recompiled
         x = torch.randn(rows, 32)
         expected, result = outcome(twin, twin, x), outcome(compiled, model, x)
         # bfloat16 is summed in another order: one unit in the last of 8 bits, and sums of a few.
@@ -654,7 +654,7 @@ def test_does_what_eager_code_does(case, dynamic, compiled_by_eager):
 
 
 def test_the_authors_kernels_may_write_what_they_read():
-    """Such a kernel is a node of its own kind, which says nothing of what it writes."""
+    """Such a kernel is a node of its own kind, which does not show its writes."""
     from ksopt.compile.capture.in_place import writes_its_inputs
 
     graph = torch.fx.Graph()
@@ -761,9 +761,9 @@ def test_a_copy_where_gradients_are_off_passes_none_on(region, move, handed_over
     assert any(node.target is torch.ops.ksopt.ks_mm.default for node in handed_over[0].nodes)
     if expected.requires_grad:
         expected.sum().backward()
-        wanted, x.grad = x.grad, None
+        expected_grad, x.grad = x.grad, None
         actual.sum().backward()
-        assert (x.grad is None) == (wanted is None)
+        assert (x.grad is None) == (expected_grad is None)
 
 
 def test_a_copy_of_a_view_that_is_not_followed_passes_none_on(handed_over):
@@ -844,7 +844,7 @@ class BiasOfALayer(nn.Module):
 def test_what_the_backward_pass_may_make_again_is_not_read_where_it_is_written_behind(
     kind, monkeypatch
 ):
-    """AOTAutograd makes such operands again, of what was written since."""
+    """AOTAutograd recomputes such operands from inputs written since."""
     torch.manual_seed(0)
     model, x = kind(), torch.randn(5, 36)
     aot_eager = torch._dynamo.lookup_backend("aot_eager")

@@ -132,7 +132,7 @@ def test_layers_of_other_patterns_stay_apart():
 
 
 def test_two_gates_of_one_model(toy):
-    """The second reads what the first has become."""
+    """The second layer reads the first one's replacement."""
     one, other, x = SwiGLU(), SwiGLU(), torch.randn(5, 32)
 
     def model(x):
@@ -228,8 +228,8 @@ def test_products_alone_are_compared_with_where_the_reader_activates(toy, monkey
 
     monkeypatch.setattr(toy_chains.ToyChain, "predicted_us", predicted)
     for reader_activates in (False, True):
-        found = whole_layer.is_whole(problem, 16, device, "stored", reader_activates, "model")
-        assert found == (not reader_activates)
+        actual = whole_layer.is_whole(problem, 16, device, "stored", reader_activates, "model")
+        assert actual == (not reader_activates)
     of_kernel["none"] = 0.3
     plan_autotuner.forget()
     assert whole_layer.is_whole(problem, 16, device, "stored", True, "model")

@@ -282,9 +282,9 @@ def test_measured_times_are_those_of_the_race(toy, monkeypatch, tmp_path):
     cpu = torch.device("cpu")
     whole, apart = whole_layer._measured(problem, 64, cpu, toy_chains.SPEC, False)
     record = plan_autotuner.tuned(problem, 64, cpu)
-    kept = [one for one in record.timed if one.weight != "repacked"]
-    assert apart == min(one.median_us for one in kept if one.way == "layers")
-    assert whole == min(one.median_us for one in kept if one.way == "toy_mlp")
+    stored = [one for one in record.timed if one.weight != "repacked"]
+    assert apart == min(one.median_us for one in stored if one.way == "layers")
+    assert whole == min(one.median_us for one in stored if one.way == "toy_mlp")
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ WRITTEN = "torch.ops.ksopt.ks_mm_inner.out("
 
 
 def compiled(model, x, backend="ksopt", **how):
-    """The compiled model, what it makes of x, and its code."""
+    """The compiled model, its result for x, and its code."""
     run = torch.compile(model, backend=backend, fullgraph=True, **how)
     y, code = result_and_code(lambda: run(x))
     return run, y, code
@@ -107,9 +107,9 @@ def test_a_result_that_is_returned_is_new_each_time():
     layer = KSLinear(64, 64, "(1,8,8,8)", bias=False)
     with torch.no_grad():
         run, first, _ = compiled(layer, torch.ones(3, 64))
-        kept = first.clone()
+        stored = first.clone()
         second = run(torch.zeros(3, 64))
-    assert torch.equal(first, kept)
+    assert torch.equal(first, stored)
     assert not second.any()
 
 
@@ -129,12 +129,12 @@ def test_training_has_equal_gradients():
     _, y, _ = compiled(model, x)
     y.square().sum().backward()
     twin(x).square().sum().backward()
-    for found, expected in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-4)
+    for actual, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
-def test_inductors_own_backend_takes_them_too_once_told():
+def test_inductors_own_backend_takes_them_too_once_registered():
     plan_results()
     model, x = Blocks(), torch.randn(30, 64)
     with torch.no_grad():
@@ -152,8 +152,10 @@ def test_code_in_cpp_calls_the_operators_that_return(tmp_path):
         torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-5)
         assert "ks_mm_inner" in code
         assert not any(f"{name}{dot}out" in code for name in TWINS for dot in "._")
-        found = ksopt.export_pass(torch.export.export(model, (x,)))
-        path = torch._inductor.aoti_compile_and_package(found, package_path=str(tmp_path / "m.pt2"))
+        exported = ksopt.export_pass(torch.export.export(model, (x,)))
+        path = torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(tmp_path / "m.pt2")
+        )
         torch.testing.assert_close(
             torch._inductor.aoti_load_package(path)(x), model(x), rtol=1e-4, atol=1e-5
         )
@@ -164,14 +166,14 @@ def test_an_inductor_that_is_not_known_gets_the_operator_as_it_is(monkeypatch, c
     def changed(*_):
         raise TypeError("process_kernel() takes other arguments now")
 
-    out_variants._say_once.cache_clear()
+    out_variants._warn_once.cache_clear()
     monkeypatch.setattr(out_variants, "_writing", changed)
     model, x = Blocks(), torch.randn(30, 64)
     torch._dynamo.reset()
     with torch.no_grad(), caplog.at_level("INFO", "ksopt.compile"):
         _, y, code = compiled(model, x, "ksopt")
-        wanted = model(x)
+        expected = model(x)
     assert "torch.ops.ksopt.ks_mm_inner.default(" in code
     assert WRITTEN not in code
     assert "takes other arguments now" in caplog.text
-    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(y, expected)

@@ -60,8 +60,8 @@ def test_views_that_nest_are_always_reached():
     for order in ([0, 1, 2], [1, 0, 2], [2, 1, 0], [0, 2, 1]):
         want = permute(rows, order)
         numbers = torch.arange(120).reshape(5, 24)
-        found = carried_out(plan(identity((5, 24)).dims, want.dims), numbers)
-        assert torch.equal(found, numbers.reshape(5, 4, 6).permute(order))
+        actual = carried_out(plan(identity((5, 24)).dims, want.dims), numbers)
+        assert torch.equal(actual, numbers.reshape(5, 4, 6).permute(order))
 
 
 def test_parts_and_repetitions_are_refused():

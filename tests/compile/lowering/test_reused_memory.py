@@ -29,8 +29,10 @@ def kernels(monkeypatch):
         return weight.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
 
     def run(x, weight, batch_last, out):
-        kept = weight_cache.prepared(weight, "adbc", pack)
-        y = ks_reference(x, kept.permute(0, 2, 3, 1), "batch_last" if batch_last else "batch_first")
+        stored = weight_cache.prepared(weight, "adbc", pack)
+        y = ks_reference(
+            x, stored.permute(0, 2, 3, 1), "batch_last" if batch_last else "batch_first"
+        )
         return y if out is None else out.copy_(y)
 
     without_library(monkeypatch)
@@ -41,7 +43,7 @@ def kernels(monkeypatch):
 
 
 class Scaled(nn.Module):
-    """Each weight depends on what the one before it made."""
+    """Each weight depends on the result of the one before it."""
 
     def __init__(self, multiply):
         super().__init__()
@@ -108,7 +110,7 @@ class Stored(nn.Module):
 
 
 @pytest.mark.parametrize("backend", ["inductor", pytest.param("ksopt", marks=pytest.mark.slow)])
-def test_stored_weights_are_prepared_once_and_written_ones_anew(backend, kernels):
+def test_stored_weights_are_prepared_once_and_written_ones_again(backend, kernels):
     torch.manual_seed(0)
     model, x = Stored().requires_grad_(False), torch.randn(5, 16)
     model_too = copy.deepcopy(model)

@@ -156,7 +156,7 @@ def test_a_weight_may_be_written_where_eager_mode_lets_it(build, dynamic, frozen
     torch.manual_seed(0)
     model = build().requires_grad_(not frozen)
     compiled = torch.compile(model, backend="ksopt", dynamic=dynamic)
-    for batch in (5, 9) if dynamic else (5, 5):  # another static size would be compiled anew
+    for batch in (5, 9) if dynamic else (5, 5):  # another static size would be recompiled
         x = torch.randn(batch, 32)
         expected, actual = step(model, model, x), step(model, compiled, x)
         assert (expected is not None) == build.copies
@@ -287,12 +287,12 @@ def test_a_frozen_weight_stays_prepared_for_the_forward_pass():
     x = torch.randn(64, 32, requires_grad=True)
     for _ in range(2):
         compiled(x).sum().backward()
-    kept = weight_cache.kept_bytes(x.device)
+    stored = weight_cache.kept_bytes(x.device)
     compiled(x).sum().backward()
-    assert weight_cache.kept_bytes(x.device) == kept
+    assert weight_cache.kept_bytes(x.device) == stored
 
 
-def test_a_view_made_without_gradients_passes_none():
+def test_a_view_created_without_gradients_passes_none():
     """It says that it requires gradients, and autograd saves nothing for it."""
 
     class Model(Layer):

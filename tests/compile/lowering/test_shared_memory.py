@@ -1,4 +1,4 @@
-"""Copies by strides and writes of what is computed of a product: they do what eager code does.
+"""Copies by strides and writes of values computed from a product: they equal eager code.
 
 What replaces a product may have other strides. A copy that depends on them, as `flatten`, must not
 become a view that a caller can tell from a copy.
@@ -124,7 +124,7 @@ def test_a_copy_of_what_is_computed_of_a_result_stays_a_copy(after, rewritten):
 
 
 class CopySavedAndSourceWritten(nn.Module):
-    """The backward pass reads the copy, which must be no view of what is written."""
+    """The backward pass reads the copy, which must not be a view of a written tensor."""
 
     def __init__(self):
         super().__init__()
@@ -142,10 +142,10 @@ class CopySavedAndSourceWritten(nn.Module):
 def test_a_copy_that_a_backward_pass_reads_stays_a_copy(rewritten):
     model, x = CopySavedAndSourceWritten(), torch.randn(5, 24)
     expected = model(x)
-    (wanted,) = torch.autograd.grad(expected.square().sum(), model.second)
+    (expected_grad,) = torch.autograd.grad(expected.square().sum(), model.second)
     actual = rewritten(model, x)
     (grad,) = torch.autograd.grad(actual.square().sum(), model.second)
-    torch.testing.assert_close((actual, grad), (expected, wanted))
+    torch.testing.assert_close((actual, grad), (expected, expected_grad))
 
 
 class WrittenBehindACheckpoint(nn.Module):
@@ -186,7 +186,7 @@ def test_a_result_that_is_written_is_no_view(model, features, rewritten):
 
 
 class StridedAndWritten(nn.Module):
-    """Two factors, and what is between them is strided, and written before it is read."""
+    """Two factors with a strided tensor between them, which is written before it is read."""
 
     def __init__(self):
         super().__init__()
@@ -200,7 +200,7 @@ class StridedAndWritten(nn.Module):
 
 
 def test_what_is_written_is_copied_before_it_is_read_as_rows(monkeypatch):
-    """torch 2.11 takes what zero_() leaves for contiguous, and fails to take rows of it."""
+    """torch 2.11 treats the result of zero_() as contiguous, and fails to take rows of it."""
     aot_eager = torch._dynamo.lookup_backend("aot_eager")
     graphs = []
 
@@ -251,7 +251,7 @@ def test_a_result_that_is_returned_twice_beside_inputs_that_share_memory(
 
 
 def multiplied(x, weight):
-    """[3, 3, 3 * B] of [B, 3, 48]; what replaces its transpose is contiguous, which that is not."""
+    """[3, 3, 3 * B] of [B, 3, 48]; the replacement of its transpose is contiguous, unlike that."""
     return torch.bmm(weight, x.transpose(0, 1).reshape(-1, 3, 16).permute(1, 2, 0))
 
 
@@ -289,7 +289,7 @@ class CopiedBehindTwoCheckpoints(CopiedBehindACheckpoint):
 
 
 class CopiedInACheckpoint(CopiedBehindACheckpoint):
-    """The other way round: a checkpoint copies what it is called with, and the caller writes."""
+    """The reverse: a checkpoint copies its input, and the caller writes."""
 
     def forward(self, x):
         def body(y):

@@ -1,4 +1,4 @@
-"""Sites whose weights are trained are known as such, and the kernels are told."""
+"""Sites with trained weights are recognised, and the kernels informed."""
 
 import copy
 
@@ -53,15 +53,15 @@ def test_weights_of_loops_are_trained_too():
     assert is_training(loop, torch.randn(5, 12)) == [True]
 
 
-def test_the_decision_is_made_for_training(compiled_by_eager, monkeypatch):
-    asked = []
+def test_the_decision_is_for_training(compiled_by_eager, monkeypatch):
+    calls = []
     decide = backend.decide
-    monkeypatch.setattr(backend, "decide", lambda site, *_: asked.append(site) or decide(site, *_))
+    monkeypatch.setattr(backend, "decide", lambda site, *_: calls.append(site) or decide(site, *_))
     compiled, x = torch.compile(Blocks(), backend="ksopt"), torch.randn(5, 12)
     compiled(x)
     with torch.no_grad():
         compiled(x)
-    assert [site.training for site in asked] == [True, False]
+    assert [site.training for site in calls] == [True, False]
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -21,17 +21,17 @@ def step(model, x):
 
 def check(compiled, model, x):
     """Its gradients are those in float64, and lie in memory as their parameters do."""
-    found = step(compiled, x)
+    actual = step(compiled, x)
     truth = step(copy.deepcopy(model).double(), x.detach().double().requires_grad_())
-    for one, exact in zip(found, truth, strict=True):
+    for one, exact in zip(actual, truth, strict=True):
         # Sums of some 100 float32 products of numbers up to about 10.
         torch.testing.assert_close(one, exact.float(), rtol=1e-4, atol=1e-3)
-    for one, parameter in zip(found, model.parameters(), strict=False):
+    for one, parameter in zip(actual, model.parameters(), strict=False):
         assert one.stride() == parameter.stride()
 
 
 def compiled_step(model, x, backend="ksopt"):
-    """The model, compiled, once it has made a step; and the code of that."""
+    """The compiled model after a step, and the code of that."""
     run = torch.compile(model, backend=backend, fullgraph=True)
     _, code = result_and_code(lambda: step(run, x))
     return run, code
@@ -115,11 +115,11 @@ def test_a_users_own_call_is_compiled_and_has_gradients(last, shape):
             for n in (b, c)
         ]
         exact = [t.detach().double().requires_grad_() for t in operands]
-        found, expected = compiled(*operands), compute(*exact)
-        assert found.is_contiguous()
-        torch.testing.assert_close(found, expected.float())
+        actual, expected = compiled(*operands), compute(*exact)
+        assert actual.is_contiguous()
+        torch.testing.assert_close(actual, expected.float())
         for one, other in zip(
-            torch.autograd.grad(found.square().sum(), operands),
+            torch.autograd.grad(actual.square().sum(), operands),
             torch.autograd.grad(expected.square().sum(), exact),
             strict=True,
         ):
@@ -137,12 +137,14 @@ def test_under_autocast_the_weights_gradient_is_of_the_products_dtype(where):
             return layer(x)
 
     compiled = torch.compile(product, backend="ksopt", fullgraph=True)
-    found = []
+    collected = []
     for run in (compiled, product):
         x = torch.linspace(-1, 1, 240).view(10, 24)
         with torch.autocast("cpu", torch.bfloat16):
             y = run(x)
-        found.append(torch.autograd.grad(y.float().square().sum(), tuple(layer.parameters()))[0])
+        collected.append(
+            torch.autograd.grad(y.float().square().sum(), tuple(layer.parameters()))[0]
+        )
     # One rounding to bfloat16 of each sum where the product is computed in it.
     tolerance = 1e-5 if where == "inside" else 1e-2
-    torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(*collected, rtol=tolerance, atol=tolerance)

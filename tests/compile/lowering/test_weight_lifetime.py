@@ -28,9 +28,9 @@ def kernels(monkeypatch):
 
     def run(x, weight, batch_last, out):
         seen.calls += 1
-        kept = weight_cache.prepared(weight, "adbc", pack)
+        stored = weight_cache.prepared(weight, "adbc", pack)
         layout = "batch_last" if batch_last else "batch_first"
-        y = ks_reference(x, kept.permute(0, 2, 3, 1), layout)
+        y = ks_reference(x, stored.permute(0, 2, 3, 1), layout)
         return y if out is None else out.copy_(y)
 
     without_library(monkeypatch)
@@ -217,7 +217,7 @@ def test_however_it_is_compiled(how, kernels):
     assert kernels.prepared == 4  # it changed three times
 
 
-def test_constants_of_inductors_freezing_are_kept_as_they_are(kernels):
+def test_constants_of_inductors_freezing_stay_unchanged(kernels):
     model = Layer("jikl").requires_grad_(False)
     compiled = compiled_by_ksopt(model, options={"freezing": True})
     with torch.no_grad():
@@ -227,7 +227,7 @@ def test_constants_of_inductors_freezing_are_kept_as_they_are(kernels):
 
 
 @pytest.mark.slow
-def test_a_cast_by_the_author_is_kept_too(kernels):
+def test_a_cast_by_the_author_is_cached_too(kernels):
     layer = Layer("jikl")
 
     def model(x):
@@ -243,11 +243,11 @@ def test_a_cast_by_the_author_is_kept_too(kernels):
             torch.testing.assert_close(compiled(x), model(x), rtol=5e-2, atol=2e-1)
     assert kernels.prepared == 1
     assert weight_cache.kept_bytes(torch.device("cpu")) == 4 * layer.weight.numel()
-    found, expected = (
+    actual, expected = (
         torch.autograd.grad(function(x).float().sum(), layer.weight)[0]
         for function in (compiled, model)
     )
-    torch.testing.assert_close(found, expected, rtol=5e-2, atol=2e-1)
+    torch.testing.assert_close(actual, expected, rtol=5e-2, atol=2e-1)
     assert not weight_cache._by_weight  # it is trained
 
 
@@ -280,9 +280,7 @@ def test_in_another_backend(kernels):
     assert kernels.prepared == 1
 
 
-def test_a_computed_weight_is_prepared_at_each_call_and_nothing_is_kept_of_it(
-    kernels, graph_caches
-):
+def test_a_computed_weight_is_prepared_at_each_call_and_never_cached(kernels, graph_caches):
     model = Layer("jikl")
 
     def masked(x):
@@ -303,7 +301,7 @@ def test_a_computed_weight_is_prepared_at_each_call_and_nothing_is_kept_of_it(
     [(Blocks, (2, 4)), pytest.param(lambda: Layer("iklj"), (4, 8), marks=pytest.mark.slow)],
     ids=["viewed", "canonical"],
 )
-def test_a_frozen_weight_that_gradients_pass_through_is_kept(build, counts, kernels):
+def test_a_frozen_weight_that_gradients_pass_through_is_cached(build, counts, kernels):
     model = build().requires_grad_(False)
     features = 40 if isinstance(model, Layer) else 24
     before = nn.Parameter(torch.randn(features))
@@ -316,12 +314,12 @@ def test_a_frozen_weight_that_gradients_pass_through_is_kept(build, counts, kern
     for count in counts:
         for _ in range(3):
             x = torch.randn(6, features)
-            found, expected = (
+            actual, expected = (
                 torch.autograd.grad(function(x).square().sum(), before)[0]
                 for function in (compiled, run)
             )
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
-            before.grad = found
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)
+            before.grad = actual
             optimizer.step()
         assert kernels.prepared == count
         model.weight.mul_(2)
@@ -330,7 +328,7 @@ def test_a_frozen_weight_that_gradients_pass_through_is_kept(build, counts, kern
 
 
 @pytest.mark.slow
-def test_an_evaluation_after_training_steps_prepares_anew_whatever_the_steps_did(kernels):
+def test_an_evaluation_after_training_steps_prepares_again_whatever_the_steps_did(kernels):
     model = Layer("jikl")
     compiled, x = compiled_by_ksopt(model), torch.randn(6, 40)
     for _ in range(2):
@@ -360,9 +358,9 @@ def test_autocast_casts_and_prepares_a_weight_once(name, mode, kernels):
         # Two bytes an element for the cast, and two for what is prepared of it.
         elements = sum(p.numel() for p in model.parameters() if p.dim() > 1)
         assert weight_cache.kept_bytes(torch.device("cpu")) == 4 * elements
-        found, expected = compiled(xs[0]), model(xs[0])
-        torch.testing.assert_close(found, expected, rtol=5e-2, atol=2e-1)  # bfloat16 rounds both
-        assert found.dtype is torch.bfloat16
+        actual, expected = compiled(xs[0]), model(xs[0])
+        torch.testing.assert_close(actual, expected, rtol=5e-2, atol=2e-1)  # bfloat16 rounds both
+        assert actual.dtype is torch.bfloat16
         kernels.prepared = 0
         for parameter in model.parameters():
             with torch.inference_mode(False), torch.no_grad():

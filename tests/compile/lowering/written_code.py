@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def result_and_code(compute: Callable[[], Result]) -> tuple[Result, str]:
-    """What a compiled function returns, and its code, written anew.
+    """The result of a compiled function, and its newly generated code.
 
     Only graphs are compiled again: C++ of the same words comes from the cache on disk.
     """

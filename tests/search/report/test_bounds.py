@@ -1,4 +1,4 @@
-"""Why a chain is fast: what it moves and computes, and which of the two binds it."""
+"""Explanation of a chain's speed: data movement, operations, and the binding one."""
 
 import subprocess
 import sys
@@ -49,13 +49,13 @@ def result(search: Search, monkeypatch: pytest.MonkeyPatch) -> SearchResult:
     ],
 )
 def test_what_binds_a_factor(pattern: Pattern, batch: int, memory_bound: bool) -> None:
-    found = bounds.Work.of(pattern, batch, DEVICE)
-    assert found.memory_bound is memory_bound
-    assert found.bytes_moved == pattern.bytes(batch, "float32")
-    assert found.flops == pattern.flops(batch)
-    assert found.floor_us == pytest.approx(max(found.bytes_moved / 1e4, found.flops / 1e5))
+    actual = bounds.Work.of(pattern, batch, DEVICE)
+    assert actual.memory_bound is memory_bound
+    assert actual.bytes_moved == pattern.bytes(batch, "float32")
+    assert actual.flops == pattern.flops(batch)
+    assert actual.floor_us == pytest.approx(max(actual.bytes_moved / 1e4, actual.flops / 1e5))
     three = bounds.Work.of(pattern, batch, DEVICE, passes=3)
-    assert three.floor_us == pytest.approx(3 * found.floor_us)
+    assert three.floor_us == pytest.approx(3 * actual.floor_us)
 
 
 def test_a_sentence_for_each_chain(result: SearchResult) -> None:
@@ -138,7 +138,7 @@ def test_the_table_has_the_factors_and_dense(result: SearchResult) -> None:
     assert {row[4] for row in rows} == {"memory"}
 
 
-def test_nothing_is_said_where_nothing_was_measured(search: Search) -> None:
+def test_nothing_is_reported_where_nothing_was_measured(search: Search) -> None:
     result = search(trials=500, timeout_s=0.001)
     assert bounds.sentences(result.layers[0]) == []
     assert "Where the time goes" not in [section.title for section in written(result)]

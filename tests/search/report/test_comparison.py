@@ -43,16 +43,16 @@ def folders(
     search: Search, searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     """Copies of two searches, which are run once."""
-    asked: dict[str, dict[str, Any]] = {
+    requested: dict[str, dict[str, Any]] = {
         "before": {"trials": 2},
         "after": {"trials": 3, "batch": 32},
     }
-    for name, options in asked.items():
+    for name, options in requested.items():
         if not (searched / name).exists():
             search(out=searched / name, **options)
         shutil.copytree(searched / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    return list(asked)
+    return list(requested)
 
 
 def test_two_searches_are_one_page(
@@ -64,10 +64,10 @@ def test_two_searches_are_one_page(
     assert "Speedup over dense against weights, of before, after" in page
     assert (tmp_path / "both" / "plots" / "comparison.svg").exists()
     text = (tmp_path / "both" / "comparison.md").read_text("utf-8")
-    asked = text.partition("## What differs")[2]
-    assert "| batch | 16 | 32 |" in asked
-    assert "| trials | 2 | 3 |" in asked
-    assert "| dtype" not in asked
+    requested = text.partition("## What differs")[2]
+    assert "| batch | 16 | 32 |" in requested
+    assert "| trials | 2 | 3 |" in requested
+    assert "| dtype" not in requested
     assert "What was timed differs (batch)" in text
 
 

@@ -1,4 +1,4 @@
-"""The first screen of a report, and its plot, of made-up times."""
+"""The first screen of a report, and its plot, with invented times."""
 
 import html
 import json
@@ -83,8 +83,8 @@ def test_the_caption_names_what_is_drawn(search: Search) -> None:
     alike = [one for one in layer.trials if len(one.facts.chain) == 2]
     caption = headline.of_layer(replace(layer, trials=tuple(alike))).paragraphs[-1]
     assert "circles" not in caption
-    given_up = replace(layer.trials[0], state="pruned", latency=None)
-    caption = headline.of_layer(replace(layer, trials=(*alike, given_up))).paragraphs[-1]
+    pruned = replace(layer.trials[0], state="pruned", latency=None)
+    caption = headline.of_layer(replace(layer, trials=(*alike, pruned))).paragraphs[-1]
     assert "1 chain given up early is not drawn" in caption
 
 
@@ -112,7 +112,7 @@ def test_a_few_slow_chains_do_not_squash_the_plot(search: Search) -> None:
 
 
 def test_finalists_stand_where_the_final_timed_them(search: Search) -> None:
-    """One that was luckier in its trial than what the final chose does not lie below it."""
+    """A chain that was luckier in its trial than the chosen finalist is not below it."""
     layer = with_times(search(trials=3), [50.0])
     trials = [replace(one, latency=exact(20.0), dense=exact(100.0)) for one in layer.trials]
     answer = layer.recommendations[0]
@@ -179,7 +179,7 @@ def test_the_command_with_trained_weights_is_whole(search: Search) -> None:
     assert ".safetensors" in section.paragraphs[0]
 
 
-def test_what_a_budget_leaves_is_said(search: Search) -> None:
+def test_what_a_budget_leaves_is_reported(search: Search) -> None:
     layer = with_times(search(trials=6), [50.0])
     (answer,) = layer.recommendations
     assert answer.chosen is not None

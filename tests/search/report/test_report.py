@@ -1,4 +1,4 @@
-"""The files that a search leaves: what they hold, that they agree, that they are whole."""
+"""The files of a search: their contents, consistency and completeness."""
 
 import csv
 import io
@@ -24,19 +24,19 @@ FILES = ("report.html", "report.md", "results.json", "plan.json", "trials.csv")
 
 
 @pytest.fixture(scope="module")
-def kept() -> list[SearchResult]:
+def cache() -> list[SearchResult]:
     return []
 
 
 @pytest.fixture
 def result(
-    search: Search, kept: list[SearchResult], tmp_path_factory: pytest.TempPathFactory
+    search: Search, cache: list[SearchResult], tmp_path_factory: pytest.TempPathFactory
 ) -> SearchResult:
-    """One search for all tests here, which read what it left."""
-    if not kept:
+    """One search for all tests here, which read its files."""
+    if not cache:
         out = tmp_path_factory.mktemp("kept") / "report"
-        kept.append(search(trials=6, budgets=("30%", "50%"), dims="48x64", out=out))
-    return kept[0]
+        cache.append(search(trials=6, budgets=("30%", "50%"), dims="48x64", out=out))
+    return cache[0]
 
 
 def read(result: SearchResult, name: str) -> str:
@@ -55,10 +55,10 @@ def test_every_file_names_both_sizes(result: SearchResult) -> None:
 
 
 def test_the_json_has_its_schema(result: SearchResult) -> None:
-    found = json.loads(read(result, "results.json"))
-    assert found == json.loads(results_json.to_json(result))
-    assert found["schema"] == "ksopt.search/4"
-    assert set(found) == {
+    actual = json.loads(read(result, "results.json"))
+    assert actual == json.loads(results_json.to_json(result))
+    assert actual["schema"] == "ksopt.search/4"
+    assert set(actual) == {
         "schema",
         "request",
         "model",
@@ -74,8 +74,8 @@ def test_the_json_has_its_schema(result: SearchResult) -> None:
         "seconds",
         "folder",
     }
-    assert found["request"]["dims"] == ["48x64"]
-    (layer,) = found["layers"]
+    assert actual["request"]["dims"] == ["48x64"]
+    (layer,) = actual["layers"]
     assert (layer["in_features"], layer["out_features"]) == (48, 64)
     assert layer["dense_parameters"] == 48 * 64
     assert set(layer) == {
@@ -127,7 +127,7 @@ def test_the_csv_has_a_row_for_each_trial(result: SearchResult) -> None:
 
 
 class Page(HTMLParser):
-    """What a page has: tags, what it loads, whether every tag is closed."""
+    """Contents of a page: tags, loaded resources, unclosed tags."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -181,13 +181,13 @@ def test_markdown_answers_first(result: SearchResult) -> None:
 
 
 def test_the_snippet_runs(result: SearchResult) -> None:
-    found = re.findall(r"```python\n(.*?)```", read(result, "report.md"), flags=re.DOTALL)
-    if not found:  # nothing beat the dense layer on this machine, and the report says so
+    actual = re.findall(r"```python\n(.*?)```", read(result, "report.md"), flags=re.DOTALL)
+    if not actual:  # nothing beat the dense layer on this machine, and the report says so
         assert "use" not in {
             answer.verdict.name.lower() for answer in result.layers[0].recommendations
         }
         return
-    script = found[0] + "\nimport torch; print(layer(torch.ones(3, 48)).shape)"
+    script = actual[0] + "\nimport torch; print(layer(torch.ones(3, 48)).shape)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "torch.Size([3, 64])\n", done.stderr
 
@@ -195,10 +195,10 @@ def test_the_snippet_runs(result: SearchResult) -> None:
 def test_the_command_makes_the_same_request(result: SearchResult) -> None:
     words = result.request.command.split()
     assert words[:2] == ["ksopt", "search"]
-    given = dict(re.findall(r"--([a-z-]+) ((?:[^-\s]\S*\s*)+)", result.request.command))
-    assert given["dims"].strip() == "48x64"
-    assert given["budget"].split() == ["30%", "50%"]
-    assert given["device"].strip() == "cpu"
+    arguments = dict(re.findall(r"--([a-z-]+) ((?:[^-\s]\S*\s*)+)", result.request.command))
+    assert arguments["dims"].strip() == "48x64"
+    assert arguments["budget"].split() == ["30%", "50%"]
+    assert arguments["device"].strip() == "cpu"
 
 
 def test_files_are_written_whole_or_not(
@@ -220,7 +220,7 @@ def test_files_are_written_whole_or_not(
 
 
 def test_failures_are_shown(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*given: object, **options: object) -> None:
+    def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("no memory | at all")
 
     monkeypatch.setattr(ops, "chain", broken)
@@ -232,12 +232,12 @@ def test_failures_are_shown(search: Search, monkeypatch: pytest.MonkeyPatch) -> 
     Page(read(result, "report.html"))
     printed = io.StringIO()
     terminal.print_result(result, printed)
-    said = "All 2 trials failed, the first because of RuntimeError: no memory | at all"
-    assert said in printed.getvalue()
-    assert said in read(result, "report.md").split("## Finalists")[0]
-    assert answers.warnings(result) == [said]
+    message = "All 2 trials failed, the first because of RuntimeError: no memory | at all"
+    assert message in printed.getvalue()
+    assert message in read(result, "report.md").split("## Finalists")[0]
+    assert answers.warnings(result) == [message]
     several = replace(result, request=SearchRequest(("32x64", "64x32"), device="cpu"))
-    assert answers.warnings(several) == [f"32x64: {said}"]
+    assert answers.warnings(several) == [f"32x64: {message}"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.5), (900, 1350), (0.5, 3e5), (7, 70)])

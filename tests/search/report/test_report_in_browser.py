@@ -77,10 +77,10 @@ def steady(us: float) -> Measurement:
 
 @pytest.fixture
 def chromium() -> Iterator[Browser]:
-    found = program()
-    if found is None:
+    actual = program()
+    if actual is None:
         pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
-    with browser(found) as page:
+    with browser(actual) as page:
         yield page
 
 

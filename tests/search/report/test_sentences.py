@@ -63,10 +63,10 @@ def test_of_one_layer(search: Search, tmp_path: Path, dense_us: float | None) ->
 
 def test_of_training_and_of_what_surrounds_a_layer(search: Search, tmp_path: Path) -> None:
     assert long_sentences(texts_of(search(trials=2, train=True))) == []
-    found = search(trials=2, epilogue=("bias", "gelu"), siblings=3, out=tmp_path / "a")
-    assert long_sentences(texts_of(found)) == []
-    found = search(trials=2, epilogue=("silu_gate",), siblings=2, out=tmp_path / "b")
-    assert long_sentences(texts_of(found)) == []
+    result = search(trials=2, epilogue=("bias", "gelu"), siblings=3, out=tmp_path / "a")
+    assert long_sentences(texts_of(result)) == []
+    result = search(trials=2, epilogue=("silu_gate",), siblings=2, out=tmp_path / "b")
+    assert long_sentences(texts_of(result)) == []
 
 
 def test_of_several_sizes(search: Search) -> None:

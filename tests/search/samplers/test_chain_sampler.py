@@ -1,4 +1,4 @@
-"""What is measured, in which order, and what is given up."""
+"""The measured chains, their order, and pruning."""
 
 import functools
 import time
@@ -50,8 +50,8 @@ def test_each_sampler_draws_each_chain_once(kind: Any, monkeypatch: pytest.Monke
             chain = space.candidates[7 * number]
             study.enqueue_trial(chain_sampler.coordinates(chain), user_attrs={"chain": str(chain)})
         trial = study.ask(chain_sampler.distributions(space.dims))
-        found = chains.drawn(trial.number)
-        chain = Chain.parse(trial.user_attrs["chain"]) if found is None else found[0]
+        actual = chains.drawn(trial.number)
+        chain = Chain.parse(trial.user_attrs["chain"]) if actual is None else actual[0]
         assert trial.params == pytest.approx(chain_sampler.coordinates(chain))
         drawn.append(chain)
         trial.set_constraint("test", float(number % 3) - 1)
@@ -68,14 +68,14 @@ def test_a_model_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     value = {
         chain: abs(chain_sampler.coordinates(chain)["log2_b1"] - 5) for chain in space.candidates
     }
-    found = []
+    collected = []
     for _ in range(60):
         trial = study.ask(chain_sampler.distributions(space.dims))
         drawn = chains.drawn(trial.number)
         assert drawn is not None
-        found.append(value[drawn[0]])
-        study.tell(trial, found[-1])
-    late = sum(found[30:]) / 30
+        collected.append(value[drawn[0]])
+        study.tell(trial, collected[-1])
+    late = sum(collected[30:]) / 30
     assert late < 0.8 * sum(value.values()) / len(value)
 
 
@@ -89,8 +89,8 @@ def test_the_cost_models_picks_are_priors() -> None:
     picks = [chain for origin, chain in first if origin == "cost model"]
     assert picks
     by_floor = sorted(space.candidates, key=lambda c: roofline.chain_floor_us(c, 4096))
-    asked = [chain for chain in by_floor if set(chain) <= set(model._known)]
-    fastest = sorted(asked, key=lambda c: model.predicted_us(c) or 0.0)
+    requested = [chain for chain in by_floor if set(chain) <= set(model._known)]
+    fastest = sorted(requested, key=lambda c: model.predicted_us(c) or 0.0)
     named = {chain: origin for origin, chain in first}
     assert all(chain in named for chain in fastest[:2])
     without = priors.enqueued(space, request, roofline, None)
@@ -103,7 +103,7 @@ def test_there_is_no_cost_model_on_a_cpu(search: Search) -> None:
 
 
 @pytest.mark.slow
-def test_hopeless_chains_are_given_up_and_say_so(
+def test_hopeless_chains_are_pruned_and_say_so(
     search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = ops.chain
@@ -155,16 +155,16 @@ def test_what_counts_as_hopeless() -> None:
     ratios = {str(a): 0.5, str(b): 0.6, str(c): 0.7}
     few = {str(a): 0.5, str(b): 0.6}
     assert pruning(few, objective="latency").limit(large, "TPE") is None
-    found = pruning(ratios, objective="latency")
-    assert found.limit(large, "TPE") == pytest.approx(MARGIN * 0.7)
-    assert found.limit(large, priors.HEURISTIC) is None
+    actual = pruning(ratios, objective="latency")
+    assert actual.limit(large, "TPE") == pytest.approx(MARGIN * 0.7)
+    assert actual.limit(large, priors.HEURISTIC) is None
     # On the front of latency and weights, only those with no more weights beat it.
     assert pruning(ratios).limit(large, "TPE") == pytest.approx(MARGIN * 0.7)
     assert pruning(ratios).limit(small, "TPE") is None
     # And only those that meet the constraint, here two of the three.
     strict = pruning(ratios, objective="latency", weights="w.safetensors", max_error=0.65)
     assert strict.limit(large, "TPE") is None
-    # And only those that are asked for: an earlier run may have allowed a lower rank.
+    # Only admitted chains: an earlier run may have allowed a lower rank.
     low = {str(Chain.low_rank(32, 64, rank)): ratio for rank, ratio in ((8, 0.1), (9, 0.1))}
     mixed = {**low, str(a): 0.5}
     assert pruning(mixed, objective="latency").limit(large, "TPE") is None

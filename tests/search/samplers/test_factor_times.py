@@ -124,17 +124,17 @@ def test_what_was_measured_of_factors_counts_more_than_predictions(claims: Claim
     assert not set(following) & set(best)
 
 
-class Asked(Apart):
-    """A cost model that knows some times, and remembers what it is asked for."""
+class Recording(Apart):
+    """A cost model that knows some times, and records its predictions."""
 
     def __init__(self, times: dict, known: Iterable[Pattern] = ()) -> None:
         super().__init__(DeviceSpec((9, 0), 132, 228 * 1024), "float16", 64, False)
-        self.times, self.asked = times, []
+        self.times, self.predicted = times, []
         self._known.update({pattern: times[pattern] for pattern in known})
 
     def _factor(self, pattern: Pattern) -> float | None:
         if pattern not in self._known:
-            self.asked.append(pattern)
+            self.predicted.append(pattern)
             self._known[pattern] = self.times[pattern]
         return self._known[pattern]
 
@@ -149,33 +149,33 @@ def test_a_factor_that_could_belong_to_the_fastest_chain_is_predicted_first() ->
     fast, *_, last = IN_STEP
     floors = dict.fromkeys(PATTERNS, 20.0) | dict.fromkeys(fast, 5.0)
     times = {pattern: floors[pattern] + 8 for pattern in PATTERNS}
-    played = Asked(times, known=last)
+    played = Recording(times, known=last)
     estimator = Estimator(CHAINS, STEP, played, floors.__getitem__, seconds=60)
     assert estimator.next([], set()) == fast
-    assert set(fast) <= set(played.asked)
+    assert set(fast) <= set(played.predicted)
     hopeless = [p for p in PATTERNS if all(p not in c for c in IN_STEP if set(c) & set(fast))]
     assert hopeless
-    assert not set(hopeless) & set(played.asked)
+    assert not set(hopeless) & set(played.predicted)
 
 
 def test_without_time_what_is_known_has_to_do() -> None:
     last = IN_STEP[-1]
-    played = Asked(dict.fromkeys(PATTERNS, 9.0), known=last)
+    played = Recording(dict.fromkeys(PATTERNS, 9.0), known=last)
     estimator = Estimator(CHAINS, STEP, played, lambda _: 1.0, seconds=0)
     assert estimator.next([], set()) == last
-    assert played.asked == []
+    assert played.predicted == []
     assert estimator.next([], {last}) is None
 
 
 def test_a_factor_that_cannot_be_predicted_is_in_no_proposal() -> None:
     never = IN_STEP[0][0]
-    played = Asked(dict.fromkeys(PATTERNS, 9.0) | {never: None})
+    played = Recording(dict.fromkeys(PATTERNS, 9.0) | {never: None})
     estimator = Estimator(CHAINS, STEP, played, lambda _: 1.0, seconds=60)
-    found, tried = [], set()
+    actual, tried = [], set()
     while (chain := estimator.next([], tried)) is not None:
-        found.append(chain)
+        actual.append(chain)
         tried.add(chain)
-    assert set(found) == {chain for chain in IN_STEP if never not in chain}
+    assert set(actual) == {chain for chain in IN_STEP if never not in chain}
 
 
 def test_factors_overlap() -> None:
@@ -194,8 +194,8 @@ def test_factors_overlap() -> None:
     assert estimator.next([seen], set()) == three
 
 
-class Whole(Asked):
-    """A cost model that knows what some chains take in one launch, and nothing of factors but 9."""
+class Whole(Recording):
+    """A cost model with times of some chains in one launch, and 9 for every factor."""
 
     def __init__(self, wholes: dict[Chain, float]) -> None:
         super().__init__(dict.fromkeys(PATTERNS, 9.0))

@@ -1,4 +1,4 @@
-"""Constraints against brute force: what the walk cuts off is what a filter would drop."""
+"""Constraints against brute force: the walk cuts exactly what a filter would drop."""
 
 import functools
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def constrained(dims: Dims, least_inner: int, constraints: Constraints) -> list[
     return [Chain(factors) for count in (1, 2, 3) for factors in walk.factors(count)]
 
 
-def made(name: str, dims: Dims) -> Iterator[Chain]:
+def members_of(name: str, dims: Dims) -> Iterator[Chain]:
     """A family's members, from every parameter that its constructor takes."""
     n, rows = dims.in_features, dims.out_features
     parameters = range(1, max(n, rows) + 1)
@@ -59,7 +59,7 @@ def made(name: str, dims: Dims) -> Iterator[Chain]:
 
 @functools.cache
 def suits_the_kernels(pattern: Pattern, dtype: str) -> bool:
-    """By what the kernels say themselves; that weights be too many for a tile is another matter."""
+    """By the kernels' own rules; too many weights for a tile are another matter."""
     kernels = mma_tf32x3 if dtype == "float32" else mma16
     reason = kernels.unsupported_reason(Problem.of_factor(pattern, dtype, False, exact=False), H200)
     return reason is None or "shared memory" in reason
@@ -116,11 +116,11 @@ def test_cut_branches_are_what_a_filter_drops(
         chainable=chainable,
         alignment=None if dtype is None else Alignment(4 if dtype == "float32" else 2, train=train),
     )
-    wanted = {chain for chain in every(dims, rank) if admitted(chain)}
-    found = constrained(dims, rank, constraints)
-    assert len(found) == len(set(found))
-    assert set(found) == wanted
-    assert {chain for chain in every(dims, rank) if constraints.admits(chain)} == wanted
+    expected = {chain for chain in every(dims, rank) if admitted(chain)}
+    actual = constrained(dims, rank, constraints)
+    assert len(actual) == len(set(actual))
+    assert set(actual) == expected
+    assert {chain for chain in every(dims, rank) if constraints.admits(chain)} == expected
 
 
 any_families = given(
@@ -154,8 +154,8 @@ def check_families(
 ) -> None:
     """Searched with those names, a layer has the chains that their constructors make."""
     dims, rank = Dims(columns, rows), max(1, int(share * min(rows, columns)))
-    named = {chain for name in names for chain in made(name, dims)}
-    wanted = {
+    named = {chain for name in names for chain in members_of(name, dims)}
+    expected = {
         chain
         for chain in named
         if len(chain) <= 3
@@ -166,16 +166,18 @@ def check_families(
     }
     plain = every(dims, rank)
     if EVERY in names:
-        wanted |= {chain for chain in plain if not chainable or chain.is_chainable}
+        expected |= {chain for chain in plain if not chainable or chain.is_chainable}
     constraints = Constraints(names_of(names), chainable=chainable)
-    found = constrained(dims, rank, constraints)
-    assert len(found) == len(set(found))
-    assert set(found) == wanted
-    assert all(map(constraints.admits, found))
+    actual = constrained(dims, rank, constraints)
+    assert len(actual) == len(set(actual))
+    assert set(actual) == expected
+    assert all(map(constraints.admits, actual))
     for name in names:
         members = {chain for chain in {*plain, *named} if is_member(name, chain)}
-        assert members == ({*plain, *named} if name == EVERY else set(made(name, dims)) & members)
-        assert name == EVERY or set(made(name, dims)) <= members
+        assert members == (
+            {*plain, *named} if name == EVERY else set(members_of(name, dims)) & members
+        )
+        assert name == EVERY or set(members_of(name, dims)) <= members
 
 
 def test_the_cases_hold_something() -> None:
@@ -214,7 +216,7 @@ def test_aligned_in_batch_last_is_whole_tensor_core_steps(element_bytes: int, st
             assert constraints.admits_factor(Pattern(3, b, c, 5)) == whole
 
 
-def test_many_choices_are_never_made() -> None:
+def test_many_choices_are_never_built() -> None:
     """What cannot lead to a chain is not walked through."""
     dims = Dims(4096, 4096)
 
@@ -244,13 +246,13 @@ def test_many_choices_are_never_made() -> None:
     ],
 )
 def test_block_sizes(text: str, sizes: list[int]) -> None:
-    found = BlockSizes.parse(text)
-    assert [size for size in range(1, 65) if found.holds(size)] == sizes
-    assert BlockSizes.parse(str(found)) == found
+    actual = BlockSizes.parse(text)
+    assert [size for size in range(1, 65) if actual.holds(size)] == sizes
+    assert BlockSizes.parse(str(actual)) == actual
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         *((text, "write the b and c") for text in ("", "0", "x", "16,,32", "16-", "-16", "1.5")),
         *((text, "write the b and c") for text in ("multiple:", "multiple:0", "16-32,64", "16,")),
@@ -258,11 +260,11 @@ def test_block_sizes(text: str, sizes: list[int]) -> None:
         ("64-16", "the range is empty; write the smaller size first, 16-64"),
     ],
 )
-def test_other_block_sizes_are_refused(text: str, said: str) -> None:
+def test_other_block_sizes_are_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
         BlockSizes.parse(text)
     assert str(refused.value).startswith(f"block_sizes {text!r}: ")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_families_have_their_names() -> None:
@@ -276,7 +278,7 @@ def test_families_have_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dims", "said"),
+    ("name", "dims", "message"),
     [
         ("monarch", (7, 13), None),
         ("square_dyadic", (8, 8), None),
@@ -288,6 +290,6 @@ def test_families_have_their_names() -> None:
         (EVERY, (7, 13), None),
     ],
 )
-def test_what_keeps_a_layer_from_a_family(name: str, dims: tuple[int, int], said: str) -> None:
-    found = obstacle(name, *dims, max_factors=3)
-    assert found is None if said is None else said in (found or "")
+def test_what_keeps_a_layer_from_a_family(name: str, dims: tuple[int, int], message: str) -> None:
+    actual = obstacle(name, *dims, max_factors=3)
+    assert actual is None if message is None else message in (actual or "")

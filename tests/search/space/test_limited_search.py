@@ -1,4 +1,4 @@
-"""Searches limited to some chains: what they keep to, say, remember and refuse."""
+"""Searches limited to some chains: their candidates, reports, studies and errors."""
 
 import json
 import shlex
@@ -48,12 +48,12 @@ def test_counts_are_exact_and_lists_are_of_what_was_counted() -> None:
     request = LayerRequest("48x32", budgets=("100%",), min_rank=16, **LIMITS)
     free = LayerRequest("48x32", budgets=("100%",), min_rank=16)
     every = listing(free, limit=100_000, visits=10**7)
-    found = listing(request, limit=100_000)
+    actual = listing(request, limit=100_000)
     assert every.exact
-    assert found.exact
-    assert set(found.chains) == {chain for chain in every.chains if keeps_to(request, chain)}
-    assert found.total == len(found.chains) > 10
-    assert "with every b and c a multiple of 4, chainable, aligned (b is a mul" in found.sentence
+    assert actual.exact
+    assert set(actual.chains) == {chain for chain in every.chains if keeps_to(request, chain)}
+    assert actual.total == len(actual.chains) > 10
+    assert "with every b and c a multiple of 4, chainable, aligned (b is a mul" in actual.sentence
 
 
 @pytest.mark.slow
@@ -61,11 +61,11 @@ def test_a_vast_space_is_cut_early_and_needs_no_memory() -> None:
     """Without limits so many choices count two factors only."""
     request = LayerRequest("4096x16384", budgets=("25%",), block_sizes="64,128")
     tracemalloc.start()
-    found = listing(request, limit=5, visits=100_000)
+    actual = listing(request, limit=5, visits=100_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found.exact
-    assert found.counts[2].chains > 0
+    assert actual.exact
+    assert actual.counts[2].chains > 0
     assert not listing(replace(request, block_sizes=None), limit=5, visits=100_000).exact
     assert peak < 10e6
 
@@ -106,7 +106,7 @@ def test_low_rank_is_of_every_rank_that_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"block_sizes": "5"},
@@ -141,16 +141,16 @@ def test_low_rank_is_of_every_rank_that_fits() -> None:
         ),
     ],
 )
-def test_what_leaves_nothing_is_named(options: dict[str, Any], said: str) -> None:
+def test_what_leaves_nothing_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
         build(LayerRequest("64x64", **options))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_aligned_is_of_dtype_layout_and_direction() -> None:
     def chains(**options: Any) -> set[Chain]:
-        asked = {"budgets": ("50%",), "min_use": 0.0, "max_factors": 2, **options}
-        return set(build(LayerRequest("96x96", min_rank=24, aligned=True, **asked)).candidates)
+        requested = {"budgets": ("50%",), "min_use": 0.0, "max_factors": 2, **options}
+        return set(build(LayerRequest("96x96", min_rank=24, aligned=True, **requested)).candidates)
 
     forward = chains(dtype="fp16")
     assert chains(dtype="fp16", train=True) < forward < chains(dtype="fp32")
@@ -240,7 +240,7 @@ def test_a_models_layers_are_limited_alike(quick: None, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["search", "space"])
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--families", "toeplitz"], "--families 'toeplitz': there is no such family; there are"),
         (["--families", ""], "--families '': there is no such family"),
@@ -258,12 +258,12 @@ def test_misuse_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
     command: str,
     words: list[str],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([command, "--dims", "16x16", *words]) == 2
     printed = capsys.readouterr()
-    assert said in printed.err
+    assert message in printed.err
     assert "Traceback" not in printed.err
     assert printed.out == ""
     assert list(tmp_path.iterdir()) == []
@@ -275,22 +275,22 @@ def test_an_empty_space_names_the_options_as_they_are_typed(
     words = ["--dims", "16x16", "--chainable", "--aligned", "--block-sizes", "5"]
     out = tmp_path / "out"
     assert main(["search", *words, "--device", "cpu", "--out", str(out)]) == 2
-    said = "Without --block-sizes there is"
-    assert said in capsys.readouterr().err
+    message = "Without --block-sizes there is"
+    assert message in capsys.readouterr().err
     assert not out.exists()
     assert main(["space", *words]) == 0
     printed = capsys.readouterr().out
     assert ": 0 chains of at most 3 factors" in printed
-    assert said in printed
+    assert message in printed
 
 
 def test_the_space_of_a_search_is_what_space_counts(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--dims", "64x96", "--budget", "50%", "--aligned", "--dtype", "fp16", "--train"]
     assert main(["space", *words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    actual = json.loads(capsys.readouterr().out)
     request = LayerRequest("64x96", budgets=("50%",), aligned=True, dtype="fp16", train=True)
-    assert found["count"] == build(request).count > 0
-    assert (found["aligned"], found["dtype"], found["train"]) == (True, "float16", True)
+    assert actual["count"] == build(request).count > 0
+    assert (actual["aligned"], actual["dtype"], actual["train"]) == (True, "float16", True)
 
 
 def test_a_hopeless_request_is_answered_fast() -> None:

@@ -1,4 +1,4 @@
-"""``ksopt space``: counts are right, lists are the first, memory stays small, misuse is said."""
+"""``ksopt space``: correct counts, first chains, small memory, and error messages."""
 
 import itertools
 import json
@@ -20,17 +20,17 @@ def request(dims: str, budget: str = "100%", **options: object) -> LayerRequest:
 
 @pytest.mark.parametrize("dims", ["8x12", "16x16", "30x7", "1x5"])
 def test_the_count_is_of_every_chain(dims: str) -> None:
-    asked = request(dims, min_rank=1)
+    requested = request(dims, min_rank=1)
     every = [
         Chain(factors)
         for count in (1, 2, 3)
-        for factors in Walk(asked.size, asked.size.dense_parameters, 1).factors(count)
+        for factors in Walk(requested.size, requested.size.dense_parameters, 1).factors(count)
     ]
-    found = listing(asked, limit=10_000)
-    assert (found.total, found.exact) == (len(every), True)
-    assert sorted(found.chains) == sorted(every)
+    actual = listing(requested, limit=10_000)
+    assert (actual.total, actual.exact) == (len(every), True)
+    assert sorted(actual.chains) == sorted(every)
     assert len(set(every)) == len(every)
-    assert [count.chains for count in found.counts] == [
+    assert [count.chains for count in actual.counts] == [
         sum(len(chain) == factors for chain in every) for factors in (1, 2, 3)
     ]
 
@@ -42,27 +42,27 @@ def test_the_list_is_the_beginning_of_all(order: str, limit: int) -> None:
         rho = sum(p.nnz * p.rho for p in chain) / chain.nnz
         return {"weights": chain.nnz, "most-weights": -chain.nnz, "rho": -rho}[order]
 
-    asked = request("32x48", "60%")
-    every = listing(asked, limit=100_000, order=order).chains
-    first = listing(asked, limit=limit, order=order).chains
+    requested = request("32x48", "60%")
+    every = listing(requested, limit=100_000, order=order).chains
+    first = listing(requested, limit=limit, order=order).chains
     assert len(every) > 1000
     assert list(map(key, every)) == sorted(map(key, every))
     assert first == every[:limit]
 
 
 def test_a_space_too_large_is_cut_and_needs_no_memory() -> None:
-    asked = request("4096x11008", "25%")
+    requested = request("4096x11008", "25%")
     tracemalloc.start()
-    found = listing(asked, limit=5, visits=20_000)
+    actual = listing(requested, limit=5, visits=20_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert not found.exact
-    assert found.counts[1].exact
-    assert not found.counts[2].exact
-    assert found.counts[2].chains > 5_000
+    assert not actual.exact
+    assert actual.counts[1].exact
+    assert not actual.counts[2].exact
+    assert actual.counts[2].chains > 5_000
     assert peak < 10e6
-    assert "more than" in found.sentence
-    assert len(found.chains) == 5
+    assert "more than" in actual.sentence
+    assert len(actual.chains) == 5
 
 
 def test_the_command_prints_the_count_and_the_chains(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,8 +72,8 @@ def test_the_command_prints_the_count_and_the_chains(capsys: pytest.CaptureFixtu
     assert "in_features=12, out_features=8: 2 chains of at most 2 factors" in printed
     assert "(1,4,4,2)*(4,2,3,1)" in printed
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == [
+    actual = json.loads(capsys.readouterr().out)
+    assert list(actual) == [
         "schema",
         "in_features",
         "out_features",
@@ -92,8 +92,8 @@ def test_the_command_prints_the_count_and_the_chains(capsys: pytest.CaptureFixtu
         "order",
         "chains",
     ]
-    assert (found["schema"], found["count"], found["exact"]) == ("ksopt.space/1", 2, True)
-    assert found["chains"][0] == {
+    assert (actual["schema"], actual["count"], actual["exact"]) == ("ksopt.space/1", 2, True)
+    assert actual["chains"][0] == {
         "chain": "(1,4,4,2)*(4,2,3,1)",
         "patterns": [[1, 4, 4, 2], [4, 2, 3, 1]],
         "parameters": 56,
@@ -136,8 +136,8 @@ def test_chains_that_are_alike_share_a_line() -> None:
 
 
 def test_lists_are_stable() -> None:
-    asked = request("24x24", "80%")
-    lists = [listing(asked, limit=limit).chains for limit in (3, 50, 3)]
+    requested = request("24x24", "80%")
+    lists = [listing(requested, limit=limit).chains for limit in (3, 50, 3)]
     assert lists[0] == lists[2] == lists[1][:3]
     for left, right in itertools.pairwise(lists[1]):
         assert left.nnz <= right.nnz < inf

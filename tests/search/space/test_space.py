@@ -26,10 +26,10 @@ def every_pattern(rows: int, columns: int) -> list[Pattern]:
 
 
 def reducible(chain: Chain) -> bool:
-    """By the definition: a pair's product, found exactly, has no more weights than the pair."""
+    """By the definition: a pair's exact product has no more weights than the pair."""
     pairs = [chain[i : i + 2] for i in range(len(chain) - 1)]
     products = [(pair, pair.product_support) for pair in pairs]
-    return any(found is not None and found.nnz <= pair.nnz for pair, found in products)
+    return any(actual is not None and actual.nnz <= pair.nnz for pair, actual in products)
 
 
 def refines_two_factors(chain: Chain) -> bool:
@@ -40,7 +40,7 @@ def refines_two_factors(chain: Chain) -> bool:
 
 def brute_force(dims: Dims, most: int, least_inner: int, factors: int) -> list[Chain]:
     rows, columns = dims.out_features, dims.in_features
-    found = []
+    collected = []
     for inner in product(range(least_inner, max(rows, columns) + 1), repeat=factors - 1):
         sizes = (rows, *inner, columns)
         options = [every_pattern(sizes[i], sizes[i + 1]) for i in range(factors)]
@@ -48,8 +48,8 @@ def brute_force(dims: Dims, most: int, least_inner: int, factors: int) -> list[C
             if sum(pattern.nnz for pattern in patterns) <= most:
                 chain = Chain(patterns)
                 if chain.is_dense_support and not reducible(chain):
-                    found.append(chain)
-    return found
+                    collected.append(chain)
+    return collected
 
 
 CASES = [
@@ -66,10 +66,10 @@ CASES = [
 @pytest.mark.parametrize("factors", [1, 2, 3])
 @pytest.mark.parametrize(("dims", "most", "least_inner"), CASES)
 def test_each_chain_once(dims: Dims, most: int, least_inner: int, factors: int) -> None:
-    wanted = {c for c in brute_force(dims, most, least_inner, factors) if refines_two_factors(c)}
-    found = [Chain(f) for f in Walk(dims, most, least_inner).factors(factors)]
-    assert len(found) == len(set(found))
-    assert set(found) == wanted
+    expected = {c for c in brute_force(dims, most, least_inner, factors) if refines_two_factors(c)}
+    actual = [Chain(f) for f in Walk(dims, most, least_inner).factors(factors)]
+    assert len(actual) == len(set(actual))
+    assert set(actual) == expected
 
 
 def test_the_cases_are_not_empty() -> None:
@@ -169,7 +169,7 @@ def test_families_are_candidates_even_of_a_sample(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_reservoir_is_fair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the chains has the same chance of being kept."""
+    """Each of the chains has the same chance of being selected."""
     monkeypatch.setattr(spaces, "_most", lambda factors: 3)
     monkeypatch.setattr(spaces, "_MOST_PER_STRATUM", 3)
     dims = {"dims": "12x8", "budgets": ("100%",), "min_rank": 4, "max_factors": 2, "min_use": 0.0}

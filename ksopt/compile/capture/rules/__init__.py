@@ -1,1 +1,1 @@
-"""What each ATen operator does to the tensors that capture follows."""
+"""Capture rules, one module per group of ATen operators."""

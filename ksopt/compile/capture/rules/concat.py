@@ -2,7 +2,7 @@
 
 An author may split the input, multiply each piece by a small weight of its own and put the results
 side by side. The pieces are products of one form; together they are one product with one more
-variable, which says which piece.
+variable, the index of the piece.
 """
 
 from __future__ import annotations
@@ -93,29 +93,29 @@ def _note(
     views = [tracker.view(tensor) for tensor in tensors]
     if len(views) < 2 or any(contraction(view) is None for view in views):
         return
-    found, reason = None, "they are of different forms"
+    joined, reason = None, "they are of different forms"
     if not all(tracker.records_like_now(root) for view in views for root in _taken_over(view)):
         reason = "gradients are switched on or off between them"
     elif all(same_shape(tensor.shape, tensors[0].shape) for tensor in tensors):
         try:
-            found = side_by_side(tracker, views)
+            joined = side_by_side(tracker, views)
         except NotKroneckerSparseError as error:
             reason = str(error)
     else:
         reason = "they are of unequal sizes"
-    if found is None:
+    if joined is None:
         if _are_of_pieces(views):
             tracker.miss(f"the products of pieces of one input are not one product: {reason}")
         return
-    tracker.note(result, View(found.root, replace(found.map, dims=placed(found.map.dims))))
+    tracker.note(result, View(joined.root, replace(joined.map, dims=placed(joined.map.dims))))
     stamp = tracker.stamp(result)
-    found.root.storage = stamp
-    if isinstance(found.root.origin, Biased):
-        found.root.origin.product.root.storage = stamp
+    joined.root.storage = stamp
+    if isinstance(joined.root.origin, Biased):
+        joined.root.origin.product.root.storage = stamp
 
 
 def _taken_over(view: View) -> Iterator[Root]:
-    """The roots that are not computed any more where pieces of one form become one product."""
+    """The roots that are no longer computed after pieces of one form become one product."""
     root, origin = view.root, view.root.origin
     if isinstance(origin, Contraction):
         yield from (root, *_taken_over(_all_of(origin.x)), *_taken_over(_all_of(origin.weight)))
@@ -140,7 +140,7 @@ def _are_of_pieces(views: Sequence[View]) -> bool:
 
 
 def side_by_side(tracker: Tracker, views: Sequence[View]) -> View | None:
-    """Views of one form along a new first dim, as one view; None if they do not make one.
+    """Views of one form stacked along a new first dim, as one view; None if there is none.
 
     Raises:
         NotKroneckerSparseError: they are products, but not one Kronecker-sparse product.
@@ -207,8 +207,8 @@ def _biased(tracker: Tracker, views: Sequence[View]) -> View | None:
     for view in views:
         origin = view.root.origin
         assert isinstance(origin, Biased)
-        for part, found in ((origin.product, products), (origin.bias, biases)):
-            found.append(View(part.root, compose(view.map, part.map)))
+        for part, parts in ((origin.product, products), (origin.bias, biases)):
+            parts.append(View(part.root, compose(view.map, part.map)))
     whole, bias = side_by_side(tracker, products), side_by_side(tracker, biases)
     if whole is None or bias is None:
         return None
@@ -227,16 +227,16 @@ def _casts(tracker: Tracker, views: Sequence[View]) -> View | None:
 
 
 def _contractions(tracker: Tracker, views: Sequence[View]) -> View | None:
-    found = []
+    origins = []
     for view in views:
         assert isinstance(view.root.origin, Contraction)
-        found.append(view.root.origin)
-    first = found[0]
-    lists = [_variables(one.factor) for one in found]
+        origins.append(view.root.origin)
+    first = origins[0]
+    lists = [_variables(one.factor) for one in origins]
     if not all(_same_variables(lists[0], other) for other in lists[1:]):
         return None
-    x = side_by_side(tracker, [View(one.x, identity(one.x.shape)) for one in found])
-    w = side_by_side(tracker, [View(one.weight, identity(one.weight.shape)) for one in found])
+    x = side_by_side(tracker, [View(one.x, identity(one.x.shape)) for one in origins])
+    w = side_by_side(tracker, [View(one.weight, identity(one.weight.shape)) for one in origins])
     if x is None or w is None or x.map.offsets or w.map.offsets:
         return None
     need_fixed(tracker, x.root, [atom for atom in x.map.dims[0] if atom.axis is not None], ())
@@ -278,7 +278,7 @@ def _axes(factor: Factor) -> tuple[IndexMap, list[Variable]]:
 
 
 def _over(atom: Atom | None, whole: View) -> Atoms | None:
-    """A digit of a piece as digits of the whole, whose first dim says which piece."""
+    """A digit of a piece as digits of the whole, whose first dim is the index of the piece."""
     if atom is None:
         return None
     return compose(IndexMap(((atom,),)), IndexMap(whole.map.dims[1:])).dims[0]
@@ -316,7 +316,7 @@ def _concat_call(
         return False
     views = [tracker.view(tensor) for tensor in args[0]]
     if all(contraction(view) is not None for view in views):
-        return False  # the pieces of one product, maybe
+        return False  # maybe the pieces of one product
     kind = functools.reduce(operator.or_, (view.root.kind for view in views))
     tracker.fresh(result, kind)
     return True

@@ -31,14 +31,14 @@ class Operand(NamedTuple):
     letters: str
 
     def digits(self, letter: str) -> Atoms:
-        """What a letter is of the operand's root."""
+        """The digits of a letter over the operand's root."""
         return self.view.map.dims[self.letters.index(letter)]
 
 
 def note_einsum(
     tracker: Tracker, equation: str, left: Tensor, right: Tensor, result: Tensor
 ) -> bool:
-    """Note the result of an einsum; False if it is of a kind that must be run.
+    """Record the result of an einsum; False if it must be run instead.
 
     Raises:
         NotNestedError: the digits of the operands do not nest.
@@ -93,11 +93,11 @@ def einsum_product(
 
 
 def letters_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
-    """The letters of the dims of each operand and of the result; None where that is not all.
+    """The letters of the dims of each operand and of the result; None if they do not describe it.
 
     Args:
         equation: as torch.einsum takes it.
-        ranks: how many dims the operands have.
+        ranks: numbers of dims of the operands.
 
     Example:
         >>> letters_of("...gi, goi -> ...go", (4, 3))
@@ -109,7 +109,7 @@ def letters_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
     operands = inputs.split(",")
     if len(operands) != len(ranks):
         return None
-    found = []
+    letters = []
     dotted = set()
     for operand, rank in zip(operands, ranks, strict=True):
         more = rank - len(operand.replace("...", ""))
@@ -117,18 +117,18 @@ def letters_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
             dotted.add(more)
         elif more:
             return None
-        found.append(operand.replace("...", "0123456789"[:more]))
+        letters.append(operand.replace("...", "0123456789"[:more]))
     if len(dotted) > 1:
         return None  # broadcast against each other
     dots = "0123456789"[: dotted.pop()] if dotted else ""
-    every = "".join(found)
+    every = "".join(letters)
     if not arrow:
         once = sorted(letter for letter in set(every) - set(dots) if every.count(letter) == 1)
         out = "..." + "".join(once)
     result = out.replace("...", dots)
     if not set(result) <= set(every) or set(dots) - set(result) or len(set(result)) < len(result):
         return None
-    return [*found, result]
+    return [*letters, result]
 
 
 @call_rule(torch.einsum, torch.functional.einsum, casts=True, first_is_tensor=False)

@@ -1,9 +1,10 @@
-"""An einsum of many operands as products by weights, one after another.
+"""An einsum of many operands as a series of products by weights.
 
 torch multiplies the operands pair by pair, in the order of the equation or in one that opt_einsum
-finds, and no node holds what is made in between. The value depends on no order. So one operand of
-the input is followed through its products by the others; what only scales or masks a weight, takes
-its diagonal or sums it alone, is a weight computed before the product.
+finds, and no node holds the intermediate results. The value is independent of the order. So the
+operand that depends on the input is followed through its products by the others; an operand that
+only scales or masks a weight, and diagonals and sums of one weight, are computed before the
+product.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _EINSUMS = (torch.einsum, torch.functional.einsum, torch.ops.aten.einsum.default
 
 
 def is_series(node: fx.Node) -> bool:
-    """Whether a node is an einsum that `rules.einsum` does not read: run it to see it."""
+    """Whether a node is an einsum that `rules.einsum` cannot read from its equation alone."""
     if node.target not in _EINSUMS or not node.args or not isinstance(node.args[0], str):
         return False
     inputs = node.args[0].replace(" ", "").partition("->")[0].split(",")
@@ -45,9 +46,9 @@ def _is_prepared(equation: str) -> bool:
 
 
 def note_series(tracker: Tracker, args: Sequence[Any], result: Tensor) -> bool:
-    """Note the result of such an einsum, from its arguments; False if it is no series of products.
+    """Record the result of such an einsum; False if it is no series of products.
 
-    What was noted on the way is forgotten then, but for the reason.
+    Records of intermediate results are then removed; the reason stays.
     """
     tensors = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
     letters = letters_of(args[0], [tensor.dim() for tensor in tensors])
@@ -56,13 +57,13 @@ def note_series(tracker: Tracker, args: Sequence[Any], result: Tensor) -> bool:
     views = map(tracker.view, tensors)
     operands = [Operand(view, own) for view, own in zip(views, letters[:-1], strict=True)]
     trace = tracker.trace
-    made, flops = len(trace.contractions), trace.flops.copy()
+    contractions_before, flops = len(trace.contractions), trace.flops.copy()
     try:
         view = _series(tracker, operands, letters[-1], result)
     except NotNestedError:
         view = None
     if view is None:
-        del trace.contractions[made:]
+        del trace.contractions[contractions_before:]
         trace.flops = flops
         return False
     tracker.note(result, view)
@@ -88,9 +89,9 @@ def _series(tracker: Tracker, operands: list[Operand], out: str, result: Tensor)
         if weight is None:
             return None
         weights.remove(weight)
-        kept = {letter for one in weights for letter in one.letters} | set(out)
+        remaining = {letter for one in weights for letter in one.letters} | set(out)
         both = dict.fromkeys(x.letters + weight.letters)
-        letters = "".join(letter for letter in both if letter in kept) if weights else out
+        letters = "".join(letter for letter in both if letter in remaining) if weights else out
         view = einsum_product(tracker, x, weight, letters, result)
         if view is None:
             return None
@@ -99,7 +100,7 @@ def _series(tracker: Tracker, operands: list[Operand], out: str, result: Tensor)
 
 
 def _no_series(inputs: Sequence[Operand], others: Sequence[Operand], out: str) -> str | None:
-    """Why the operands are no input and weights to multiply it by; None if they are."""
+    """Why the operands are not one input and weights; None if they are."""
     if len(inputs) != 1:
         return "more than one of its operands depend on the model's inputs"
     letters = inputs[0].letters
@@ -126,7 +127,7 @@ def _agree_in_size(operands: Sequence[Operand]) -> bool:
 
 
 def _next_weight(x: Operand, weights: Sequence[Operand], out: str) -> Operand | None:
-    """The first weight with a letter to sum over at once: one that x has and nothing else."""
+    """The first weight that shares with x a letter that nothing else has, to sum over."""
     for weight in weights:
         rest = {letter for one in weights if one is not weight for letter in one.letters}
         if set(x.letters) & set(weight.letters) - rest - set(out):
@@ -135,7 +136,7 @@ def _next_weight(x: Operand, weights: Sequence[Operand], out: str) -> Operand | 
 
 
 def _combined(tracker: Tracker, weights: Sequence[Operand], needed: set[str]) -> list[Operand]:
-    """Weights as the products take them, those that only scale or mask another one joined to it.
+    """The weights of the products; a weight that only scales or masks another is joined to it.
 
     Args:
         tracker: of the graph.
@@ -157,14 +158,14 @@ def _combined(tracker: Tracker, weights: Sequence[Operand], needed: set[str]) ->
 
 
 def _needed_letters(group: Sequence[Operand], weights: Sequence[Operand], needed: set[str]) -> str:
-    """Those of a group's letters, each once, that the group is not summed over alone."""
+    """The letters of a group, each once, except those that only the group has and sums over."""
     inside = [id(one) for one in group]
     others = {letter for one in weights if id(one) not in inside for letter in one.letters}
     return "".join(x for x in dict.fromkeys(group[0].letters) if x in needed | others)
 
 
 def _joined(tracker: Tracker, group: Sequence[Operand], letters: str) -> Operand:
-    """The weights of a group as one operand; a lone one that is as it should be stays so."""
+    """The weights of a group as one operand; a single weight with these letters is unchanged."""
     first = group[0]
     if len(group) == 1 and first.letters == letters:
         return first
@@ -178,20 +179,20 @@ def _joined(tracker: Tracker, group: Sequence[Operand], letters: str) -> Operand
 
 
 def _unrepeated(weight: Operand) -> Operand:
-    """A weight without the dims along which it is the same."""
+    """A weight without the dims along which it is constant."""
     index_map = weight.view.map
-    kept = [
+    varying = [
         at
         for at, atoms in enumerate(index_map.dims)
         if not atoms or any(atom.axis is not None for atom in atoms)
     ]
-    dims = tuple(index_map.dims[at] for at in kept)
+    dims = tuple(index_map.dims[at] for at in varying)
     view = View(weight.view.root, replace(index_map, dims=dims))
-    return Operand(view, "".join(weight.letters[at] for at in kept))
+    return Operand(view, "".join(weight.letters[at] for at in varying))
 
 
 def _with_letters(equation: str) -> str:
-    """An equation without the digits that stand for the dims of an ellipsis."""
+    """An equation with letters in place of the digits for the dims of an ellipsis."""
     free = [x for x in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" if x not in equation]
     return equation.translate({ord(digit): free[int(digit)] for digit in "0123456789"})
 

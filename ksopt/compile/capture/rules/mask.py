@@ -1,8 +1,8 @@
-"""Elementwise functions of weights of which one is zero but on a support: masks, torch.kron.
+"""Elementwise functions of weights, one of which is zero outside a support: masks, torch.kron.
 
-The result is zero but on the same support, and what it is there is computed of what the operands
-are there. So a trained matrix times a constant mask is a Kronecker-sparse weight whose gradient is
-zero where the mask is, as in the author's code.
+The result is zero outside the same support, and its elements there are computed from the operands'
+elements there. So a trained matrix times a constant mask is a Kronecker-sparse weight whose
+gradient is zero where the mask is, as in the author's code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _COMPARISONS: dict[Any, Callable[..., bool]] = {
     aten.logical_not: operator.not_,
     aten.bitwise_not: operator.not_,
 }
-"""What makes true and false of a weight, as functions of a number."""
+"""Operators that turn a weight into booleans, as functions of a number."""
 
 _MASK_MAKERS = {packet.__name__ for packet in _COMPARISONS} | {
     "bool",
@@ -67,7 +67,7 @@ _MASK_MAKERS = {packet.__name__ for packet in _COMPARISONS} | {
 
 
 def is_followed(node: fx.Node) -> bool:
-    """Whether a node whose result is of true and false may make a mask that is followed."""
+    """Whether a node with a boolean result may create a mask that is followed."""
     target = node.target
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return name.strip("_") in _MASK_MAKERS
@@ -91,7 +91,7 @@ def _scalar_tensor(
 def _compare(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
-    """Where a weight is zero, or is not."""
+    """A comparison that is true where a weight is zero, or where it is not."""
     source, more, packet = args[0], args[1:], func.overloadpacket
     view = tracker.view(source)
     numbers = all(isinstance(one, int | float) for one in more)
@@ -129,10 +129,10 @@ def _where(
 ) -> None:
     if len(args) != 3 or not all(isinstance(one, Tensor) for one in args):
         return
-    mask, kept, other = args
-    if _is_zero(tracker, other) and kept.dtype == result.dtype:
-        note_applied(tracker, torch.where, [mask, kept], result, (0.0,))
-    elif _is_zero(tracker, kept) and other.dtype == result.dtype:
+    mask, value, other = args
+    if _is_zero(tracker, other) and value.dtype == result.dtype:
+        note_applied(tracker, torch.where, [mask, value], result, (0.0,))
+    elif _is_zero(tracker, value) and other.dtype == result.dtype:
         note_applied(tracker, torch.masked_fill, [other, mask], result, (0.0,))
 
 
@@ -147,17 +147,17 @@ def note_applied(
     result: Tensor,
     more: tuple[Any, ...] = (),
 ) -> bool:
-    """Note an elementwise function that is zero wherever one of its operands is known to be.
+    """Record an elementwise function that is zero wherever one of its operands is.
 
     Args:
         tracker: of the graph.
         function: of torch, called with the operands and then with ``more``.
-        operands: which are broadcast to the result.
+        operands: of the function, broadcast to the result.
         result: of the function.
         more: further arguments, no tensors.
 
     Returns:
-        False if nothing is known of it: none of the operands is zero but on a support.
+        False if none of the operands is known to be zero outside a support.
     """
     views = [tracker.view(operand) for operand in operands]
     kind = functools.reduce(operator.or_, (view.root.kind for view in views))
@@ -193,7 +193,7 @@ def note_applied(
 def _piece(
     every: Sequence[Digit], number: dict[Digit, int], at: int, is_structured: bool
 ) -> tuple[tuple[Atoms, ...], str]:
-    """An operand as one dim for each of its digits, and their letters."""
+    """An operand with one dim for each of its digits, and their letters."""
     dims: list[Atoms] = []
     letters = ""
     seen = set()
@@ -208,7 +208,7 @@ def _piece(
 
 
 def _on_support(tracker: Tracker, view: View) -> View | None:
-    """What a weight is on its support, be it zero or true elsewhere."""
+    """A weight restricted to its support, whether it is zero or true elsewhere."""
     complement = view.root.origin
     if not isinstance(complement, Complement):
         return on_support(tracker, view)
@@ -219,7 +219,7 @@ def _on_support(tracker: Tracker, view: View) -> View | None:
 
 
 def _note_unfollowed(tracker: Tracker, views: Sequence[View], kind: Kind, result: Tensor) -> bool:
-    """Remember what a mask is that is not followed, for whoever multiplies by the result."""
+    """Record why a mask is not followed, for products by the result."""
     if kind is not Kind.WEIGHT or result.dim() < 2 or tracker.node is None:
         return False
     for view in views:
@@ -233,10 +233,10 @@ def _note_unfollowed(tracker: Tracker, views: Sequence[View], kind: Kind, result
 
 
 def _no_mask(tracker: Tracker, root: Root) -> str | None:
-    """What a mask is, and why it is not followed; None if it is none."""
+    """Description of a mask that is not followed; None if the root is no mask."""
     while isinstance(root.origin, Cast):
         root = root.origin.source
-    node = root.made_at
+    node = root.producer
     if root.kind is not Kind.WEIGHT or node is None:
         return None
     if node.op != "placeholder":

@@ -1,4 +1,4 @@
-"""ATen operators that multiply: what they compute, as variables of a product.
+"""ATen operators that multiply, described by the variables of a product.
 
 mm, bmm, addmm, baddbmm, convolutions with kernels of size 1, multiplications that are summed
 afterwards, and ksopt's own operator.
@@ -49,7 +49,7 @@ aten = torch.ops.aten
 def _mm(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
-    if len(args) == 2:  # more: another dtype for the result
+    if len(args) == 2:  # a third argument is another dtype for the result
         view = matrix_product(tracker, args[0], args[1], result)
         if view is not None:
             tracker.note(result, view)
@@ -114,7 +114,7 @@ def _mul(
 def _add(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
-    """A bias inside a vmap, where no node holds the product alone; elsewhere it stays a sum.
+    """A bias inside a vmap, where no node holds the product alone; elsewhere the sum stays.
 
     Under autocast the product may be of 16 bits and the bias, and so the sum, of 32.
     """
@@ -141,7 +141,7 @@ def _is_one(value: Any) -> bool:
 
 
 def multiplied(tracker: Tracker, left: Any, right: Any, result: Tensor) -> None:
-    """Note what an elementwise product of two tensors is, or of a tensor and a number."""
+    """Record an elementwise product of two tensors, or of a tensor and a number."""
     both = [one for one in (left, right) if isinstance(one, Tensor)]
     views = [tracker.view(one) for one in both]
     kind = functools.reduce(operator.or_, (view.root.kind for view in views))
@@ -163,9 +163,9 @@ def multiplied(tracker: Tracker, left: Any, right: Any, result: Tensor) -> None:
             _broadcast(view.map, one, result, dim, size)
             for view, one in zip(views, both, strict=True)
         )
-        found = tied(ours, theirs)
-        dims.append(tuple(range(len(variables), len(variables) + len(found))))
-        variables += found
+        digits = tied(ours, theirs)
+        dims.append(tuple(range(len(variables), len(variables) + len(digits))))
+        variables += digits
     origin = Multiplied(views[0].root, views[1].root, tuple(variables), tuple(dims))
     tracker.fresh(result, kind, origin)
 
@@ -193,11 +193,11 @@ def _sum(
     dims: Dims = []
     summed: list[Variable] = []
     for dim, atoms in enumerate(digits.dims):
-        found = [digit_of(origin.variables, atom, dim in over) for atom in atoms]
+        variables = [digit_of(origin.variables, atom, dim in over) for atom in atoms]
         if dim not in over:
-            dims.append(found)
+            dims.append(variables)
         else:
-            summed += found
+            summed += variables
             if keep:
                 dims.append([])
     product_view = offered(tracker, origin.left, origin.right, dims, summed, result)
@@ -230,7 +230,7 @@ def _ks_mm(
 def _ks_chain(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
-    """A layer that one launch computes; others are captured as the products that they are."""
+    """A layer that one launch computes; other layers are captured as separate products."""
     x, weights, *rest = args
     named = dict(zip(_AROUND, rest, strict=False)) | kwargs
     batch_last, siblings = bool(named.get("batch_last")), int(named.get("siblings", 1))
@@ -265,7 +265,7 @@ def matrix_product(tracker: Tracker, left: Tensor, right: Tensor, result: Tensor
 def dense_layer(
     tracker: Tracker, x: Tensor, weight: Tensor, bias: Tensor | None, result: Tensor
 ) -> bool:
-    """Note F.linear of a weight that is as dense as it looks; False if it must be looked into."""
+    """Record F.linear of a dense weight; False if the weight may have a support."""
     a, w = tracker.view(x), tracker.view(weight)
     if right_is_weight(a.root, w.root) is not True or weight.dim() != 2 or has_support(tracker, w):
         return False

@@ -44,30 +44,30 @@ def _reshape(
 ) -> None:
     if func is aten.view.dtype:
         return
-    asked = args[1] if len(args) > 1 and isinstance(args[1], Sequence) else result.shape
-    reshaped(tracker, args[0], asked, result)
+    requested = args[1] if len(args) > 1 and isinstance(args[1], Sequence) else result.shape
+    reshaped(tracker, args[0], requested, result)
 
 
-def reshaped(tracker: Tracker, source: Tensor, asked: Sequence[Size], result: Tensor) -> None:
-    """Note that a result is a source under another shape, asked for as ``asked``.
+def reshaped(tracker: Tracker, source: Tensor, requested: Sequence[Size], result: Tensor) -> None:
+    """Record that a result is a source with another shape; ``requested`` is the shape argument.
 
     Raises:
         NotNestedError: the sizes do not nest.
         FixedSizeNeeded: a symbolic number of features is split into fixed ones.
     """
-    if _splits_features(source, asked):
+    if _splits_features(source, requested):
         tracker.fix(source.shape[-1])
     shape = [plain(size) for size in result.shape]
     tracker.moved(result, source, reshape(tracker.view(source).map, shape))
 
 
-def _splits_features(source: Tensor, asked: Sequence[Size]) -> bool:
+def _splits_features(source: Tensor, requested: Sequence[Size]) -> bool:
     """Whether a last dim that is symbolic (dynamic=True) is split into dims of fixed sizes."""
     last = plain(source.shape[-1]) if source.dim() else 1
     if isinstance(last, int) or not source.dtype.is_floating_point:
         return False
     fixed = 1
-    for size in reversed(asked):
+    for size in reversed(requested):
         if not isinstance(plain(size), int) or size < 0:
             break
         fixed *= int(size)
@@ -118,7 +118,9 @@ def _lift_fresh(
     if tracker.knows(args[0]):
         tracker.moved(result, args[0], tracker.view(args[0]).map)
     else:
-        tracker.fresh(result, Kind.CONSTANT)  # torch.tensor of numbers: no operator made it
+        tracker.fresh(
+            result, Kind.CONSTANT
+        )  # torch.tensor of numbers: not the result of an operator
 
 
 @rule(aten.expand)
@@ -160,14 +162,14 @@ def _select(
 def _slice(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
-    given = [*args, *(0, None, None, 1)[len(args) - 1 :]]
-    sliced(tracker, given[0], given[1], given[2], given[4], result)
+    operands = [*args, *(0, None, None, 1)[len(args) - 1 :]]
+    sliced(tracker, operands[0], operands[1], operands[2], operands[4], result)
 
 
 def sliced(
     tracker: Tracker, source: Tensor, dim: int, start: Any, step: Any, result: Tensor
 ) -> None:
-    """Note that a result is every step-th of a source's elements along a dim, from one on.
+    """Record that a result is every step-th of a source's elements along a dim, from ``start``.
 
     Raises:
         NotNestedError: they begin or end in the middle of a digit.
@@ -212,7 +214,7 @@ def _narrowed(
 
 
 def _piece(tracker: Tracker, source: Tensor, part: IndexMap, result: Tensor) -> None:
-    """A part is a root of its own; that it is one matters only where the parts meet again."""
+    """Record a part as a root of its own; its origin matters only if the parts are joined."""
     if result.dim() < source.dim():
         part = reshape(part, result.shape)
     view = tracker.view(source)

@@ -1,7 +1,7 @@
-"""Weights that are zero but on a support: made so, or so by their values.
+"""Weights that are zero outside a support, by construction or by their values.
 
-What multiplies by such a weight is recognised by the elements on the support alone. The zeros are
-the author's own arithmetic, left out: an infinity or a NaN in the input does not meet them.
+A product by such a weight is recognised by the elements on the support alone. Multiplications by
+the zeros are left out: an infinity or a NaN in the input does not meet them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ksopt.patterns.chain import Pattern
 aten = torch.ops.aten
 
 Multiply = Callable[[View, View, bool], View | None]
-"""(left, right, whether digits of the weight may stand twice) -> a view of the product, or None."""
+"""(left, right, whether digits of the weight may be repeated) -> a view of the product, or None."""
 
 UNFOLLOWED = "ksopt_unfollowed"
 """Key in a node's ``meta``: why a weight that is written in place there is not followed."""
 
 _FAR = 200
-"""How many nodes that compute a weight are looked at for what was Kronecker-sparse."""
+"""Maximal number of nodes before a weight that are searched for a Kronecker-sparse matrix."""
 
 
 @rule(aten.block_diag)
@@ -95,11 +95,11 @@ def _diag_embed(
 
 
 def support(tracker: Tracker, root: Root) -> Structured | None:
-    """What a root is on its support, by how it was made or by its values; None if it has none."""
+    """A root's elements on its support, by construction or by its values; None if it has none."""
     if root not in tracker.structured:
         tracker.structured[root] = _support(tracker, root)
     known = tracker.structured[root]
-    if known is None or tracker.records_like_now(root) or known.weight.made_at is root.made_at:
+    if known is None or tracker.records_like_now(root) or known.weight.producer is root.producer:
         return known
     return None  # gradients would flow through the elements on the support, but not through it
 
@@ -113,8 +113,8 @@ def _support(tracker: Tracker, root: Root) -> Structured | None:
         if source is None:
             return None
         weight = source.weight
-        # It is computed where the author's cast is.
-        cast = Root(weight.shape, root.dtype, weight.kind, root.made_at, Cast(weight))
+        # Computed at the author's cast.
+        cast = Root(weight.shape, root.dtype, weight.kind, root.producer, Cast(weight))
         return Structured(cast, source.dims)
     if root.kind is not Kind.WEIGHT or len(root.shape) != 2 or tracker.frozen_pattern is None:
         return None
@@ -137,7 +137,7 @@ def _atoms(shape: Sequence[int]) -> list[Atom]:
 
 
 def on_support(tracker: Tracker, view: View) -> View | None:
-    """A view of a weight as one of its elements on the support, digits of which stand twice.
+    """A view of a weight as a view of its elements on the support, with repeated digits.
 
     Returns:
         None if it has no support.
@@ -157,7 +157,7 @@ def on_support(tracker: Tracker, view: View) -> View | None:
 
 
 def by_support(tracker: Tracker, left: View, right: View, multiply: Multiply) -> View | None:
-    """A product by a weight: by the elements on its support, if it has one, else as it stands.
+    """A product by a weight, or by its elements on the support if it has one.
 
     Raises:
         NotNestedError: the digits of the operands do not nest.
@@ -194,13 +194,13 @@ def _flops(tracker: Tracker) -> int | None:
 
 
 def has_support(tracker: Tracker, view: View) -> bool:
-    """Whether a weight is zero but on a support, or was so nearly that it must be said why not."""
+    """Whether a weight is zero outside a support, or nearly is, so that the reason is reported."""
     root = view.root
     return support(tracker, root) is not None or _lost(tracker, root) is not None
 
 
 def miss_support(tracker: Tracker, left: Root, right: Root) -> None:
-    """Say of a sum of elementwise products that its weight has a support which is not followed."""
+    """Report a sum of elementwise products whose weight has a support that is not followed."""
     roles = right_is_weight(left, right)
     if roles is None:
         return
@@ -213,22 +213,22 @@ def miss_support(tracker: Tracker, left: Root, right: Root) -> None:
 
 
 def _lost(tracker: Tracker, root: Root) -> str | None:
-    """Why a weight is not known to be zero but on a support, if it nearly is; else None."""
+    """Why a weight is not known to be zero outside a support, if it nearly is; else None."""
     if isinstance(root.origin, Unfollowed):
         return root.origin.reason
     if isinstance(root.origin, Cast):
         return _lost(tracker, root.origin.source)
-    if tracker.structured.get(root) is not None and root.made_at is not None:
-        return f"its weight is made at node {root.made_at.name}, where gradients are off"
-    if root.made_at is None or root.made_at.op == "placeholder":
+    if tracker.structured.get(root) is not None and root.producer is not None:
+        return f"its weight is made at node {root.producer.name}, where gradients are off"
+    if root.producer is None or root.producer.op == "placeholder":
         return None
     if root not in tracker.lost:
-        tracker.lost[root] = _lost_before(tracker, root.made_at)
+        tracker.lost[root] = _lost_before(tracker, root.producer)
     return tracker.lost[root]
 
 
 def _lost_before(tracker: Tracker, node: fx.Node) -> str | None:
-    """Where, among the nodes that a weight is computed by, a support is lost."""
+    """The node at which a support is lost, among those that compute a weight, as a clause."""
     left, seen = [node], {node}
     while left and len(seen) < _FAR:
         one = left.pop(0)
@@ -252,7 +252,7 @@ def _lost_before(tracker: Tracker, node: fx.Node) -> str | None:
 
 
 def _is_of_blocks(structured: Structured) -> bool:
-    """Whether it is a trained or stored matrix of more than a diagonal."""
+    """Whether a structured tensor is a trained or stored matrix of more than a diagonal."""
     if structured.weight.kind is not Kind.WEIGHT:
         return False
     atoms = [atom for dim in structured.dims for atom in dim]

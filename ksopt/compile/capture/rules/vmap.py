@@ -1,7 +1,7 @@
-"""Calls inside a vmap.
+"""Rules for calls inside a vmap.
 
-Inside a vmap Dynamo's graph works on tensors that wrap another one with one dim more. What a node
-computes of the wrappers is followed on what they wrap.
+Inside a vmap Dynamo's graph works on tensors that wrap another one with one more dim. Operations on
+the wrappers are followed on the wrapped tensors.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _inner(tensor: Tensor) -> Tensor:
 
 
 def _with_mapped(tensor: Tensor, letters: str) -> str:
-    """The letters of what a tensor wraps: those of its own dims, and z for the mapped one."""
+    """The letters of a wrapped tensor: those of the wrapper's dims, and z for the mapped dim."""
     if not _is_mapped(tensor):
         return letters
     at = _functorch.maybe_get_bdim(tensor)

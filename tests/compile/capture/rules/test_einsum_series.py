@@ -31,8 +31,8 @@ def site_of(model, seen, mode=torch.enable_grad, **tolerance):
     x = torch.randn(5, 32)
     with mode():
         expected = model(x)
-        found = torch.compile(model, backend="ksopt")(x)
-    torch.testing.assert_close(found, expected, **(tolerance or {"rtol": 1e-4, "atol": 1e-5}))
+        actual = torch.compile(model, backend="ksopt")(x)
+    torch.testing.assert_close(actual, expected, **(tolerance or {"rtol": 1e-4, "atol": 1e-5}))
     (site,) = seen.reports[-1].sites
     return site
 
@@ -85,7 +85,7 @@ def test_under_autocast_torchs_own_order_decides_the_dtypes(compiled_by_eager):
     assert "no node holds its result, only what is computed from it" in site.reason
 
 
-def test_the_inputs_own_sum_is_told(compiled_by_eager):
+def test_the_inputs_own_sum_is_reported(compiled_by_eager):
     w, s = nn.Parameter(torch.randn(4, 6, 4)), nn.Parameter(torch.rand(4, 6))
 
     def pooled(x):
@@ -114,8 +114,8 @@ def test_what_is_dense_or_no_product_by_a_weight_is_no_site(
         return torch.einsum(equation, *operands)
 
     x = torch.randn(shape)
-    found = torch.compile(called, backend="ksopt")(x)
-    torch.testing.assert_close(found, called(x), rtol=1e-4, atol=1e-5)
+    actual = torch.compile(called, backend="ksopt")(x)
+    torch.testing.assert_close(actual, called(x), rtol=1e-4, atol=1e-5)
     assert compiled_by_eager.reports[-1].sites == []
 
 

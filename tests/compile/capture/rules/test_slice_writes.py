@@ -1,4 +1,4 @@
-"""Tensors that are written slice by slice into memory made for them."""
+"""Tensors that are allocated and then written slice by slice."""
 
 import pytest
 import torch
@@ -189,9 +189,9 @@ def test_slices_are_one_factor(call, dynamic, compiled_by_eager):
 def test_autocast_writes_16_bits_into_32(compiled_by_eager):
     model, x = Case(whole), torch.randn(5, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        found = torch.compile(model, backend="ksopt", fullgraph=True)(x)
-        torch.testing.assert_close(found, model(x), rtol=2e-2, atol=2e-2)
-    assert found.dtype is torch.float32
+        actual = torch.compile(model, backend="ksopt", fullgraph=True)(x)
+        torch.testing.assert_close(actual, model(x), rtol=2e-2, atol=2e-2)
+    assert actual.dtype is torch.float32
     assert [str(site.chain) for site in compiled_by_eager.reports[0].sites] == ["(4,8,4,1)"]
 
 

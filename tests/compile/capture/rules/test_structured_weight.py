@@ -80,8 +80,8 @@ ways = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def results(function, layer, x):
     leaf = x.clone().requires_grad_()
     y = function(leaf)
-    wanted = [leaf, *layer.parameters()]
-    grads = torch.autograd.grad(y.float().square().sum(), wanted, allow_unused=True)
+    targets = [leaf, *layer.parameters()]
+    grads = torch.autograd.grad(y.float().square().sum(), targets, allow_unused=True)
     return [y, *(grad for grad in grads if grad is not None)]
 
 
@@ -110,17 +110,17 @@ def test_a_masked_weight_has_no_gradient(compiled_by_eager):
 def test_autocast_finds_what_float32_does_and_float64_is_left_alone(way, compiled_by_eager):
     layer, x = Layer(way, WAYS[way]), torch.randn(5, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        found = ksopt.explain(layer, x)
+        explanation = ksopt.explain(layer, x)
         y = torch.compile(layer, backend="ksopt")(x)
         assert y.dtype is torch.bfloat16
         torch.testing.assert_close(y, layer(x), rtol=2e-2, atol=2e-2)
-    (site,) = found.sites
+    (site,) = explanation.sites
     assert (str(site.chain), site.verdict, site.dtype) == (
         "(4,8,4,1)",
         Verdict.LOWERED,
         "bfloat16",
     )
-    assert found.report.covered == 1.0
+    assert explanation.report.covered == 1.0
     (site,) = ksopt.explain(layer.double(), x.double()).sites
     assert site.verdict is Verdict.MISSED
     assert "it computes in float64, for which there are no kernels" in site.reason
@@ -249,12 +249,12 @@ class Gradients(nn.Module):
 
 @pytest.mark.sweep
 @ways
-def test_a_weight_that_is_made_without_gradients_has_none(way, compiled_by_eager):
+def test_a_weight_created_without_gradients_has_none(way, compiled_by_eager):
     model, x = Gradients(way), torch.randn(5, 16)
     compiled = torch.compile(model, backend="ksopt", fullgraph=True)
-    found, expected = results(compiled, model, x), results(model, model, x)
-    assert len(found) == len(expected) == 2
-    torch.testing.assert_close(found, expected)
+    actual, expected = results(compiled, model, x), results(model, model, x)
+    assert len(actual) == len(expected) == 2
+    torch.testing.assert_close(actual, expected)
 
 
 def test_a_weight_that_is_cast_before_a_write(compiled_by_eager):

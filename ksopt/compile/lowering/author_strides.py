@@ -1,11 +1,12 @@
-"""What leaves a graph has the author's strides.
+"""Author's strides for the tensors that leave a graph.
 
-What replaces a result may have other strides, and elementwise functions pass them on. Inside the
-graph nothing depends on them (`shared_memory` has the copies that do), but who calls the graph can
-tell them: by a `view`, by a copy by strides in the graph behind a break. So can an operator that is
-not torch's own. What they get is therefore brought back into the author's order in memory: permuted
-to it, made contiguous and permuted back. That costs a copy only where the strides are others when
-AOTAutograd traces the graph; which they are then is not known before.
+The replacement of a result may have other strides, and elementwise functions propagate them. Inside
+the graph nothing depends on them (`shared_memory` handles the copies that do), but the caller of
+the
+graph can observe them: by a `view`, or by a copy by strides in the graph behind a break. So can an
+operator that is not torch's own. The tensors they read are therefore restored to the author's order
+in memory: permuted to it, made contiguous and permuted back. That costs a copy only if the strides
+differ when AOTAutograd traces the graph; they are not known before.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ksopt.compile.capture.nodes import (
 )
 from ksopt.compile.capture.symbolic import is_contiguous
 from ksopt.compile.capture.values import Trace
-from ksopt.compile.lowering.emit import Emitter, is_torchs, order_in_memory
+from ksopt.compile.lowering.emit import Emitter, is_torch_function, order_in_memory
 
 BODIES = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
 """Higher-order operators that call their first argument, a graph, with the others."""
@@ -39,35 +40,35 @@ _VIEWS = frozenset(
         *("view", "view_as"),
     }
 )
-"""Names of what may return a view of what it reads."""
+"""Names of operations that may return a view of their input."""
 
 
-def keep_strides(graph: fx.Graph, changed: Collection[fx.Node], trace: Trace) -> None:
-    """Give what leaves a graph the author's strides.
+def restore_strides(graph: fx.Graph, changed: Collection[fx.Node], trace: Trace) -> None:
+    """Restore the author's strides of the tensors that leave a graph.
 
     Args:
         graph: a rewritten one.
-        changed: nodes in the place of others that had other strides.
-        trace: of the graph as it was.
+        changed: replacements whose strides differ from the author's.
+        trace: of the original graph.
     """
     affected = reached(changed, lambda node: node.users)
     known: dict[Hashable, Any] = {}
     bases = dict.fromkeys(_base(node, trace) for node in _leaving(graph))
     for base in bases:
-        # What else stands for an author's node has that one's strides already.
+        # Other replacements already have the author's strides.
         may_differ = base in changed or (base in affected and REPLACES not in base.meta)
         if may_differ and _is_dense(authors_result(base)):
             _put_in_order(base, trace, known)
 
 
 def may_leave_as_a_view(node: fx.Node) -> bool:
-    """Whether a caller, or an operator that is not torch's own, may tell a result's strides."""
+    """Whether a caller, or an operator that is not torch's own, may observe a result's strides."""
     seen: set[fx.Node] = set()
     left = [node]
     while left:
         one = left.pop()
         for user in one.users:
-            if user.op == "output" or _tells_strides(user):
+            if user.op == "output" or _observes_strides(user):
                 return True
             if user not in seen and _may_be_a_view(user, one):
                 seen.add(user)
@@ -82,14 +83,14 @@ def _may_be_a_view(user: fx.Node, of: fx.Node) -> bool:
 
 
 def _leaving(graph: fx.Graph) -> Iterator[fx.Node]:
-    """What is returned, and what is read by nodes that tell strides."""
+    """Nodes that are returned, or read by nodes that observe strides."""
     for node in graph.nodes:
-        if node.op == "output" or _tells_strides(node):
+        if node.op == "output" or _observes_strides(node):
             yield from node.all_input_nodes
 
 
-def _tells_strides(node: fx.Node) -> bool:
-    """Whether a node's result may depend on the strides of what it reads."""
+def _observes_strides(node: fx.Node) -> bool:
+    """Whether a node's result may depend on the strides of its inputs."""
     if node.op not in ("call_function", "call_method", "call_module"):
         return False
     if node.target is getattr or str(node.target).startswith("ksopt."):
@@ -97,16 +98,16 @@ def _tells_strides(node: fx.Node) -> bool:
     if isinstance(node.target, HigherOrderOperator) and node.target.name() in BODIES:
         name = node.args[0].target if isinstance(node.args[0], fx.Node) else None
         body = getattr(node.graph.owning_module, str(name), None)
-        return not isinstance(body, fx.GraphModule) or any(map(_tells_strides, body.graph.nodes))
+        return not isinstance(body, fx.GraphModule) or any(map(_observes_strides, body.graph.nodes))
     if node.target in ("view_as_complex", torch.view_as_complex):
         return True
     if node.target in ("view", torch.Tensor.view) and torch.dtype in map(type, node.args):
-        return True  # it needs elements that lie together
-    return not is_torchs(node)
+        return True  # it needs contiguous elements
+    return not is_torch_function(node)
 
 
 def _base(node: fx.Node, trace: Trace) -> fx.Node:
-    """The node that made the memory that a node's result is in, outside the vmaps of others."""
+    """The node that allocated the memory of a node's result, outside the vmaps of others."""
     memory = memory_of(node)
     at = node
     while memory is not None and not _is_in_vmap(at, trace):
@@ -124,19 +125,19 @@ def _is_in_vmap(node: fx.Node, trace: Trace) -> bool:
 
 
 def _is_dense(value: Any) -> bool:
-    """Whether a tensor's elements lie together in memory, in the order of some of its dims."""
+    """Whether a tensor is contiguous in memory for some order of its dims."""
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return False
     return is_contiguous(value.permute(order_in_memory(value)))
 
 
 def _put_in_order(base: fx.Node, trace: Trace, known: dict[Hashable, Any]) -> None:
-    """Let all readers of a result read it in the author's order in memory."""
+    """Redirect all readers of a result to a copy in the author's order in memory."""
     readers = list(base.users)
     emit = Emitter(base.next, base, [], known)
     value = emit.in_order_of(base, authors_result(base))
     if base in trace.memory and trace.writes.get(trace.memory[base][0]):
-        value = emit.no_view(value)
+        value = emit.without_view(value)
     value.meta[REPLACES] = authors_result(base)
     for reader in readers:
         reader.replace_input_with(base, value)

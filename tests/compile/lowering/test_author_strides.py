@@ -21,7 +21,7 @@ _LIBRARY.impl("last_stride", lambda x: x.new_empty(1), "Meta")
 
 
 class Strided(nn.Module):
-    """A product whose result [B, 4, 3] lies in memory as [3, 4, B]; what replaces it does not."""
+    """A product whose result [B, 4, 3] is in memory as [3, 4, B]; its replacement is not."""
 
     def __init__(self, after):
         super().__init__()
@@ -122,7 +122,7 @@ def test_a_view_and_a_copy_behind_a_graph_break():
 
 @pytest.mark.parametrize("taken", [lambda y: y.transpose(0, 0), lambda y: y.permute(2, 1, 0)])
 def test_a_view_without_gradients_of_what_a_dropout_passes_on(taken):
-    """Eager mode's transpose of one dim returns what it reads, which requires gradients."""
+    """Eager mode's transpose of one dim returns its input, which requires gradients."""
 
     def after(y):
         y = nn.functional.dropout(y, 0.5, False)
