@@ -256,8 +256,8 @@ def _try_sparse(
     try:
         baseline.multiply(x, baseline.prepare(weight, batch_last), Pattern(2, b, c, 1), batch_last)
     except (RuntimeError, NotImplementedError) as error:
-        said = str(error).strip().splitlines()[0]
-        return Support(False, f"torch {torch.__version__} on {device_type} refuses it: {said}")
+        message = str(error).strip().splitlines()[0]
+        return Support(False, f"torch {torch.__version__} on {device_type} refuses it: {message}")
     return Support(True)
 
 

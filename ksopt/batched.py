@@ -68,13 +68,13 @@ class Matrices:
         holds_zeros = math.prod(shape) > weight.numel()
         if not holds_zeros and self._are_in_place(weight):
             return weight.as_strided(shape, (b * c, c, 1))
-        made = weight.new_zeros(shape) if holds_zeros else weight.new_empty(shape)
-        made.as_strided(weight.shape, self.strides).copy_(weight)
-        return made
+        copy = weight.new_zeros(shape) if holds_zeros else weight.new_empty(shape)
+        copy.as_strided(weight.shape, self.strides).copy_(weight)
+        return copy
 
     def _are_in_place(self, weight: Tensor) -> bool:
         steps = zip(weight.shape, weight.stride(), self.strides, strict=True)
-        return all(size == 1 or step == wanted for size, step, wanted in steps)
+        return all(size == 1 or step == own for size, step, own in steps)
 
 
 # Where a result goes. A product is written straight into out; where it has to be permuted, the

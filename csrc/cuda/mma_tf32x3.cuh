@@ -380,8 +380,8 @@ template <typename P, typename Tile> struct Loader {
   int part = 0, slot = 0;
   Column column = {0, 0, 0};
 
-  __device__ __forceinline__ Loader(const Arguments& given, unsigned char* at)
-      : arguments(given), ring(at), tiles((given.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS) {
+  __device__ __forceinline__ Loader(const Arguments& arguments_, unsigned char* at)
+      : arguments(arguments_), ring(at), tiles((arguments_.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS) {
     locate();
   }
 

@@ -35,7 +35,7 @@ struct Choice {
   int64_t plan;
   int64_t form;
   int64_t kind;
-  bool anew, any_rows;
+  bool repacks, any_rows;
 };
 
 static_assert(ksopt::NO_PLAN == NONE);
@@ -104,7 +104,7 @@ bool takes_product(const Tensor& out, const Tensor& x, const Tensor& weight, int
          !share_memory(out, x) && !share_memory(out, weight);
 }
 
-// What was prepared of a call's weights. kept_weights.cpp and ksopt/kernels/weight_table.py vouch for what the
+// What was prepared of a call's weights. cached_weights.cpp and ksopt/kernels/weight_table.py vouch for what the
 // stable ABI cannot tell: that it was prepared from the weights' memory at its present version.
 struct Prepared {
   Tensor tensor;
@@ -113,8 +113,8 @@ struct Prepared {
   int64_t stream;  // that may read it
 
   // Whether it is of the form, may be read now, and need not be prepared anew for a graph.
-  bool serves(int64_t wanted, int32_t device) const {
-    if (form != wanted || tensor.get_device_index() != device) return false;
+  bool serves(int64_t required_form, int32_t device) const {
+    if (form != required_form || tensor.get_device_index() != device) return false;
     void* current = current_stream(device);
     return stream == reinterpret_cast<intptr_t>(current) && !is_capturing(current);
   }
@@ -177,23 +177,23 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
   {
     const std::shared_lock lock(known_mutex);
     const auto& table = known[changing];
-    const auto found = table.find({a, b, c, d, x.dtype, x.batch_last, exact, bits_of(x.batch), x.place});
-    if (found == table.end()) return std::nullopt;
-    choice = found->second;
+    const auto it = table.find({a, b, c, d, x.dtype, x.batch_last, exact, bits_of(x.batch), x.place});
+    if (it == table.end()) return std::nullopt;
+    choice = it->second;
   }
   if (!x.aligned && !choice.any_rows) return std::nullopt;
   if (choice.kind == TORCH) {
     if (ksopt::takes_as_it_is(torch_product_at(choice.plan), weight.get())) return Step{choice, &weight, std::nullopt};
     std::optional<Tensor> prepared = prepared_in(choice.form);
-    if (!prepared && !choice.anew) return std::nullopt;
+    if (!prepared && !choice.repacks) return std::nullopt;
     return Step{choice, &weight, std::move(prepared)};
   }
-  if ((choice.anew || choice.form == 0) && weight.is_contiguous()) return Step{choice, &weight, std::nullopt};
+  if ((choice.repacks || choice.form == 0) && weight.is_contiguous()) return Step{choice, &weight, std::nullopt};
   if (choice.form != 0) {
     if (std::optional<Tensor> prepared = prepared_in(choice.form)) return Step{choice, &weight, std::move(prepared)};
   }
   // Of a weight that is kept one in order is kept, too: by Python, once.
-  if (choice.anew && changing) return Step{choice, &weight, std::nullopt};
+  if (choice.repacks && changing) return Step{choice, &weight, std::nullopt};
   return std::nullopt;
 }
 

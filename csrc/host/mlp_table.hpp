@@ -61,9 +61,9 @@ std::optional<Tensor> run_known_mlp(const Mlp& mlp, bool exact, bool changing, c
   {
     const std::shared_lock lock(known_mutex);
     const auto& table = known_mlps[changing];
-    const auto found = table.find(plan_key(mlp, x, exact));
-    if (found == table.end()) return std::nullopt;
-    choice = found->second;
+    const auto it = table.find(plan_key(mlp, x, exact));
+    if (it == table.end()) return std::nullopt;
+    choice = it->second;
   }
   return launch_chain(choice, mlp.second(), x, at_hand, out, mlp.hidden_bias);
 }

@@ -139,10 +139,10 @@ struct PlanChoice {
 
 // What may be prepared of weights: kept, made anew at each call, or, of a module's parameters, kept and made at any
 // price.
-enum class Weights : int64_t { kept, changing, stored };
+enum class Weights : int64_t { cached, changing, stored };
 
 Weights weights_of(bool changing, bool stored) {
-  return changing ? Weights::changing : stored ? Weights::stored : Weights::kept;
+  return changing ? Weights::changing : stored ? Weights::stored : Weights::cached;
 }
 
 using KnownPlans = std::unordered_map<PlanKey, PlanChoice, PlanKeyHash>;
@@ -296,9 +296,9 @@ std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights wei
   {
     const std::shared_lock lock(known_mutex);
     const auto& table = plans_for(weights);
-    const auto found = table.find(plan_key(layer, x, exact));
-    if (found == table.end()) return std::nullopt;
-    choice = found->second;
+    const auto it = table.find(plan_key(layer, x, exact));
+    if (it == table.end()) return std::nullopt;
+    choice = it->second;
   }
   const bool changing = weights == Weights::changing;
   if (choice.kernel == FACTORS) return run_factors(layer, x, exact, changing, at_hand, out);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "aten_handles.hpp"
-#include "kept_weights.hpp"
+#include "cached_weights.hpp"
 #include "known_product.hpp"
 
 namespace ksopt {
@@ -17,9 +17,9 @@ inline AtenTensorHandle handle_of(const at::Tensor* tensor) {
   return reinterpret_cast<AtenTensorHandle>(const_cast<at::Tensor*>(tensor));
 }
 
-inline std::vector<PreparedWeight> handles_of(const std::vector<KeptWeight>& kept) {
+inline std::vector<PreparedWeight> handles_of(const std::vector<CachedWeight>& cached) {
   std::vector<PreparedWeight> handles;
-  for (const KeptWeight& one : kept) handles.push_back({handle_of(&one.prepared), one.of, one.form, one.stream});
+  for (const CachedWeight& one : cached) handles.push_back({handle_of(&one.prepared), one.of, one.form, one.stream});
   return handles;
 }
 

@@ -51,9 +51,9 @@ Tensor matrices_in(const TorchProduct& p, const Tensor& weight) {
 // The same, prepared.
 Tensor prepare(const TorchProduct& p, const Tensor& weight) {
   const Sizes sizes = {p.groups(), p.b, p.c};
-  Tensor made = holds_zeros(p, weight) ? at::zeros(sizes, weight.options()) : at::empty(sizes, weight.options());
-  made.as_strided(weight.sizes(), p.strides).copy_(weight);
-  return made;
+  Tensor copy = holds_zeros(p, weight) ? at::zeros(sizes, weight.options()) : at::empty(sizes, weight.options());
+  copy.as_strided(weight.sizes(), p.strides).copy_(weight);
+  return copy;
 }
 
 Tensor matrices_of_prepared(const TorchProduct& p, const Tensor& prepared) {

@@ -73,12 +73,12 @@ Tensor pack_weights(const ChainPack& pack, const Layer& layer) {
 }
 
 // y [*batch, M], and what is between the factors.
-struct KeptBetween {
+struct TrainedChainResult {
   Tensor y, between;
 };
 
 // Both, where their launch is known and can read the operands as they are.
-std::optional<KeptBetween> run_trained_chain(const Layer& layer) {
+std::optional<TrainedChainResult> run_trained_chain(const Layer& layer) {
   const auto key = key_of_trained_chain(layer);
   const auto known = key && is_readable(layer.bias) ? trained_chain_at(*key) : std::nullopt;
   if (!known) return std::nullopt;
@@ -104,7 +104,7 @@ std::optional<KeptBetween> run_trained_chain(const Layer& layer) {
                            grid.rows_per_block,
                            between.mutable_data_ptr()};
   launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, true, &arguments}, device, grid.blocks);
-  return KeptBetween{y, between};
+  return TrainedChainResult{y, between};
 }
 
 // Tells `run_trained_chain` the launch for operands like these.

@@ -170,10 +170,10 @@ def ninja_program() -> str:
             return str(packaged)
     except ImportError:
         pass
-    found = shutil.which("ninja")
-    if found is None:
+    path = shutil.which("ninja")
+    if path is None:
         raise UnavailableError("ninja was not found. Install the Python package ninja.")
-    return found
+    return path
 
 
 def _sources() -> dict[str, str]:

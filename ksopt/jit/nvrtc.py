@@ -114,14 +114,14 @@ def _device_headers() -> dict[str, str]:
 def _reachable_headers(source: str) -> dict[str, str]:
     """The headers that ``source`` includes, directly or not: an edit elsewhere keeps the cache."""
     known = _device_headers()
-    found: dict[str, str] = {}
+    included: dict[str, str] = {}
     queue = [source]
     while queue:
         for name in re.findall(r'^\s*#include "([^"]+)"', queue.pop(), flags=re.MULTILINE):
-            if name in known and name not in found:
-                found[name] = known[name]
+            if name in known and name not in included:
+                included[name] = known[name]
                 queue.append(known[name])
-    return found
+    return included
 
 
 def _digest(headers: dict[str, str]) -> str:

@@ -118,17 +118,17 @@ def measured(
     ]
     rules = candidate_rules(budget_s)
     record, ran = raced(key, rows, competitors, device, rules, previous=previous)
-    made = {
+    choices = {
         index: Choice(ran[index].candidate, ran[index].call, "measured", record)
         for index in record.indices
     }
-    return _decision(record, made)
+    return _decision(record, choices)
 
 
-def _decision(record: Record, made: Mapping[int, Choice]) -> Decision:
+def _decision(record: Record, choices: Mapping[int, Choice]) -> Decision:
     # One object for both where one way serves both, so that nobody need ask which.
-    stored = None if record.stored is None else made[record.stored]
-    return Decision(made[record.cached], made[record.repacked], stored)
+    stored = None if record.stored is None else choices[record.stored]
+    return Decision(choices[record.cached], choices[record.repacked], stored)
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accep
         y = call(*arguments)
     except RuntimeError:  # no memory, too many registers: the race says so
         return True
-    if candidate.takes_parameters and not merged.is_kept(problem, arguments[1]):
+    if candidate.takes_parameters and not merged.is_cached(problem, arguments[1]):
         return False  # for want of room: the factors would be timed
     wrong = accept(y, candidate.takes_parameters)
     is_fault = candidate.family is not None and not candidate.family.by_pytorch
@@ -287,8 +287,8 @@ class _Repacking:
         """What the host library needs to do so: it makes matrices, and puts elements in order."""
         entry = self.call.entry() if isinstance(self.call, Enterable) else None
         if entry is not None and entry.kind == TORCH:
-            return replace(entry, anew=True)
-        return entry if entry is not None and entry.anew else None
+            return replace(entry, repacks=True)
+        return entry if entry is not None and entry.repacks else None
 
 
 def _previous(record: Record | None, mode: str) -> str | None:
@@ -307,7 +307,7 @@ def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | 
         spec: the device; None where its driver cannot be asked.
     """
     problem = record.key.problem
-    made: dict[int, Choice] = {}
+    choices: dict[int, Choice] = {}
     for index in record.indices:
         chosen = record.timed[index]
         candidate = registry.restored(problem, chosen.way, chosen.config, record.batch, spec)
@@ -318,5 +318,5 @@ def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | 
         except KsoptError as error:
             registry.warn_once(str(error))
             return None
-        made[index] = Choice(candidate, call, "recorded", record)
-    return _decision(record, made)
+        choices[index] = Choice(candidate, call, "recorded", record)
+    return _decision(record, choices)

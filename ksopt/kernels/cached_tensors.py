@@ -1,7 +1,7 @@
 """Which tensors the weight cache (weight_cache.py) may have an entry for, for the host library.
 
 A training step's product has something to forget only where something is kept of its weight; all
-others run without Python: see csrc/host/kept_weights.cpp.
+others run without Python: see csrc/host/cached_weights.cpp.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def add(root: Tensor) -> int:
     place = root._cdata
     _places.add(place)
     if host.is_loaded():
-        torch.ops.ksopt_host.keep(place, True)
+        torch.ops.ksopt_host.set_cached(place, True)
     return place
 
 
@@ -33,19 +33,19 @@ def discard(place: int) -> None:
     if place in _places:
         _places.discard(place)
         if host.is_loaded():
-            torch.ops.ksopt_host.keep(place, False)
+            torch.ops.ksopt_host.set_cached(place, False)
 
 
 def clear() -> None:
     """Note that nothing is kept any more."""
     _places.clear()
     if host.is_loaded():
-        torch.ops.ksopt_host.keep_nothing()
+        torch.ops.ksopt_host.clear_cached()
 
 
 def _tell_all() -> None:
     for place in tuple(_places):
-        torch.ops.ksopt_host.keep(place, True)
+        torch.ops.ksopt_host.set_cached(place, True)
 
 
 host.when_loaded(_tell_all)

@@ -186,8 +186,8 @@ def known_record(
         backend: of the device.
     """
     if decision is not None:
-        made = decision.cached
-        return None if made.record is None else (made.record, made.source)
+        cached = decision.cached
+        return None if cached.record is None else (cached.record, cached.source)
     record = load(key, device, backend)
     if record is None:
         return None

@@ -110,8 +110,8 @@ def choice_report(
 
     Example:
         >>> h200 = DeviceSpec((9, 0), 132, 228 * 1024)
-        >>> found = choice_report(Pattern(4, 64, 64, 16), "float16", 25_088, spec=h200)
-        >>> found.way, found.measured_us
+        >>> report = choice_report(Pattern(4, 64, 64, 16), "float16", 25_088, spec=h200)
+        >>> report.way, report.measured_us
         ('wgmma16_streamed', None)
     """
     mode = settings.tuning()
@@ -163,8 +163,8 @@ def from_record(record: Record, source: Source, changing: bool = False) -> Choic
 
 
 def _why(record: Record, chosen: Timed, changing: bool) -> str:
-    kept = ("cached", "stored")
-    rivals = [one for one in record.timed if not (changing and one.weight in kept)]
+    reused = ("cached", "stored")
+    rivals = [one for one in record.timed if not (changing and one.weight in reused)]
     fastest = min(rivals, key=lambda one: one.median_us)
     words = [f"measured {chosen.median_us:.1f} us at batch {record.batch}"]
     if not record.key.problem.is_factor:

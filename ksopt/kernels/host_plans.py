@@ -21,10 +21,10 @@ from ksopt.kernels.launcher import Enterable
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.registry import FACTORS, LAYERS
 from ksopt.kernels.weight_cache import is_stored
-from ksopt.kernels.weight_scopes import said, tell_host
+from ksopt.kernels.weight_scopes import sync_host, thread_state
 
 _FACTORS, _NONE = -2, -1  # of csrc/host/plan_table.hpp
-_KEPT, _CHANGING, _STORED = range(3)  # ``Weights`` there
+_CACHED, _CHANGING, _STORED = range(3)  # ``Weights`` there
 
 # What the overload itself calls: it saves a call of Python. None until the table has a plan.
 _run_layer: Callable[..., Tensor | None] | None = None
@@ -53,7 +53,7 @@ def run(
     around = (bias, residual, activation, batch_last, siblings)
     try:
         stored = owners is not None or all(map(is_stored, weights))
-        return _run_layer(x, weights, *around, owners, said.changing, stored, out)
+        return _run_layer(x, weights, *around, owners, thread_state.changing, stored, out)
     except (RuntimeError, AttributeError):  # the way that checks and decides says what is wrong
         return None
 
@@ -78,14 +78,14 @@ def know(
     layer = (x, operands.weights, operands.bias, operands.residual)
     around = (activation, batch_last, siblings)
     exact = x.dtype is not torch.float32 or precision.is_exact()
-    for mode in (_KEPT, _CHANGING, _STORED):
+    for mode in (_CACHED, _CHANGING, _STORED):
         kernel, form = _FACTORS, 0
         if decision is not None:
             stored = decision.cached if decision.stored is None else decision.stored
             choice = (decision.cached, decision.repacked, stored)[mode]
             kernel, form = _entry(choice, mode == _CHANGING)
         torch.ops.ksopt_host.know_plan(*layer, *around, exact, mode, kernel, form)
-    tell_host()
+    sync_host()
     _run_layer = torch.ops.ksopt_host.run_layer.default._op
 
 
@@ -116,7 +116,7 @@ def know_mlp(
             kernel, form = _entry(decision.repacked if changing else decision.cached, changing)
         how = (hidden_activation, activation, exact, changing, kernel, form)
         torch.ops.ksopt_host.know_mlp(*layers, *around, *how)
-    tell_host()
+    sync_host()
 
 
 def _entry(choice: Choice, changing: bool) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.kernels.launcher import Entry
-from ksopt.kernels.weight_scopes import said, tell_host
+from ksopt.kernels.weight_scopes import sync_host, thread_state
 
 _NOTHING = Entry(plan=-1, form=0)
 
@@ -41,7 +41,7 @@ def run_known(
     if _run_product is None:
         return None
     try:
-        return _run_product(x, weight, batch_last, owner, said.changing, out)
+        return _run_product(x, weight, batch_last, owner, thread_state.changing, out)
     except RuntimeError:  # the way that checks and decides says what is wrong
         return None
 
@@ -74,7 +74,7 @@ def know(x: Tensor, weight: Tensor, batch_last: bool, changing: bool, entry: Ent
     known = astuple(_NOTHING if entry is None else entry)
     torch.ops.ksopt_host.know(x, weight, batch_last, exact, changing, *known)
     if entry is not None:
-        tell_host()
+        sync_host()
         _run_product = torch.ops.ksopt_host.run_product.default._op
 
 

@@ -121,16 +121,16 @@ class Entry:
             kept for it.
         kind: a kernel of ours, or a product by torch, which also takes weights that it can read in
             their own memory.
-        anew: whether, where it has no weight that was prepared, it prepares one and keeps nothing;
-            of a kernel, that it takes any weight whose elements are in order, and prepares others
-            so where weights change.
+        repacks: whether a call prepares the weight itself where no prepared one is cached, and
+            caches nothing. Of a kernel: it takes any weight whose elements are in order, and
+            prepares others so where weights change.
         any_rows: whether rows of x may begin at any address, not at multiples of 16 bytes alone.
     """
 
     plan: int
     form: int
     kind: int = KERNEL
-    anew: bool = False
+    repacks: bool = False
     any_rows: bool = False
 
 
@@ -262,7 +262,7 @@ class HostLauncher(Launcher):
         if self.make_fallback is None:
             # Of contiguous x that are aligned or not by where they lie the table has one choice.
             return Entry(self.plan, form=0, any_rows=self.problem.has_unaligned_rows)
-        return Entry(self.plan, self._number_in_order, anew=True)
+        return Entry(self.plan, self._number_in_order, repacks=True)
 
 
 class _Arguments(ctypes.Structure):

@@ -36,7 +36,7 @@ from ksopt.reference import chain_reference
 _COLUMNS = 4096  # of a block of the product, made at a time
 
 
-def _kept_bytes(problem: Problem) -> int:
+def _product_bytes(problem: Problem) -> int:
     """Memory that is kept beside the factors: of a factor, what a kernel may pack of it, too."""
     return product_bytes(problem) * (1 if factor_of(problem) is None else 2)
 
@@ -51,16 +51,16 @@ def may_keep(problem: Problem, weights: Sequence[Tensor]) -> bool:
     owners = [weight_cache.owner_of(weight) for weight in weights]
     if not all(map(weight_cache.is_stored, owners)):
         return False
-    if not all(map(weight_cache.is_keepable, weights, owners)):
+    if not all(map(weight_cache.is_cacheable, weights, owners)):
         return False
-    if is_kept(problem, weights):
+    if is_cached(problem, weights):
         return True
-    return weight_cache.has_room(_kept_bytes(problem), weights[0].device)
+    return weight_cache.has_room(_product_bytes(problem), weights[0].device)
 
 
-def is_kept(problem: Problem, weights: Sequence[Tensor]) -> bool:
+def is_cached(problem: Problem, weights: Sequence[Tensor]) -> bool:
     """Whether the product of these weights is kept: without, `Merged` takes the factors."""
-    return weight_groups.is_kept(weights, _form(problem))
+    return weight_groups.is_cached(weights, _form(problem))
 
 
 def _form(problem: Problem) -> str:
@@ -140,8 +140,8 @@ class Merged:
     ) -> Tensor:
         p = self.problem
         try:
-            product = weight_groups.kept_together(
-                weights, _form(p), self._merge, _kept_bytes(p), _is_finite
+            product = weight_groups.cached_together(
+                weights, _form(p), self._merge, _product_bytes(p), _is_finite
             )
         except torch.OutOfMemoryError:
             product = None

@@ -84,7 +84,7 @@ def decision_of(
 def call_of(decision: Decision, operands: Operands) -> Any:
     """What is launched for weights as they are now, a `ChainCall`; None for several launches."""
     x = operands.x
-    changing = weight_cache.are_said_to_change() or (
+    changing = weight_cache.are_marked_changing() or (
         x.is_cuda and weight_cache.are_changing(x.get_device())
     )
     choice = decision.repacked if changing else decision.cached

@@ -55,21 +55,21 @@ def run(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> tuple[Tens
     call = _loaded(candidate, x.get_device())
     if call is None:
         return None
-    made = call(x, weights, bias)
+    result = call(x, weights, bias)
     if is_final and isinstance(call, Launched) and host.is_loaded():
         torch.ops.ksopt_host.know_trained_chain(x, *weights, bias, **call.launches())
-    return made
+    return result
 
 
-def is_kept_whole(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> bool:
+def is_one_launch(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> bool:
     """Whether one launch is expected to take operands, which may be fake."""
     if len(weights) != 2:
         return False
     plan = layer_plans.plan_of_fakes(Operands(x, tuple(weights), bias, None), changing=True)
-    return plan is not None and is_kept(plan, x.device)
+    return plan is not None and has_kernel(plan, x.device)
 
 
-def is_kept(plan: ExecutionPlan, device: torch.device) -> bool:
+def has_kernel(plan: ExecutionPlan, device: torch.device) -> bool:
     """Whether one launch computes a plan's problem and keeps what is between the factors.
 
     Args:

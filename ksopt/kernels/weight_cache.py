@@ -47,7 +47,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ksopt.jit import host
 from ksopt.kernels import cached_tensors
-from ksopt.kernels.weight_scopes import root_of, said
+from ksopt.kernels.weight_scopes import root_of, thread_state
 
 Prepare = Callable[[Tensor], Tensor]
 
@@ -56,14 +56,14 @@ _LIMIT_CPU = 2**30
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A prepared weight, and what it was prepared from.
+class CachedWeight:
+    """A prepared weight and the state of the weight that it was prepared from.
 
     It is ``lasting`` if it was prepared while gradients passed through the weight. The weak
-    reference keeps the storage's address from being given to another storage, so equal addresses
-    mean the same storage. The ``token``, ``prepared`` once more, is held by nobody else: the host
-    library, which holds it weakly, knows by it whether this is still kept. It knows it by the forms
-    and streams that are ``noted``.
+    reference keeps the storage's address from being reused, so equal addresses mean the same
+    storage. The ``token`` is an alias of ``prepared`` that only this entry holds: the host library
+    holds it weakly, and by it checks that this entry is still cached. The library has a note of it
+    for each form and stream in ``noted``.
     """
 
     version: int
@@ -97,7 +97,7 @@ class _Forms:
     """What is kept of one weight, and which of its forms are no more than views of it."""
 
     owner: weakref.ref[Tensor]
-    kept: dict[_FormKey, Kept]
+    cached: dict[_FormKey, CachedWeight]
     views: set[_FormKey]
 
 
@@ -127,9 +127,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def are_said_to_change() -> bool:
+def are_marked_changing() -> bool:
     """Whether this is inside `scopes.changing`."""
-    return said.changing
+    return thread_state.changing
 
 
 def are_changing(device: int) -> bool:
@@ -138,7 +138,7 @@ def are_changing(device: int) -> bool:
     Args:
         device: the weights', which need not be the current one.
     """
-    return said.changing or (said.recorder is None and is_capturing(device))
+    return thread_state.changing or (thread_state.recorder is None and is_capturing(device))
 
 
 def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
@@ -163,14 +163,14 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
         False
     """
     owner = owner_of(weight)
-    if not is_keepable(weight, owner):
+    if not is_cacheable(weight, owner):
         return prepare(weight.detach())
-    kept = kept_of(weight, owner, form)
+    cached = cached_of(weight, owner, form)
     if is_recorded(weight):
-        read = recorded((weight,), (owner,), kept, lambda weights: prepare(weights[0]))
+        read = recorded((weight,), (owner,), cached, lambda weights: prepare(weights[0]))
         return prepare(weight.detach()) if read is None else read
-    if kept is not None:
-        return kept.on_current_stream()
+    if cached is not None:
+        return cached.on_current_stream()
     key = _key(weight, form)
     forms = _by_weight.get(id(owner))
     if forms is not None and key in forms.views:
@@ -178,7 +178,7 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
     return _prepare(weight, owner, key, prepare)
 
 
-def kept_of(weight: Tensor, owner: Tensor, form: str) -> Kept | None:
+def cached_of(weight: Tensor, owner: Tensor, form: str) -> CachedWeight | None:
     """What is kept of this version of a weight in this form; None if nothing is.
 
     Args:
@@ -186,19 +186,21 @@ def kept_of(weight: Tensor, owner: Tensor, form: str) -> Kept | None:
         owner: its `owner_of`.
     """
     forms = _by_weight.get(id(owner))
-    kept = None if forms is None else forms.kept.get(_key(weight, form))
-    return kept if kept is not None and kept.is_of(weight, owner) else None
+    cached = None if forms is None else forms.cached.get(_key(weight, form))
+    return cached if cached is not None and cached.is_of(weight, owner) else None
 
 
 def is_recorded(weight: Tensor) -> bool:
     """Whether a CUDA graph is captured whose weights are prepared again before its replays."""
-    return said.recorder is not None and weight.is_cuda and is_capturing(weight.get_device())
+    return (
+        thread_state.recorder is not None and weight.is_cuda and is_capturing(weight.get_device())
+    )
 
 
 def recorded(
     weights: Sequence[Tensor],
     owners: Sequence[Tensor],
-    kept: Kept | None,
+    cached: CachedWeight | None,
     prepare: Callable[[Sequence[Tensor]], Tensor],
 ) -> Tensor | None:
     """What is kept of weights, where a graph that is being captured may read it.
@@ -206,14 +208,14 @@ def recorded(
     Args:
         weights, prepare: of the preparation.
         owners: their `owner_of`.
-        kept: what is kept of them; torch has waited for it before it captures.
+        cached: what is kept of them; torch has waited for it before it captures.
 
     Returns:
         None where the graph has to prepare them itself.
     """
-    assert said.recorder is not None
-    if kept is not None and said.recorder.add(weights, owners, kept.prepared, prepare):
-        return kept.prepared
+    assert thread_state.recorder is not None
+    if cached is not None and thread_state.recorder.add(weights, owners, cached.prepared, prepare):
+        return cached.prepared
     return None
 
 
@@ -251,9 +253,9 @@ def drop(weight: Tensor, is_outdated: Callable[[str, Tensor], bool]) -> None:
     """
     with _lock:
         forms = _by_weight.get(id(owner_of(weight)))
-        kept = {} if forms is None else forms.kept
-        for key in [key for key, one in kept.items() if is_outdated(key[0], one.prepared)]:
-            del kept[key]
+        cached = {} if forms is None else forms.cached
+        for key in [key for key, one in cached.items() if is_outdated(key[0], one.prepared)]:
+            del cached[key]
 
 
 def forget(weight: Tensor) -> None:
@@ -281,9 +283,9 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     _count_forgotten()
     with _lock:
         for place, forms in list(_by_weight.items()):
-            for key in [key for key, kept in forms.kept.items() if not kept.lasting]:
-                del forms.kept[key]
-            if not forms.kept and not forms.views:
+            for key in [key for key, cached in forms.cached.items() if not cached.lasting]:
+                del forms.cached[key]
+            if not forms.cached and not forms.views:
                 _by_weight.pop(place, None)
     for group in optimizer.param_groups if _by_weight else ():
         for parameter in group["params"]:
@@ -292,7 +294,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 
 @functools.cache
 def _watch_optimizers() -> None:
-    # Only once something is kept: until then ksopt changes nothing of torch's.
+    # Only once something is cached: until then ksopt changes nothing of torch's.
     register_optimizer_step_post_hook(_after_step)
 
 
@@ -334,14 +336,14 @@ def refresh() -> None:
     _count_forgotten()
 
 
-def kept_bytes(device: torch.device) -> int:
+def cached_bytes(device: torch.device) -> int:
     """Memory of all prepared weights that are kept on ``device``."""
     with _lock:
         return sum(
-            kept.prepared.untyped_storage().nbytes()
+            cached.prepared.untyped_storage().nbytes()
             for forms in list(_by_weight.values())
-            for kept in list(forms.kept.values())
-            if kept.prepared.device == device
+            for cached in list(forms.cached.values())
+            if cached.prepared.device == device
         )
 
 
@@ -359,18 +361,18 @@ def is_stored(weight: Tensor) -> bool:
 
 def has_room(size_bytes: int, device: torch.device) -> bool:
     """Whether prepared weights of such a size may be kept on ``device``, beside those that are."""
-    return kept_bytes(device) + size_bytes <= limit_bytes(device)
+    return cached_bytes(device) + size_bytes <= limit_bytes(device)
 
 
 def owner_of(weight: Tensor) -> Tensor:
-    """The tensor that a weight is a view of, maybe itself: what is kept is kept with that one."""
+    """The tensor that a weight is a view of, maybe itself: what is cached is kept with that one."""
     base = weight._base
     if base is not None:
         return base
-    owner = said.owner
+    owner = thread_state.owner
     if owner is not None and owner is not weight and _share_memory(owner, weight):
         return owner
-    return next((one for one in said.owners if _share_memory(one, weight)), weight)
+    return next((one for one in thread_state.owners if _share_memory(one, weight)), weight)
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:
@@ -383,14 +385,14 @@ def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
 
 
-def is_keepable(weight: Tensor, owner: Tensor) -> bool:
+def is_cacheable(weight: Tensor, owner: Tensor) -> bool:
     """Whether anything may be kept of a weight; ``owner`` is its `owner_of`."""
     return not (
-        said.changing
+        thread_state.changing
         or not _is_plain(weight)
         or owner.is_inference()
         or weight.is_neg()  # its memory holds other values
-        or (said.recorder is None and weight.is_cuda and is_capturing(weight.get_device()))
+        or (thread_state.recorder is None and weight.is_cuda and is_capturing(weight.get_device()))
     )
 
 
@@ -411,24 +413,24 @@ def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> 
     with _lock:
         forms = _forms_of(owner)
         outdated = [
-            k for k, kept in forms.kept.items() if k == key or not kept.is_of(weight, owner)
+            k for k, cached in forms.cached.items() if k == key or not cached.is_of(weight, owner)
         ]
         for stale in outdated:
-            del forms.kept[stale]
+            del forms.cached[stale]
         if has_room(size, result.device):
             ready = None
             if result.is_cuda:
                 ready = torch.cuda.Event()
                 ready.record(torch.cuda.current_stream(result.device))
             stream, token = _stream(result), result.detach()
-            forms.kept[key] = Kept(
-                version, StorageWeakRef(storage), result, token, stream, ready, said.frozen
+            forms.cached[key] = CachedWeight(
+                version, StorageWeakRef(storage), result, token, stream, ready, thread_state.frozen
             )
     return result
 
 
 def _prepare_to_keep(weight: Tensor, prepare: Prepare) -> Tensor:
-    # Kept longer than this call, so it must be of use outside inference mode too.
+    # Stored for longer than this call, so it must be of use outside inference mode too.
     with torch.inference_mode(False), torch.no_grad():
         return prepare(weight.detach())
 
@@ -458,12 +460,12 @@ def _forms_of(owner: Tensor) -> _Forms:
 
         def gone(reference: weakref.ref[Tensor]) -> None:
             with _lock:
-                found = _by_weight.get(place)
-                if found is not None and found.owner is reference:
+                entry = _by_weight.get(place)
+                if entry is not None and entry.owner is reference:
                     del _by_weight[place]
-                cached_tensors.discard(told)
+                cached_tensors.discard(address)
 
-        told = cached_tensors.add(owner)
+        address = cached_tensors.add(owner)
         forms = _by_weight[place] = _Forms(weakref.ref(owner, gone), {}, set())
     return forms
 

@@ -86,7 +86,7 @@ def prepared_together(
     return result
 
 
-def kept_together(
+def cached_together(
     weights: Sequence[Tensor],
     form: str,
     prepare: Callable[[Sequence[Tensor]], Tensor],
@@ -98,10 +98,10 @@ def kept_together(
     Args:
         weights, form, prepare: as there.
         size_bytes: memory of the prepared weights.
-        is_sound: whether what was prepared may be used; else it is not kept.
+        is_sound: whether what was prepared may be used; else it is not cached.
 
     Returns:
-        None where they would not be kept, or would become part of a CUDA graph: nothing is
+        None where they would not be cached, or would become part of a CUDA graph: nothing is
         prepared then. None, too, where they are not sound.
     """
     try:
@@ -121,7 +121,7 @@ def _together(
     size_bytes: int | None = None,
     is_sound: Callable[[Tensor], bool] | None = None,
 ) -> Tensor | None:
-    """As `kept_together`; without ``size_bytes`` in any case, without ``is_sound`` all is.
+    """As `cached_together`; without ``size_bytes`` in any case, without ``is_sound`` all is.
 
     Raises:
         _UnsoundError: it is not.
@@ -129,23 +129,23 @@ def _together(
     must_stay = size_bytes is not None
     owners = [weight_cache.owner_of(weight) for weight in weights]
     detached = [weight.detach() for weight in weights]
-    if not all(map(weight_cache.is_keepable, weights, owners)):
+    if not all(map(weight_cache.is_cacheable, weights, owners)):
         return None if must_stay else prepare(detached)
     first, *others = weights
     parts = tuple(map(Part.of, others, owners[1:]))
     dtype = str(first.dtype).removeprefix("torch.")
     number = number_of(form, [weight.shape for weight in weights], dtype)
     whole_form = _whole_form(form, others, parts)
-    kept = _kept(weights, owners, whole_form)
+    cached = _cached(weights, owners, whole_form)
     if weight_cache.is_recorded(first):
-        read = weight_cache.recorded(weights, owners, kept, prepare)
+        read = weight_cache.recorded(weights, owners, cached, prepare)
         return prepare(detached) if read is None and not must_stay else read
-    if kept is not None:
-        result = kept.on_current_stream()
+    if cached is not None:
+        result = cached.on_current_stream()
         weight_table.note_prepared(weights, whole_form, number, result, _versions(parts))
         return result
     # Of what others made with the same first weight, what is still of use stays.
-    weight_cache.drop(first, lambda _, made: any(one.is_outdated for one in _parts_of(made)))
+    weight_cache.drop(first, lambda _, tensor: any(part.is_outdated for part in _parts_of(tensor)))
     if size_bytes is not None and not weight_cache.has_room(size_bytes, first.device):
         return None
     for owner in owners[1:]:
@@ -167,11 +167,11 @@ def _together(
     return result
 
 
-def is_kept(weights: Sequence[Tensor], form: str) -> bool:
-    """Whether this form of these weights is kept: `kept_together` then returns it."""
+def is_cached(weights: Sequence[Tensor], form: str) -> bool:
+    """Whether this form of these weights is cached: `cached_together` then returns it."""
     owners = [weight_cache.owner_of(weight) for weight in weights]
     parts = tuple(map(Part.of, weights[1:], owners[1:]))
-    return _kept(weights, owners, _whole_form(form, weights[1:], parts)) is not None
+    return _cached(weights, owners, _whole_form(form, weights[1:], parts)) is not None
 
 
 def _parts_of(prepared: Tensor) -> tuple[Part, ...]:
@@ -189,13 +189,15 @@ def _whole_form(form: str, others: Sequence[Tensor], parts: Sequence[Part]) -> s
     return f"{form} {kinds} {places}"
 
 
-def _kept(
+def _cached(
     weights: Sequence[Tensor], owners: Sequence[Tensor], whole_form: str
-) -> weight_cache.Kept | None:
-    kept = weight_cache.kept_of(weights[0], owners[0], whole_form)
-    if kept is None or not all(map(Part.is_of, _parts_of(kept.prepared), weights[1:], owners[1:])):
+) -> weight_cache.CachedWeight | None:
+    cached = weight_cache.cached_of(weights[0], owners[0], whole_form)
+    if cached is None or not all(
+        map(Part.is_of, _parts_of(cached.prepared), weights[1:], owners[1:])
+    ):
         return None
-    return kept
+    return cached
 
 
 def _versions(parts: Sequence[Part]) -> list[int]:

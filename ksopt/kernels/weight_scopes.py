@@ -31,7 +31,7 @@ class Recorder(Protocol):
         """Let the graph that is being recorded read a preparation; False if it must not."""
 
 
-class _Said(threading.local):
+class _ThreadState(threading.local):
     changing = False
     frozen = False
     owner: Tensor | None = None
@@ -39,23 +39,23 @@ class _Said(threading.local):
     recorder: Recorder | None = None
 
 
-said = _Said()
-"""What is said in this thread at this moment."""
+thread_state = _ThreadState()
+"""The state of the scopes that this thread is in."""
 
 # What the overload itself calls, once the library is loaded. Of a thread that has told it nothing
 # yet all products enter Python, which tells it.
-_say_changing: Callable[[bool], None] | None = None
+_mark_changing: Callable[[bool], None] | None = None
 
 
-def tell_host() -> None:
+def sync_host() -> None:
     """Tell the host library, if it is loaded, what this thread says."""
-    if _say_changing is not None:
-        _say_changing(said.changing)
+    if _mark_changing is not None:
+        _mark_changing(thread_state.changing)
 
 
 def _follow_host() -> None:
-    global _say_changing
-    _say_changing = torch.ops.ksopt_host.say_changing.default._op
+    global _mark_changing
+    _mark_changing = torch.ops.ksopt_host.mark_changing.default._op
 
 
 host.when_loaded(_follow_host)
@@ -69,8 +69,8 @@ class _Scope:  # a class, because a generator costs twice as much
         self._value = value
 
     def __enter__(self) -> None:
-        self._before = getattr(said, self._what)
-        setattr(said, self._what, self._value)
+        self._before = getattr(thread_state, self._what)
+        setattr(thread_state, self._what, self._value)
 
     def __exit__(
         self,
@@ -78,7 +78,7 @@ class _Scope:  # a class, because a generator costs twice as much
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        setattr(said, self._what, self._before)
+        setattr(thread_state, self._what, self._before)
 
 
 class changing(_Scope):
@@ -94,12 +94,12 @@ class changing(_Scope):
     def __enter__(self) -> None:
         super().__enter__()
         if self._value != self._before:
-            tell_host()
+            sync_host()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         if self._value != self._before:
-            tell_host()
+            sync_host()
 
 
 class frozen(_Scope):

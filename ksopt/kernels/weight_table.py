@@ -1,14 +1,14 @@
-"""Prepared weights that the host library may multiply by at once, without Python.
+"""Registers prepared weights with the host library, which then multiplies by them without Python.
 
-weight_cache.py keeps prepared weights, and is the only one to decide how long. Here the library is
-told which of them were used last (csrc/host/kept_weights.cpp has the table), so that the next call
-finds them there. A note holds nothing alive: when weight_cache.py forgets what it keeps (a training
-step, `ksopt.refresh`, the memory limit, the weight's death), the note is void.
+weight_cache.py stores prepared weights and alone decides for how long. This module registers the
+ones used last in the library's table (csrc/host/cached_weights.cpp), where the next call looks them
+up. A note holds nothing alive: when weight_cache.py drops an entry (a training step,
+`ksopt.refresh`, the memory limit, the weight's death), its note is void.
 
-What proves that a preparation is still that of a weight, or of several that were prepared together:
+A note serves a call if these match the weight, or all weights that were prepared together:
 
 - each weight's storage, its address, its strides, and the version of what it is a view of:
-  csrc/host/kept_weights.cpp;
+  csrc/host/cached_weights.cpp;
 - its form, that the current stream may read it, and that no CUDA graph is captured:
   csrc/host/dispatch_table.hpp.
 """
@@ -87,18 +87,18 @@ def note_prepared(
         result: what weight_cache.py has returned.
         versions: of all but the first weight, when it was made.
     """
-    if _note_in_library is None or weight_cache.are_said_to_change():
+    if _note_in_library is None or weight_cache.are_marked_changing():
         return
     first = weights[0]
     owners = [weight_cache.owner_of(weight) for weight in weights]
-    kept = weight_cache.kept_of(first, owners[0], form)
-    if kept is None or kept.prepared is not result:
+    cached = weight_cache.cached_of(first, owners[0], form)
+    if cached is None or cached.prepared is not result:
         return
     stream = torch._C._cuda_getCurrentRawStream(first.get_device()) if first.is_cuda else 0
-    if (number, stream) not in kept.noted:
-        when = (kept.version, *versions)
-        _note_in_library(weights, owners, when, kept.token, result, number, stream)
-        kept.noted.add((number, stream))
+    if (number, stream) not in cached.noted:
+        when = (cached.version, *versions)
+        _note_in_library(weights, owners, when, cached.token, result, number, stream)
+        cached.noted.add((number, stream))
 
 
 def _follow_host() -> None:

@@ -332,10 +332,10 @@ class AccuracyCheck:
         """
         self.poison()
         y = way(self._x)
-        wanted = list(self._x.shape)
-        wanted[0 if self._last else -1] = self._features
-        if list(y.shape) != wanted or y.dtype != self._x.dtype:
-            return f"the result is {list(y.shape)} of {y.dtype}, not {wanted} of {self._x.dtype}"
+        shape = list(self._x.shape)
+        shape[0 if self._last else -1] = self._features
+        if list(y.shape) != shape or y.dtype != self._x.dtype:
+            return f"the result is {list(y.shape)} of {y.dtype}, not {shape} of {self._x.dtype}"
         fault = self.fault(self.errors(y))
         if fault is None and torch.isnan(y.sum(dtype=torch.float32)).item():
             return "parts of the result are NaN: they were not written"

@@ -30,8 +30,8 @@ def copies(weight_bytes: int, device: torch.device) -> int:
     """
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     size = max(weight_bytes, 1)
-    wanted = min(max(math.ceil(_FILLS * l2_bytes / size), _FEW), _MOST)
-    return max(min(wanted, _MOST_BYTES // size), _LEAST)
+    count = min(max(math.ceil(_FILLS * l2_bytes / size), _FEW), _MOST)
+    return max(min(count, _MOST_BYTES // size), _LEAST)
 
 
 class Replay:
@@ -44,7 +44,7 @@ class Replay:
 
     def __init__(self, calls: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> None:
         # A graph knows addresses only: what is at them must live as long as it does.
-        self._kept = (tuple(calls), x)
+        self._alive = (tuple(calls), x)
         side = torch.cuda.Stream(x.device)
         side.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(side):

@@ -84,13 +84,13 @@ def resolve(name: str = "auto") -> torch.device:
     here = available()
     if name == "auto":
         return torch.device("cuda:0" if "cuda:0" in here else "cpu")
-    wanted = "cuda:0" if name == "cuda" else name
-    if wanted not in here:
+    full_name = "cuda:0" if name == "cuda" else name
+    if full_name not in here:
         raise InvalidInputError(
             f"device {name!r} is not available: this machine has {', '.join(here)} "
             f"(torch {torch.__version__}); 'auto' takes the first GPU, else the CPU"
         )
-    return torch.device(wanted)
+    return torch.device(full_name)
 
 
 def available() -> list[str]:

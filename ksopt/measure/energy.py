@@ -105,8 +105,8 @@ def millijoules(
     Raises:
         EnergyError: The counter cannot be read, or stands still.
     """
-    found = per_call(calls, meter, seconds, clock)
-    return {name: one.millijoules for name, one in found.items()}
+    energies = per_call(calls, meter, seconds, clock)
+    return {name: one.millijoules for name, one in energies.items()}
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def per_call(
     Raises:
         EnergyError: The counter cannot be read, or stands still.
     """
-    found = {}
+    energies = {}
     for name, call in calls.items():
         at_work = _AtWork.begin(call, meter, clock)
         # The first burst also lets the draw settle, after other work or none.
@@ -147,8 +147,8 @@ def per_call(
             at_work.burst()
         last = at_work.until_step()
         count = at_work.count - counted
-        found[name] = PerCall((last - first) / count, (clock() - began) / count)
-    return found
+        energies[name] = PerCall((last - first) / count, (clock() - began) / count)
+    return energies
 
 
 def idle_watts(

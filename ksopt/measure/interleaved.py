@@ -118,10 +118,10 @@ class Rules:
         enough = self._at_least(self.enough_rounds, rounds, spent_s)
         return rounds >= enough and all(map(self._is_certain, alive))
 
-    def _at_least(self, wanted: int, rounds: int, spent_s: float) -> int:
-        if spent_s / rounds * wanted <= _SLOW * self.budget_s:
-            return wanted
-        return min(wanted, max(_FEWEST_IF_SLOW, int(_SLOW * self.budget_s * rounds / spent_s)))
+    def _at_least(self, least: int, rounds: int, spent_s: float) -> int:
+        if spent_s / rounds * least <= _SLOW * self.budget_s:
+            return least
+        return min(least, max(_FEWEST_IF_SLOW, int(_SLOW * self.budget_s * rounds / spent_s)))
 
     def _is_certain(self, lane: Lane) -> bool:
         if self.precision is None or not lane.samples_us:

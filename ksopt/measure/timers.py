@@ -193,8 +193,8 @@ class Overwriter:
         Args:
             launch_us: what the last one took the host.
         """
-        wanted_us = _COVERED * launch_us + _EVENTS_US
-        return min(max(1, math.ceil(wanted_us / self._gained_us)), _MOST_FLUSHES)
+        needed_us = _COVERED * launch_us + _EVENTS_US
+        return min(max(1, math.ceil(needed_us / self._gained_us)), _MOST_FLUSHES)
 
     def covered_us(self, times: int) -> float:
         """How long the host may take for so many times and a sample, or that is the host's.

@@ -81,8 +81,8 @@ def measure(
 
     Example:
         >>> x = torch.randn(64, 64)
-        >>> found = measure({"mm": lambda: x @ x}, "cpu", max_seconds=0.05)
-        >>> found["mm"].repeats >= 3 and found["mm"].p20_us <= found["mm"].p80_us
+        >>> results = measure({"mm": lambda: x @ x}, "cpu", max_seconds=0.05)
+        >>> results["mm"].repeats >= 3 and results["mm"].p20_us <= results["mm"].p80_us
         True
     """
     timer = _timer(torch.device(device), cold)
@@ -136,8 +136,8 @@ def _warm_up(calls: int, hopeless: float | None) -> WarmUp:
             for _ in range(calls):
                 timer.called(lane.entry.call)
             took_us, host_us = timer.called(lane.entry.call)
-            wanted = math.ceil(timer.shortest_sample_us / max(took_us, 1e-3))
-            lane.calls = min(max(1, wanted), _MOST_CALLS_PER_SAMPLE)
+            needed = math.ceil(timer.shortest_sample_us / max(took_us, 1e-3))
+            lane.calls = min(max(1, needed), _MOST_CALLS_PER_SAMPLE)
             lane.launches_us.append(host_us * lane.calls)
             if lane.entry.weight_modes:
                 call_us[id(lane)] = took_us

@@ -199,8 +199,8 @@ class KSLinear(nn.Module):
         )
         with torch.no_grad():
             projection = project(weight, layer.chain)
-            for own, found in zip(layer.weights, projection.weights, strict=True):
-                own.copy_(found)
+            for own, projected in zip(layer.weights, projection.weights, strict=True):
+                own.copy_(projected)
             if layer.bias is not None:
                 layer.bias.copy_(linear.bias)
         error = projection.relative_error

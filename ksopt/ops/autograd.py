@@ -35,7 +35,7 @@ class _KsMm(torch.autograd.Function):
     ) -> Tensor:
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         # A frozen weight, through which gradients go on to x, is kept, there and back.
-        ctx.changing = needs_weight or weight_cache.are_said_to_change()
+        ctx.changing = needs_weight or weight_cache.are_marked_changing()
         if not ctx.changing:
             weight, owner = _with_lasting_owner(x, weight, owner)
         product = ks_mm_changing if ctx.changing else ks_mm_frozen
@@ -55,7 +55,7 @@ class _KsMm(torch.autograd.Function):
         x, weight, owner = ctx.saved_tensors
         grad_x = grad_weight = None
         if weight is not None:
-            changing = ctx.changing or owner is None or weight_cache.are_said_to_change()
+            changing = ctx.changing or owner is None or weight_cache.are_marked_changing()
             with weight_scopes.changing(changing), weight_scopes.frozen(not changing):
                 grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last, owner)
         if x is not None:
@@ -152,8 +152,8 @@ def _register_autograd(
 
 def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
     """The twin that says in a compiled graph what `ksopt.kernels.weight_scopes` says here."""
-    twin = ks_mm_frozen if weight_scopes.said.frozen else ks_mm_inner
-    if weight_cache.are_said_to_change():
+    twin = ks_mm_frozen if weight_scopes.thread_state.frozen else ks_mm_inner
+    if weight_cache.are_marked_changing():
         twin = ks_mm_changing
     else:
         weight, owner = _with_lasting_owner(x, weight, owner)
@@ -170,8 +170,8 @@ def _weight_grad_traced(grad: Tensor, x: Tensor, a: int, d: int, batch_last: boo
     # autocast would cast for them, as it does not for the operator.
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
         if weight_gradient.is_weight_grad_by_kernel(grad, x, a, d, batch_last):
-            made: Tensor = ks_mm_weight_grad_inner(grad, x, a, d, batch_last)
-            return made
+            gradient: Tensor = ks_mm_weight_grad_inner(grad, x, a, d, batch_last)
+            return gradient
         return weight_gradient.weight_grad_decomposed(grad, x, a, d, batch_last)
 
 

@@ -83,10 +83,10 @@ def composed(
         operands = Operands(x, tuple(weights), bias, residual)
         around = (bias, residual, activation, batch_last, siblings)
         check = partial(implementation.chain_fake, x, weights, *around, None, op)
-        kept_with = all_lasting(weights if owners is None else owners)
-        how = (activation, batch_last, siblings, check, kept_with is None)
+        lasting_owners = all_lasting(weights if owners is None else owners)
+        how = (activation, batch_last, siblings, check, lasting_owners is None)
         if not are_parts_seen(operands) and layer_plans.is_whole(operands, *how):
-            whole: Tensor = ks_chain_inner(x, list(weights), *around, kept_with)
+            whole: Tensor = ks_chain_inner(x, list(weights), *around, lasting_owners)
             return whole
         if siblings == 1 and not batch_last and _is_trained_whole(operands):
             y = trained_product(x, weights[0], weights[1], bias)
@@ -137,7 +137,7 @@ def _is_trained_whole(operands: Operands) -> bool:
         and (bias is None or bias.dim() == 1)
         and not _is_watched_by_transforms()
         and not any(tensor.is_neg() for tensor in present)
-        and trained_chain.is_kept_whole(x, weights, bias)
+        and trained_chain.is_one_launch(x, weights, bias)
     )
 
 

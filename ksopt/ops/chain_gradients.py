@@ -41,11 +41,11 @@ def _kernel(
     check_weight_grad(grad_between, x, right_a, right_d, False)
     of = Factors(left_a, left_d, right_a, right_d)
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
-        made = None
+        gradients = None
         if between.shape[:-1] == x.shape[:-1]:
-            made = chain_gradients.run(grad, between, grad_between, x, of, with_bias)
-    if made is not None:
-        left, right, bias = made
+            gradients = chain_gradients.run(grad, between, grad_between, x, of, with_bias)
+    if gradients is not None:
+        left, right, bias = gradients
         return left, right, grad.new_empty(0) if bias is None else bias
     right = weight_gradient.weight_grad(grad_between, x, right_a, right_d, False)
     if with_bias:

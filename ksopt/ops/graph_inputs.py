@@ -42,8 +42,8 @@ def lasting(owner: Tensor) -> Tensor | None:
 
 def all_lasting(owners: Sequence[Tensor]) -> list[Tensor] | None:
     """`lasting` of each; None where one has none."""
-    found = [one for owner in owners if (one := lasting(owner)) is not None]
-    return found if len(found) == len(owners) else None
+    lasting_owners = [one for owner in owners if (one := lasting(owner)) is not None]
+    return lasting_owners if len(lasting_owners) == len(owners) else None
 
 
 def _traced(tensor: Tensor) -> Tensor:

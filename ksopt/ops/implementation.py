@@ -49,14 +49,14 @@ def product(
     if y is not None:
         return y
     # `scopes.owned_by`, in a third of the time.
-    before, weight_scopes.said.owner = weight_scopes.said.owner, root
+    before, weight_scopes.thread_state.owner = weight_scopes.thread_state.owner, root
     try:
         if weight.dtype != x.dtype:
             check_ks_mm(x, weight, batch_last, any_dtype=True)
             weight = weight_cache.cast(weight, x.dtype)
         return _multiplied(x, weight, batch_last, out)
     finally:
-        weight_scopes.said.owner = before
+        weight_scopes.thread_state.owner = before
 
 
 def _multiplied(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None) -> Tensor:

@@ -24,9 +24,9 @@ def _kernel(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     for weight in (left, right):
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        made = input_gradients.run(grad, left, right)
-    if made is not None:
-        return made
+        gradients = input_gradients.run(grad, left, right)
+    if gradients is not None:
+        return gradients
     between = implementation.changing(grad, left.transpose(1, 2))
     return implementation.changing(between, right.transpose(1, 2)), between
 

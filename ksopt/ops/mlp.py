@@ -54,9 +54,9 @@ def _composed(
         around = (hidden_bias, bias, residual, hidden_activation, activation)
         check = partial(_fake, x, weights, last_weights, *around)
         if not are_parts_seen(operands) and mlp_plans.is_whole(operands, mlp, check):
-            kept_with = all_lasting(every if owners is None else owners)
+            lasting_owners = all_lasting(every if owners is None else owners)
             both = (list(weights), list(last_weights))
-            whole: Tensor = ks_mlp_inner(x, *both, *around, kept_with)
+            whole: Tensor = ks_mlp_inner(x, *both, *around, lasting_owners)
             return whole
     own, others = _owners_of(owners, len(weights))
     hidden = composed(x, weights, hidden_bias, None, hidden_activation, False, 1, own, _OP)

@@ -28,9 +28,9 @@ def _kernel(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> tupl
     for weight in (left, right):
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        made = trained_chain.run(x, (left, right), bias)
-    if made is not None:
-        return made
+        result = trained_chain.run(x, (left, right), bias)
+    if result is not None:
+        return result
     between = implementation.changing(x, right)
     y = implementation.changing(between, left)
     return (y if bias is None else y.add_(bias)), between

@@ -21,17 +21,19 @@ def weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Te
     # As for `product`; and autocast would cast for the operators that this is made of.
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
         check_weight_grad(grad, x, a, d, batch_last)
-        made = weight_gradients.run(grad, x, a, d, batch_last)
-        return weight_grad_decomposed(grad, x, a, d, batch_last) if made is None else made[0]
+        gradients = weight_gradients.run(grad, x, a, d, batch_last)
+        return (
+            weight_grad_decomposed(grad, x, a, d, batch_last) if gradients is None else gradients[0]
+        )
 
 
 def weight_bias_grad(grad: Tensor, x: Tensor, a: int, d: int) -> tuple[Tensor, Tensor]:
     """`weight_grad`, batch first, and the gradient of a bias behind the product."""
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
         check_weight_grad(grad, x, a, d, False)
-        made = weight_gradients.run(grad, x, a, d, False, with_bias=True)
-        if made is not None and made[1] is not None:
-            return made[0], made[1]
+        gradients = weight_gradients.run(grad, x, a, d, False, with_bias=True)
+        if gradients is not None and gradients[1] is not None:
+            return gradients[0], gradients[1]
         return weight_grad_decomposed(grad, x, a, d, False), bias_grad(grad)
 
 

@@ -206,7 +206,7 @@ def stand_ins(library):
         (weight_cache, "is_capturing", lambda _: False),
         (host_products, "_run_product", None),
         (host_plans, "_run_layer", None),
-        (weight_scopes, "_say_changing", ops.say_changing.default._op),
+        (weight_scopes, "_mark_changing", ops.mark_changing.default._op),
         (weight_table, "_note_in_library", ops.note_prepared.default._op),
     ]
 

@@ -73,11 +73,11 @@ class Dispatched(Device):
         if torch.is_grad_enabled():
             return super().product()
         # What compiled graphs hold for such a scope.
-        twin = ops.ks_mm_changing if weight_scopes.said.changing else ops.ks_mm_frozen
+        twin = ops.ks_mm_changing if weight_scopes.thread_state.changing else ops.ks_mm_frozen
         return twin(self.x, self.weight, False, self.weight)
 
     def known(self):
-        twin = ops.ks_mm_changing if weight_scopes.said.changing else ops.ks_mm_inner
+        twin = ops.ks_mm_changing if weight_scopes.thread_state.changing else ops.ks_mm_inner
 
         def entered(*_):
             raise EnteredPython
@@ -152,7 +152,7 @@ def a_write_behind_a_training_forward(device):
     device.weight.requires_grad_(False)
 
 
-def said_to_change(device):
+def marked_changing(device):
     with weight_scopes.changing():
         device.weight.data.mul_(0.5)
         device.check(device.product())
@@ -178,7 +178,7 @@ EVENTS = [
     the_same_memory_by_another_name,
     a_training_step,
     a_write_behind_a_training_forward,
-    said_to_change,
+    marked_changing,
     a_state_dict,
 ]
 

@@ -94,7 +94,7 @@ def test_prepared_weights_are_let_go_with_the_weights(device):
     warm(device)
     device.layer = None
     gc.collect()
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 0
 
 
 def test_another_stream_and_a_graph_are_not_known(device):

@@ -71,7 +71,7 @@ def test_a_weight_that_is_in_order_is_taken_as_it_is(device):
     for _ in range(2):
         device.check(cuda.run_known(device.x, weight, False))
         assert device.read == weight.data_ptr()
-    assert weight_cache.kept_bytes(device.x.device) == 0
+    assert weight_cache.cached_bytes(device.x.device) == 0
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_library_puts_weights_that_change_in_order_by_itself(device):
         with weight_scopes.changing():
             device.check(device.known())
         device.stored.data.mul_(1.5)  # which torch does not count
-    assert weight_cache.kept_bytes(device.x.device) == 0
+    assert weight_cache.cached_bytes(device.x.device) == 0
 
 
 def test_a_view_that_compiled_code_has_made_is_kept_with_its_owner(device):
@@ -114,7 +114,7 @@ def test_a_view_that_compiled_code_has_made_is_kept_with_its_owner(device):
         ops.ks_mm_inner_out(device.x, view, device.stored, out=out)
         device.check(out)
         assert launches.value == before + 1
-    assert weight_cache.kept_bytes(device.x.device) == device.stored.nbytes
+    assert weight_cache.cached_bytes(device.x.device) == device.stored.nbytes
 
 
 def test_the_librarys_own_kernels_take_them_without_python(serving, monkeypatch):
@@ -129,7 +129,7 @@ def test_the_librarys_own_kernels_take_them_without_python(serving, monkeypatch)
         device.check(ops.ks_mm_frozen(device.x, view, False, device.stored))
     with pytest.raises(TypeError):  # Python's to forget
         ops.ks_mm_changing(device.x, view, False, device.stored)
-    assert weight_cache.kept_bytes(device.x.device) == 0
+    assert weight_cache.cached_bytes(device.x.device) == 0
     for _ in range(3):
         device.check(ops.ks_mm_changing(device.x, view, False, device.stored))
         device.stored.data.mul_(1.5)  # which torch does not count

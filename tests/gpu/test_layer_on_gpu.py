@@ -103,7 +103,7 @@ def test_what_is_kept_in_the_first_run_of_a_captured_graph_is_not_in_its_memory(
             found = compiled(x).clone()
             expected = ks_reference(x, preparing.weight)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
-    assert weight_cache.kept_bytes(torch.device("cuda", 0)) == preparing.weight.nbytes
+    assert weight_cache.cached_bytes(torch.device("cuda", 0)) == preparing.weight.nbytes
 
 
 def test_compiled_trains_as_eager_does():

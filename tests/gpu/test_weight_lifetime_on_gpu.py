@@ -70,7 +70,7 @@ def test_a_weight_is_prepared_once(prepared, autocast):
                 model.weight.mul_(0.5)
     size = model.weight.nbytes
     # Under autocast the cast in two bytes an element, and two for what is prepared of it.
-    assert weight_cache.kept_bytes(torch.device("cuda", 0)) == size
+    assert weight_cache.cached_bytes(torch.device("cuda", 0)) == size
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -44,7 +44,7 @@ class Case:
             pytest.skip(f"{name}: {reason}")
         way = registry.ranked(family, found.problem, ROWS, spec)[0]
         choice = Choice(way, way.build(0), "model")
-        assert choice.call.entry().anew
+        assert choice.call.entry().repacks
         cuda.remember(found, 0, Decision(choice, choice))
 
     @property
@@ -78,7 +78,7 @@ def test_a_kept_weight_is_put_in_order_once_a_version(case):
     for _ in range(2):
         case.check(ops.ks_mm(case.x, case.weight))
         case.check(case.known())
-        assert weight_cache.kept_bytes(case.x.device) == case.memory.nbytes
+        assert weight_cache.cached_bytes(case.x.device) == case.memory.nbytes
         case.memory.mul_(-1.5)
         assert case.known() is None
 
@@ -93,7 +93,7 @@ def test_a_changing_weight_is_put_in_order_at_each_call(case):
         with weight_scopes.changing():
             case.check(case.known())
         case.memory.data.mul_(1.5)  # which torch does not count
-    assert weight_cache.kept_bytes(case.x.device) == 0
+    assert weight_cache.cached_bytes(case.x.device) == 0
 
 
 def test_a_captured_graph_reads_the_weight_of_its_replay(case):

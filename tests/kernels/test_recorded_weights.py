@@ -22,7 +22,7 @@ class Played:
         monkeypatch.setattr(
             weight_cache,
             "is_recorded",
-            lambda weight: self.capturing and weight_cache.said.recorder is not None,
+            lambda weight: self.capturing and weight_cache.thread_state.recorder is not None,
         )
 
     def __call__(self, *arguments):
@@ -161,7 +161,7 @@ def test_what_no_argument_owns_is_prepared_by_the_graph(monkeypatch):
     assert not any(
         player.graph[1].data_ptr() == kept.prepared.data_ptr()
         for forms in weight_cache._by_weight.values()
-        for kept in forms.kept.values()
+        for kept in forms.cached.values()
     )
 
 

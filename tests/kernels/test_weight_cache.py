@@ -191,7 +191,7 @@ def test_other_memory_has_another_owner(prepare):
             other.add_(1)
         assert ask(weight, prepare) is first
         assert list(weight_cache._by_weight) == [id(weight)]
-    assert weight_scopes.said.owner is None
+    assert weight_scopes.thread_state.owner is None
 
 
 def test_a_cast_is_kept_and_what_is_prepared_of_it_goes_with_it(prepare):
@@ -206,7 +206,7 @@ def test_a_cast_is_kept_and_what_is_prepared_of_it_goes_with_it(prepare):
         with torch.no_grad():
             weight.mul_(2)
     # The cast, and what is prepared of it: two bytes an element each.
-    assert weight_cache.kept_bytes(weight.device) == 4 * weight.numel()
+    assert weight_cache.cached_bytes(weight.device) == 4 * weight.numel()
     del cast
     weight_cache.forget(weight)
     gc.collect()
@@ -231,7 +231,7 @@ def test_autocast_keeps_casts_of_what_is_not_trained(prepare):
     with torch.autocast("cpu", torch.bfloat16):
         layer(x.requires_grad_()).float().sum().backward()  # frozen: kept, there and back
     assert len(weight_cache._by_weight) == 2
-    assert all(len(forms.kept) == 2 for forms in weight_cache._by_weight.values())
+    assert all(len(forms.cached) == 2 for forms in weight_cache._by_weight.values())
 
 
 def test_a_frozen_weight_is_kept_where_gradients_pass_through(prepare, monkeypatch):
@@ -256,10 +256,10 @@ def test_it_is_gone_with_the_weight(prepare):
     size = 4 * weight.numel()
     ask(weight, prepare)
     ask(weight.transpose(1, 2), prepare)
-    assert weight_cache.kept_bytes(weight.device) == 2 * size
+    assert weight_cache.cached_bytes(weight.device) == 2 * size
     del weight
     gc.collect()
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 0
     assert not weight_cache._by_weight
 
 
@@ -270,14 +270,14 @@ def test_old_versions_do_not_pile_up(prepare):
         ask(weight.transpose(1, 2), prepare)
         with torch.no_grad():
             weight.add_(1)
-    assert weight_cache.kept_bytes(weight.device) <= 2 * 4 * weight.numel()
+    assert weight_cache.cached_bytes(weight.device) <= 2 * 4 * weight.numel()
 
 
 def test_a_view_is_not_kept_for_it_would_keep_the_weight(prepare):
     weight = torch.randn(2, 3, 4, 1)
     found = weight_cache.prepared(weight, "view", lambda w: w.squeeze(3))
     assert found.data_ptr() == weight.data_ptr()
-    assert weight_cache.kept_bytes(weight.device) == 0
+    assert weight_cache.cached_bytes(weight.device) == 0
 
 
 def test_memory_is_bounded(prepare, monkeypatch):
@@ -287,7 +287,7 @@ def test_memory_is_bounded(prepare, monkeypatch):
     for _ in range(3):
         for weight in weights:
             ask(weight, prepare)
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 2 * size
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 2 * size
     assert prepare.count == 2 + 2 * 3  # two are kept, two are prepared at every turn
     del weights[0], weight
     gc.collect()
@@ -327,7 +327,7 @@ def test_weights_that_are_about_to_change_are_prepared_every_time(prepare):
         other.join()  # another thread's weights are its own affair: this one was kept
     ask(weight, prepare)
     assert prepare.count == 3
-    assert weight_cache.kept_bytes(weight.device) > 0
+    assert weight_cache.cached_bytes(weight.device) > 0
 
 
 def test_what_does_not_change_inside_is_kept(prepare):
@@ -335,7 +335,7 @@ def test_what_does_not_change_inside_is_kept(prepare):
     with weight_scopes.changing(), weight_scopes.changing(False):
         first = ask(weight, prepare)
     assert ask(weight, prepare) is first
-    assert weight_scopes.said.changing is False
+    assert weight_scopes.thread_state.changing is False
 
 
 @pytest.mark.parametrize("by_library", [False, True])
@@ -361,7 +361,7 @@ def test_autograd_marks_weights_as_changing(by_library, prepare, monkeypatch):
         assert seen.changing == [False] * 4
         assert len(weight_cache._by_weight) == 1
     assert seen.by_python == (0 if by_library else 4)
-    assert weight_scopes.said.changing is False
+    assert weight_scopes.thread_state.changing is False
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
@@ -470,7 +470,7 @@ def test_a_captured_graph_prepares_for_itself(prepare, monkeypatch):
     found = weight_cache.prepared(weight.as_subclass(OnGpu), "adbc", prepare)
     assert prepare.count == 2
     assert found is not kept
-    assert weight_cache.kept_bytes(torch.device("cpu")) == kept.untyped_storage().nbytes()
+    assert weight_cache.cached_bytes(torch.device("cpu")) == kept.untyped_storage().nbytes()
 
 
 def test_what_is_kept_of_a_gpus_weight_takes_no_memory_of_this_threads_pool(prepare, monkeypatch):

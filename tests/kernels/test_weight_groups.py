@@ -7,7 +7,7 @@ import torch
 
 import ksopt
 from ksopt.kernels import weight_cache, weight_scopes
-from ksopt.kernels.weight_groups import is_kept, prepared_together
+from ksopt.kernels.weight_groups import is_cached, prepared_together
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def weight(number):
 def test_they_are_packed_once_a_form():
     packing = Packing(weight(1), weight(2), weight(3))
     assert [packing(), packing(), packing("other"), packing(), packing("other")] == [1, 1, 2, 2, 2]
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 2 * 3 * 6 * 4
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 2 * 3 * 6 * 4
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -51,7 +51,7 @@ def test_a_change_of_any_of_them_packs_anew_and_drops_what_was_kept(which):
         assert [packing(), packing()] == [step, step]
         packing.weights[which].add_(1)
     packing()
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 3 * 6 * 4
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 3 * 6 * 4
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -103,19 +103,19 @@ def test_groups_that_share_a_weight_are_kept_side_by_side():
     one, other = Packing(shared, second), Packing(shared, third)
     for _ in range(3):
         assert [one(), other()] == [1, 1]
-    assert is_kept(one.weights, "packed")
+    assert is_cached(one.weights, "packed")
     third.add_(1)
     assert [one(), other()] == [1, 2]
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 2 * 2 * 6 * 4
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 2 * 2 * 6 * 4
     shared.add_(1)
-    assert not is_kept(one.weights, "packed")
+    assert not is_cached(one.weights, "packed")
     assert [one(), other()] == [2, 3]
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 2 * 2 * 6 * 4
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 2 * 2 * 6 * 4
     other.weights[1] = third = None  # nobody can ask for what was made of it
     gc.collect()
     one.weights[1] = weight(5)
     one()
-    assert weight_cache.kept_bytes(torch.device("cpu")) <= 2 * 2 * 6 * 4
+    assert weight_cache.cached_bytes(torch.device("cpu")) <= 2 * 2 * 6 * 4
 
 
 def test_slices_of_one_parameter_are_kept_side_by_side():
@@ -128,4 +128,4 @@ def test_nothing_is_kept_of_weights_that_change():
     packing = Packing(weight(1), weight(2))
     with weight_scopes.changing():
         assert [packing(), packing()] == [1, 2]
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 0

@@ -145,7 +145,7 @@ def test_notes_go_with_the_weight_and_keep_nothing_alive():
     del weight
     gc.collect()
     assert prepared() is None
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 0
     for _ in range(20):  # at addresses that have held others
         assert at_once(new_weight()) == []
 

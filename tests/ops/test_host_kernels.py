@@ -304,7 +304,7 @@ class TestForgetting:
             assert of(weight if viewed else stored) is not first
             call(kind, x, weight)
             assert self.known(kind, x, weight)
-            assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+            assert weight_cache.cached_bytes(torch.device("cpu")) == 0
 
     def test_what_is_kept_of_its_owner(self, kind):
         stored = torch.nn.Parameter(torch.randn(5, 2, 3, 4))

@@ -170,7 +170,7 @@ def test_nothing_that_was_prepared_outlives_a_training_call():
         weight_cache.prepared(weight.detach(), "double", lambda one: 2 * one)
     layer(torch.randn(5, 24))
     assert not any(
-        weight_cache.kept_of(weight, weight_cache.owner_of(weight), "double")
+        weight_cache.cached_of(weight, weight_cache.owner_of(weight), "double")
         for weight in layer.weights
     )
 

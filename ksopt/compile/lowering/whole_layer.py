@@ -56,7 +56,7 @@ def is_whole(
     changing = weights != "stored"
     if planner.whole_choice(problem, batch, device, changing) is None:
         return False
-    if weights == "trained" and not trained_chain.is_kept(
+    if weights == "trained" and not trained_chain.has_kernel(
         planner.plan_of(problem, batch, device=device, changing=True), device
     ):
         return False

@@ -108,7 +108,7 @@ def _tell_host(choice: _Choice, x: Tensor, weight: Tensor, batch_last: bool) -> 
     by_groups = name == "bmm" and p.a > 1  # as batched.py does on a CPU
     entry = pytorch_ops.entry(name, p, batch_last, 0, by_groups)
     if entry is not None:
-        entry = replace(entry, anew=True, any_rows=True)
+        entry = replace(entry, repacks=True, any_rows=True)
         for changing in (False, True):
             host_products.know(x, weight, batch_last, changing, entry)
 

@@ -43,7 +43,7 @@ _Key = tuple[tuple[int, ...], torch.dtype, bool, bool, Rows, int, int]
 _decider: Decider[_Key] = Decider(threading.Lock(), keeps_stopgaps=True)
 _decisions = _decider.table
 _predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
-_told: set[_Key] = set()  # decisions that the host library was told of
+_registered: set[_Key] = set()  # decisions that the host library was told of
 
 
 def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
@@ -52,8 +52,8 @@ def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) 
         if entry is not None and changing:
             # Nothing is at hand of a weight that changes: torch prepares it, a kernel
             # that wants more than its elements in order is launched from Python.
-            entry = replace(entry, anew=True) if entry.kind == TORCH else entry
-            entry = entry if entry.anew or entry.form == 0 else None
+            entry = replace(entry, repacks=True) if entry.kind == TORCH else entry
+            entry = entry if entry.repacks or entry.form == 0 else None
         host_products.know(x, weight, batch_last, changing, entry)
 
 
@@ -83,8 +83,8 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
     bits = bits_of(batch)
     key = (shape, dtype, batch_last, exact, rows, bits, x.get_device())
     decision = _table().get(key) or _decide(key, x, weight, batch)
-    if key not in _told and _decisions.get(key) is decision and x.is_contiguous():
-        _told.add(key)
+    if key not in _registered and _decisions.get(key) is decision and x.is_contiguous():
+        _registered.add(key)
         _tell_host(decision, x, weight, batch_last)
     # The same object wherever the choice prepares no weight.
     if decision.cached is decision.repacked or not weight_cache.are_changing(key[-1]):
@@ -96,7 +96,7 @@ def forget() -> None:
     """Forget this process's choices (not those on disk), so that they are made or read anew."""
     _decider.forget()
     _predicted.clear()
-    _told.clear()
+    _registered.clear()
     spec_of.cache_clear()
     host_products.forget()
 

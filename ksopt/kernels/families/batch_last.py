@@ -148,4 +148,4 @@ class PackingLauncher(PreparingLauncher):
         entry = super().entry()
         # A contiguous [a, b, c, 1] is laid out so already, whatever the stride of its last dim.
         already = self.problem.pattern.d == 1
-        return replace(entry, anew=True) if entry is not None and already else entry
+        return replace(entry, repacks=True) if entry is not None and already else entry

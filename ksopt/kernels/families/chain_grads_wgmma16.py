@@ -67,7 +67,7 @@ class Tile:
         """Tiles of all of the gradient."""
         return p.a * -(-p.b * p.d // self.m) * -(-p.c * p.d // self.n)
 
-    def kept(self, p: Pattern) -> int:
+    def stored_sums(self, p: Pattern) -> int:
         """Sums that leave the registers: of even d those of every second column."""
         return self.m * self.n // (2 if p.d % 2 == 0 else 1)
 
@@ -120,7 +120,7 @@ class Config:
     def _sent_bytes(self, tile: Tile, p: Pattern) -> int:
         if self.sources(tile) == 1:
             return 0
-        chunks = tile.kept(p) // (tile.m_groups * 128 * 4)
+        chunks = tile.stored_sums(p) // (tile.m_groups * 128 * 4)
         of_sums = self.sources(tile) * -(-chunks // self.cluster) * tile.m_groups * 128 * 16
         return of_sums + self.sources(tile) * tile.m * 4
 
@@ -217,9 +217,11 @@ def launches_of(config: Config, chain: Chain, rows: int, spec: DeviceSpec) -> It
 def launch_of(config: Config, rows: int, shares: tuple[int, int]) -> Launch:
     """A launch with so many shares, or with fewer where some would be empty."""
     stages = max(1, -(-rows // ROWS))
-    of_block = [-(-stages // (wanted * config.cluster)) for wanted in shares]
-    found = [-(-stages // (one * config.cluster)) for one in of_block]
-    return Launch(config, (found[0], found[1]), (of_block[0] * ROWS, of_block[1] * ROWS))
+    of_block = [-(-stages // (share * config.cluster)) for share in shares]
+    shares_used = [-(-stages // (one * config.cluster)) for one in of_block]
+    return Launch(
+        config, (shares_used[0], shares_used[1]), (of_block[0] * ROWS, of_block[1] * ROWS)
+    )
 
 
 def predicted_us(launch: Launch, chain: Chain, rows: int, spec: DeviceSpec) -> float:
@@ -240,7 +242,7 @@ def predicted_us(launch: Launch, chain: Chain, rows: int, spec: DeviceSpec) -> f
         one = 2.0 * of_block * (tile.m + tile.n)
         read, all_read = max(read, one), all_read + one * tile.count(p) * shares * config.cluster
         if config.sources(tile) > 1:
-            sent = max(sent, 4.0 * tile.kept(p))
+            sent = max(sent, 4.0 * tile.stored_sums(p))
         shares_bytes += 8.0 * p.nnz * shares if shares > 1 else 0.0
     products = waves * multiplied * at_a_time / (factors.TFLOPS * 1e6)
     filled = all_read / (waves * at_a_time * read)

@@ -141,19 +141,19 @@ def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]
             fitting = [n for n in _divisors(chunk_steps) if n * step_bytes <= limit]
             if not fitting:
                 continue
-            found = Config(
+            config = Config(
                 *(tile.groups, tile.nk, tile.ks, tile.slot_j, tile.slot_p),
                 *(last.nk, *_slots(last, second, limit)),
                 *(fitting[-1], 0),
             )
-            if not _fits_registers(first, second, found):
+            if not _fits_registers(first, second, config):
                 continue
-            room = min(SHARED_LIMIT, device.shared_bytes - 1024) - found.shared_bytes(
+            room = min(SHARED_LIMIT, device.shared_bytes - 1024) - config.shared_bytes(
                 (first, second)
             )
-            stages = min(_MOST_STAGES, room // found.slot_bytes(first, second))
+            stages = min(_MOST_STAGES, room // config.slot_bytes(first, second))
             if stages >= 2:
-                yield replace(found, stages=stages)
+                yield replace(config, stages=stages)
 
 
 def _firsts(s: Shape, device: DeviceSpec) -> list[chain_tile.Config]:

@@ -81,15 +81,15 @@ class ChainMma(KernelFamily[Config]):
         patterns = tuple(
             replace(p, a=p.a // config.groups) for p in reversed(problem.chain.patterns)
         )
-        made = []
+        stages = []
         for at, p in enumerate(patterns):
             after = patterns[at + 1] if at + 1 < len(patterns) else None
             tiles = -(-p.b // 8)
             units = -(-tiles // config.nt)
             jt = 2 if _pairs_of_j(p, after) else 1
             products = _products(p.c, problem)
-            made.append(Stage(p, size, products, config.mt, -(-tiles // units), jt))
-        return tuple(made)
+            stages.append(Stage(p, size, products, config.mt, -(-tiles // units), jt))
+        return tuple(stages)
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
         widest = max(-(-p.b // 8) for p in problem.chain)

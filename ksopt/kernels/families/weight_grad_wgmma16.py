@@ -126,8 +126,8 @@ def best(p: Pattern, rows: int, spec: DeviceSpec) -> Launch:
 def launch_of(tile: Config, p: Pattern, rows: int, spec: DeviceSpec) -> Launch:
     """A tile's launch: one wave of blocks, or a block for each tile."""
     stages = max(1, -(-rows // ROWS))
-    wanted = max(1, spec.multiprocessors * tile.blocks // tile.tiles(p))
-    of_share = -(-stages // min(wanted, stages))
+    most_shares = max(1, spec.multiprocessors * tile.blocks // tile.tiles(p))
+    of_share = -(-stages // min(most_shares, stages))
     return Launch(tile, -(-stages // of_share), of_share * ROWS)
 
 

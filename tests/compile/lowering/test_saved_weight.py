@@ -287,9 +287,9 @@ def test_a_frozen_weight_stays_prepared_for_the_forward_pass():
     x = torch.randn(64, 32, requires_grad=True)
     for _ in range(2):
         compiled(x).sum().backward()
-    kept = weight_cache.kept_bytes(x.device)
+    kept = weight_cache.cached_bytes(x.device)
     compiled(x).sum().backward()
-    assert weight_cache.kept_bytes(x.device) == kept
+    assert weight_cache.cached_bytes(x.device) == kept
 
 
 def test_a_view_made_without_gradients_passes_none():

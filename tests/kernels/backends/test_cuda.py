@@ -205,7 +205,7 @@ def test_timing_leaves_no_prepared_weights_behind(monkeypatch):
     pattern = Pattern(2, 4, 4, 2)
     x, weight = operands(pattern=pattern)
     cuda.choice_for(x, weight, False)
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 0
     with torch.inference_mode():  # a weight that counts no versions stands for one that does
         cuda.choice_for(*operands(pattern=Pattern(2, 4, 4, 4)), False)
 

@@ -17,17 +17,17 @@ at::Tensor root_of(const at::Tensor& weight, const at::Tensor* owner);
 
 // Whether this thread says that weights are about to change, as ksopt/kernels/weight_scopes.py; none until it has
 // said something.
-std::optional<bool> are_said_to_change();
-void say_changing(bool changing);
+std::optional<bool> are_marked_changing();
+void mark_changing(bool changing);
 
 // Whether something may be kept with a tensor, which a training step has to forget.
-bool may_be_kept(const at::Tensor& root);
+bool may_be_cached(const at::Tensor& root);
 
 // Notes that a weight is trained of which nothing is kept.
 void count_forgotten();
 
 // As PreparedWeight, and held.
-struct KeptWeight {
+struct CachedWeight {
   at::Tensor prepared;
   int64_t of, form, stream;
 };
@@ -35,6 +35,6 @@ struct KeptWeight {
 // What was prepared of these values of weights, of each alone and of all together, and of the one factor that all
 // were multiplied to, and is still kept; of each the newest first: what ksopt/kernels/weight_table.py has noted.
 // roots: of each.
-std::vector<KeptWeight> kept_of(at::TensorList weights, at::TensorList roots);
+std::vector<CachedWeight> cached_of(at::TensorList weights, at::TensorList roots);
 
 }  // namespace ksopt
