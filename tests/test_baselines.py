@@ -70,14 +70,14 @@ def test_equals_the_reference_in_float64(name, pattern, layout):
     product = baseline.bind(weight, layout)
     for batch in BATCHES:
         x = make_x(pattern, layout, batch)
-        kept = x.clone()
+        x_before = x.clone()
         y = product(x)
         expected = ks_reference(x, weight, layout)
         # 1e-13: sums of at most 8 terms of size 1, in another order.
         torch.testing.assert_close(y, expected, rtol=1e-13, atol=1e-13)
         assert y.is_contiguous()
         assert y.numel() == 0 or y.data_ptr() != x.data_ptr()
-        assert torch.equal(x, kept)
+        assert torch.equal(x, x_before)
 
 
 @pytest.mark.parametrize(("name", "layout"), NAMES_AND_LAYOUTS)
@@ -190,9 +190,9 @@ def test_weight_gradient_is_that_of_the_reference(pattern, layout):
         y = ks_reference(x, weight, layout)
         grad = torch.randn_like(y)
         (expected,) = torch.autograd.grad(y, weight, grad)
-        found = ks_mm_weight_grad(grad, x, pattern.a, pattern.d, layout == "batch_last")
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-        assert found.is_contiguous()
+        actual = ks_mm_weight_grad(grad, x, pattern.a, pattern.d, layout == "batch_last")
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+        assert actual.is_contiguous()
 
 
 @pytest.mark.parametrize("p", PATTERNS, ids=str)
@@ -211,10 +211,10 @@ def test_matrices_that_lie_in_a_weights_memory_are_not_copied():
     p = Pattern(2, 3, 4, 5)
     by_groups = torch.randn(3, p.a, p.d, p.b, p.c)[1].permute(0, 2, 3, 1)
     matrices = Matrices.of(p)
-    made = matrices.prepare(by_groups)
-    assert made.data_ptr() == by_groups.data_ptr()
-    assert torch.equal(made.view(p.a, p.d, p.b, p.c), by_groups.permute(0, 3, 1, 2))
+    result = matrices.prepare(by_groups)
+    assert result.data_ptr() == by_groups.data_ptr()
+    assert torch.equal(result.view(p.a, p.d, p.b, p.c), by_groups.permute(0, 3, 1, 2))
     assert matrices.prepare(by_groups.contiguous()).data_ptr() != by_groups.data_ptr()
     for other in (Matrices.of_blocks(p), Matrices.of_all(p)):
-        made = other.prepare(by_groups)
-        assert made.untyped_storage().data_ptr() != by_groups.untyped_storage().data_ptr()
+        result = other.prepare(by_groups)
+        assert result.untyped_storage().data_ptr() != by_groups.untyped_storage().data_ptr()

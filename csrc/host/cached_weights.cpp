@@ -1,5 +1,5 @@
-// cached_weights.hpp. Python keeps what was prepared and decides how long; here it is looked up without Python.
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+// cached_weights.hpp. Python stores prepared weights and decides for how long; here they are looked up without it.
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include "cached_weights.hpp"
 
@@ -24,12 +24,12 @@ using at::Tensor;
 using c10::TensorImpl;
 
 std::shared_mutex cache_mutex;
-// Addresses of tensors with which something is kept, and maybe of some more: Python then finds nothing.
+// Addresses of tensors with cached forms, and maybe of some more, for which Python then finds none.
 std::unordered_set<const TensorImpl*> roots;
 std::atomic<int64_t> forgotten{0};
 thread_local std::optional<bool> marked_changing;
 
-// A weight, as it was when something was prepared of it. The reference keeps the tensor that counts its versions
+// The state of a weight when a form of it was prepared. The reference keeps the tensor that counts its versions
 // from being mistaken for a later one at its address.
 struct Part {
   c10::weak_intrusive_ptr<TensorImpl> root;
@@ -57,9 +57,9 @@ struct Part {
   }
 };
 
-// Where what was prepared of a weight is kept, or of several together. `token` goes with what Python keeps, and that
-// holds the weights' storages: while it lives, no other storage has the address of one of theirs. It is another name
-// of `prepared`, with which Python keeps what is prepared of that in turn.
+// A form of a weight, or of several together, that Python caches. `token` lives as long as Python's entry, which holds
+// the weights' storages: while it lives, no other storage has the address of one of theirs. It is an alias of
+// `prepared`, for which Python has entries of its own where forms of that are prepared in turn.
 struct Note {
   c10::weak_intrusive_ptr<TensorImpl> token, prepared;
   std::vector<Part> parts;
@@ -105,7 +105,7 @@ void clear_cached() {
 
 int64_t times_forgotten() { return forgotten.load(); }
 
-// What is at hand of a weight, and its forms.
+// The noted prepared tensors of a weight, and their forms.
 std::tuple<std::vector<Tensor>, std::vector<int64_t>> prepared_of(const Tensor& weight,
                                                                   const std::optional<Tensor>& owner) {
   std::vector<Tensor> tensors;
@@ -159,7 +159,7 @@ void count_forgotten() { forgotten.fetch_add(1); }
 
 namespace {
 
-// What was prepared of a factor that was itself prepared of several weights; `token`: that factor.
+// Adds the forms prepared of a factor that was itself prepared of several weights; `token`: that factor.
 void add_cached_of_product(const Note& product, const Tensor& token, std::vector<CachedWeight>& cached) {
   std::vector<std::shared_ptr<const Note>> serving;
   {

@@ -1,5 +1,5 @@
 // The kernel of ks_chain_weight_grads on CUDA: a call that is known runs without Python, as in product_kernels.cpp.
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -22,7 +22,7 @@ std::optional<c10::SafeKernelFunction>& python_weight_grads() {
   return *kernel;
 }
 
-// Whether dY and what it was made of belong together.
+// Whether the operands of the gradients have fitting shapes, dtypes and devices.
 bool fit(const Tensor& grad, const Tensor& x, int64_t a, int64_t d) {
   return a > 0 && d > 0 && x.dim() > 0 && x.numel() > 0 && grad.numel() > 0 && !x.is_neg() && !grad.is_neg() &&
          grad.scalar_type() == x.scalar_type() && grad.device() == x.device() &&

@@ -42,7 +42,7 @@ enum Entry : size_t {
 };
 using ChainGradsLaunch = std::array<int64_t, ENTRIES>;
 
-// Sizes of left, sizes of right, rows, dtype, device, whether the bias's is wanted.
+// Sizes of left, sizes of right, rows, dtype, device, whether the bias's gradient is computed.
 using ChainGradsKey = std::array<int64_t, 12>;
 std::map<ChainGradsKey, ChainGradsLaunch> chain_grads_launches;
 std::shared_mutex chain_grads_mutex;
@@ -130,7 +130,7 @@ std::optional<ChainGradients> launch_chain_grads(const ChainGradsLaunch& launch,
   return results;
 }
 
-// Tells the launch for operands like these; all zeros: a launch a factor.
+// Registers the launch for operands like these; all zeros: a launch a factor.
 void know_chain_grads(const Tensor& grad, const Tensor& between, const Tensor& grad_between, const Tensor& x,
                       int64_t left_a, int64_t left_d, int64_t right_a, int64_t right_d, bool with_bias,
                       std::vector<int64_t> entry) {

@@ -113,7 +113,7 @@ InputGradient launch_input_grad(const InputGradLaunch& launch, int64_t rows, int
   return gradients;
 }
 
-// Tells `input_gradient_known` the launch for operands like these; kernel 0: a launch a factor.
+// Registers the launch of `input_gradient_known` for operands like these; kernel 0: a launch a factor.
 void know_input_grad(const Tensor& grad, const Tensor& left, const Tensor& right, int64_t pack, int64_t pack_blocks,
                      int64_t pack_threads, int64_t packed_elements, int64_t kernel, int64_t blocks, int64_t threads,
                      int64_t shared_bytes, int64_t rows_per_block) {

@@ -1,7 +1,7 @@
 // The kernel of ks_chain_input_grad on CUDA: a call that is known runs without Python.
 //
 // As in product_kernels.cpp; Python's kernel (ksopt/ops/input_gradient.py) stays registered below this one.
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -41,7 +41,7 @@ std::optional<std::array<Tensor, 2>> known(const Tensor& grad, const Tensor& lef
     const std::unique_ptr<Tensor> of_between(reinterpret_cast<Tensor*>(gradients.of_between));
     ksopt::count_forgotten();
     return std::array{*of_x, *of_between};
-  } catch (const std::exception&) {  // Python's way says what is wrong
+  } catch (const std::exception&) {  // the Python path reports the error
     return std::nullopt;
   }
 }

@@ -110,7 +110,7 @@ void* current_stream(int32_t device) {
 }
 
 // Whether work on a stream becomes part of a CUDA graph, as far as the driver can tell. Torch never
-// captures the default stream, about which the driver does not like to be asked during a capture.
+// captures the default stream, for which the driver refuses this query during a capture.
 bool is_capturing(void* stream) {
   static const auto ask =
       reinterpret_cast<int (*)(void*, int*)>(required("libcuda.so.1", "cuStreamIsCapturing"));

@@ -1,7 +1,7 @@
 // The kernels of two layers on CPU and CUDA: a call whose launch is known runs without Python.
 //
 // As layer_kernels.cpp, for ks_mlp_inner and ks_mlp.out; all else is Python's (ksopt/ops/mlp.py).
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -79,7 +79,7 @@ std::optional<at::Tensor> known_mlp(const MlpOperands& mlp, bool changing) {
         ksopt::mlp_known(handles, {false, ksopt::is_exact(mlp.x), changing}, ksopt::handles_of(cached),
                          ksopt::handle_of(mlp.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
-  } catch (const std::exception&) {  // the way that checks and decides says what is wrong
+  } catch (const std::exception&) {  // the path that checks and decides reports the error
     return std::nullopt;
   }
 }
@@ -94,7 +94,7 @@ template <bool WRITES>
 void mlp_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   std::optional<at::Tensor> y;
   const MlpOperands mlp = mlp_of(*stack, WRITES);
-  // Without owners the weights are a graph's own, of which nothing is kept.
+  // Without owners the weights are computed by the graph and not cached.
   if (const auto changing = mlp.owners.empty() ? true : ksopt::are_marked_changing()) {
     const bool records = WRITES && at::GradMode::is_enabled() && mlp.require_gradients();
     if (!records) y = known_mlp(mlp, *changing);  // which Python refuses in words

@@ -16,8 +16,8 @@
 namespace {
 
 // x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d), its elements in order if the plan has
-// a fallback. Returns y in the same layout: out, fit for `launch_plan`, if it is given; none if the plan's
-// fallback is wanted and LATER.
+// a fallback. Returns y in the same layout: out, fit for `launch_plan`, if it is passed; none if the plan's
+// fallback is needed and LATER.
 std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan_index,
                              std::optional<Tensor> out) {
   const Plan plan = plan_at(plan_index);
@@ -56,7 +56,7 @@ int64_t add_chain(int64_t kernel, int64_t out_features, int64_t threads, int64_t
   return static_cast<int64_t>(chain_kernels.size()) - 1;
 }
 
-// Tells the launches of a trained chain's forward pass.
+// Registers the launches of a trained chain's forward pass.
 void know_trained_chain(const Tensor& x, const Tensor& left, const Tensor& right, std::optional<Tensor> bias,
                         int64_t pack, int64_t pack_blocks, int64_t pack_threads, int64_t packed_elements,
                         int64_t kernel, int64_t out_features, int64_t threads, int64_t shared_bytes,
@@ -115,13 +115,13 @@ std::optional<Tensor> borrowed_if_any(AtenTensorHandle handle) {
   return handle == nullptr ? std::nullopt : std::optional(borrowed(handle));
 }
 
-AtHand borrowed(const std::vector<ksopt::PreparedWeight>& prepared) {
-  AtHand at_hand;
-  for (const auto& one : prepared) at_hand.push_back({borrowed(one.tensor), one.of, one.form, one.stream});
-  return at_hand;
+PreparedForms borrowed(const std::vector<ksopt::PreparedWeight>& prepared) {
+  PreparedForms forms;
+  for (const auto& one : prepared) forms.push_back({borrowed(one.tensor), one.of, one.form, one.stream});
+  return forms;
 }
 
-// The same for one that belongs to who asks.
+// The same for a tensor that the caller owns.
 AtenTensorHandle owned(const Tensor& tensor) {
   AtenTensorHandle own = nullptr;
   aoti_torch_new_tensor_handle(tensor.get(), &own);

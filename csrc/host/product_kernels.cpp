@@ -2,7 +2,7 @@
 //
 // Compiled graphs call these operators, some hundred times in a step of training. All that is not known, or out
 // of the ordinary, is the Python kernel's (ksopt/ops/implementation.py), which stays registered below this one.
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -65,22 +65,22 @@ std::optional<Tensor> known(const Call& call, bool changing) {
                               {call.batch_last, ksopt::is_exact(call.x), changing}, ksopt::handles_of(cached),
                               handle_of(call.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
-  } catch (const std::exception&) {  // the way that checks and decides says what is wrong
+  } catch (const std::exception&) {  // the path that checks and decides reports the error
     return std::nullopt;
   }
 }
 
-// What the kernels serve by themselves.
+// The calls that the kernels serve without Python.
 std::optional<Tensor> served(Operator op, const Call& call) {
   const bool records = call.out != nullptr && at::GradMode::is_enabled() &&
                        (call.x.requires_grad() || call.weight.requires_grad() || call.out->requires_grad());
   if (records) return std::nullopt;  // which Python refuses in words
   if (!is_changing(op)) {
-    // Without an owner the weight is a graph's own, of which nothing is kept.
+    // Without an owner the weight is computed by the graph and not cached.
     const auto changing = call.owner == nullptr ? true : ksopt::are_marked_changing();
     return changing ? known(call, *changing) : std::nullopt;
   }
-  // Where something is kept of the weight, Python forgets it.
+  // Where forms of the weight are cached, Python drops them.
   if (ksopt::may_be_cached(ksopt::root_of(call.owner == nullptr ? call.weight : *call.owner))) return std::nullopt;
   auto y = known(call, true);
   if (y) ksopt::count_forgotten();
@@ -107,8 +107,8 @@ void register_in(torch::Library& library) {
   library.impl(NAMES[op], torch::CppFunction::makeFromBoxedFunction<&kernel<op>>());
 }
 
-// What is known, for eager products, which enter Python. Where it asks for a weight that is kept, this thread says of
-// none that it changes; that one changes may be known of the operator.
+// The known product, for eager products, which enter Python. Where the weight is cached, this thread is in no scope of
+// changing weights; that a weight changes may also follow from the operator.
 std::optional<Tensor> run_product(const Tensor& x, const Tensor& weight, bool batch_last,
                                   const std::optional<Tensor>& owner, bool changing,
                                   const std::optional<Tensor>& out) {
@@ -171,7 +171,7 @@ std::optional<std::array<Tensor, 2>> known_chain(const Tensor& x, const Tensor& 
     const std::unique_ptr<Tensor> between(reinterpret_cast<Tensor*>(known.between));
     ksopt::count_forgotten();
     return std::array{*y, *between};
-  } catch (const std::exception&) {  // Python's way says what is wrong
+  } catch (const std::exception&) {  // the Python path reports the error
     return std::nullopt;
   }
 }

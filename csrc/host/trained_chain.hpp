@@ -30,7 +30,7 @@ struct ChainPack {
 };
 struct TrainedChain {
   ChainPack pack;
-  ChainKernel chain;  // one that keeps what is between the factors
+  ChainKernel chain;  // one that stores the values between the factors
 };
 
 // Sizes of left, sizes of right, bias, bits of the batch, dtype, device.
@@ -72,7 +72,7 @@ Tensor pack_weights(const ChainPack& pack, const Layer& layer) {
   return packed;
 }
 
-// y [*batch, M], and what is between the factors.
+// y [*batch, M], and the values between the factors.
 struct TrainedChainResult {
   Tensor y, between;
 };
@@ -107,7 +107,7 @@ std::optional<TrainedChainResult> run_trained_chain(const Layer& layer) {
   return TrainedChainResult{y, between};
 }
 
-// Tells `run_trained_chain` the launch for operands like these.
+// Registers the launch of `run_trained_chain` for operands like these.
 void know_trained_chain_of(const Layer& layer, const TrainedChain& launch) {
   const auto key = key_of_trained_chain(layer);
   if (!key) return;

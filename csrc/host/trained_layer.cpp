@@ -1,8 +1,8 @@
 // A layer whose weights are trained, as one operator of autograd: a step runs no Python of ksopt's.
 //
-// What it computes is what ksopt/ops/chain.py composes of ks_mm and torch's operations, and saves the same. Where
-// a gradient's own gradient is wanted, the backward pass is composed of those operators, too.
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+// It computes and saves the same as the composition of ks_mm and torch's operations in ksopt/ops/chain.py. Where
+// a gradient's own gradient is needed, the backward pass is composed of those operators, too.
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
@@ -71,7 +71,7 @@ struct Known {
           const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(y));
           return *owned;
         }
-      } catch (const std::exception&) {  // the way that checks and decides says what is wrong
+      } catch (const std::exception&) {  // the path that checks and decides reports the error
       }
     }
     static const auto op =
@@ -108,8 +108,8 @@ struct Known {
     return op.call(grad, x, weight.size(0), weight.size(3), false);
   }
 
-  // Those of both weights of a chain in one launch, and where of_bias is, that of a bias there; none where each is
-  // known to be launched alone.
+  // The gradients of both weights of a chain in one launch, and if of_bias is not null, that of a bias there; none
+  // where each is known to be launched alone.
   std::optional<std::array<Tensor, 2>> both_weight_gradients(const Tensor& grad, const Tensor& between,
                                                              const Tensor& grad_between, const Tensor& x,
                                                              at::TensorList weights, Tensor* of_bias) const {
@@ -180,7 +180,7 @@ struct Known {
   }
 };
 
-// The same by operators that are differentiable themselves.
+// The same products by differentiable operators.
 struct Differentiable {
   const Form& form;
 
@@ -208,7 +208,7 @@ Tensor along_features(const Tensor& bias, const Form& form, int64_t dims) {
   return bias.view(shape);
 }
 
-// What the factors read: of each weight its input. Returns the products of the siblings, side by side.
+// Fills inputs with the input of each weight's factor. Returns the products of the siblings, side by side.
 template <typename Products>
 Tensor multiply(const Products& products, const Tensor& x, at::TensorList weights, std::vector<Tensor>& inputs) {
   const size_t length = weights.size() / static_cast<size_t>(products.form.siblings);
@@ -252,8 +252,8 @@ Tensor activated(const Tensor& before, Activation activation) {
   TORCH_CHECK(false, "ksopt: no such activation");
 }
 
-// The gradients of x and of the weights, from that of the products; where of_bias is, and one kernel gives both,
-// that of a bias behind them goes there.
+// The gradients of x and of the weights, from that of the products; if of_bias is not null, and one kernel computes
+// both, that of a bias added to them goes there.
 template <typename Products>
 variable_list gradients(const Products& products, Tensor grad, at::TensorList weights, const std::vector<Tensor>& inputs,
                         bool of_x, Tensor* of_bias) {
@@ -355,7 +355,7 @@ bool is_plain(const Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_neg() && !tensor.is_conj();
 }
 
-// Whether the operands fit together; what refuses others says why.
+// Whether the operands fit together; the checks that refuse others report why.
 bool fits(const Tensor& x, at::TensorList weights, const MaybeTensor& bias, const MaybeTensor& residual,
           bool batch_last, int64_t siblings) {
   const auto is_like_x = [&](const Tensor& t) {

@@ -55,7 +55,7 @@ std::optional<WeightGradLaunch> weight_grad_launch(const WeightGradKey& key) {
   return it == weight_grad_launches.end() ? std::nullopt : std::optional(it->second);
 }
 
-// dK [a, b, c, d], and the gradient of a bias, where it is wanted.
+// dK [a, b, c, d], and the gradient of a bias, if requested.
 struct WeightGrad {
   Tensor of_weight;
   std::optional<Tensor> of_bias;

@@ -1,7 +1,7 @@
 """Several weights prepared as one tensor, as a kernel of a whole chain reads them.
 
-What was prepared is kept with the first of them, by the rules of weight_cache.py, for as long as
-all of them are what they were: the same tensors with the same memory in the same version.
+The result is cached with the first weight, by the rules of weight_cache.py, for as long as all of
+them are unchanged: the same tensors with the same memory in the same version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Part:
     Attributes:
         owner: the tensor that counts its versions, not that of another name of the same memory.
         storage, address, strides, version: of the weight when it was prepared. Who holds this
-            keeps the storage's address from being given to another storage.
+            keeps the storage's address from being reused.
     """
 
     owner: weakref.ref[Tensor]
@@ -34,19 +34,19 @@ class Part:
 
     @classmethod
     def of(cls, weight: Tensor, owner: Tensor) -> Part:
-        """As it is now; ``owner`` is its `weight_cache.owner_of`."""
+        """The present state of a weight; ``owner`` is its `weight_cache.owner_of`."""
         return cls(weakref.ref(owner), *_state(weight, owner))
 
     @property
     def is_outdated(self) -> bool:
-        """Whether no weight is any more what this one was."""
+        """Whether the weight has changed or is gone."""
         owner = self.owner()
         if owner is None or owner._version != self.version:
             return True
         return owner.untyped_storage()._cdata != self.storage
 
     def is_of(self, weight: Tensor, owner: Tensor) -> bool:
-        """Whether the weight is what it was."""
+        """Whether a weight is unchanged since it was prepared."""
         state = (self.storage, self.address, self.strides, self.version)
         return self.owner() is owner and not weight.is_neg() and state == _state(weight, owner)
 
@@ -67,7 +67,7 @@ def prepared_together(
         prepare: computes a new tensor from detached weights.
 
     Returns:
-        The prepared weights, which nobody may write to.
+        The prepared weights, which must not be written to.
 
     Example:
         >>> import torch
@@ -93,12 +93,12 @@ def cached_together(
     size_bytes: int,
     is_sound: Callable[[Tensor], bool],
 ) -> Tensor | None:
-    """`prepared_together`, of what is worth preparing only where it stays.
+    """`prepared_together`, but only where the result is cached.
 
     Args:
         weights, form, prepare: as there.
         size_bytes: memory of the prepared weights.
-        is_sound: whether what was prepared may be used; else it is not cached.
+        is_sound: whether a result may be used; else it is not cached.
 
     Returns:
         None where they would not be cached, or would become part of a CUDA graph: nothing is
@@ -111,7 +111,7 @@ def cached_together(
 
 
 class _UnsoundError(Exception):
-    """What was prepared may not be used."""
+    """The prepared weights may not be used."""
 
 
 def _together(
@@ -121,10 +121,10 @@ def _together(
     size_bytes: int | None = None,
     is_sound: Callable[[Tensor], bool] | None = None,
 ) -> Tensor | None:
-    """As `cached_together`; without ``size_bytes`` in any case, without ``is_sound`` all is.
+    """As `cached_together`; without ``size_bytes`` always, without ``is_sound`` unchecked.
 
     Raises:
-        _UnsoundError: it is not.
+        _UnsoundError: the result may not be used.
     """
     must_stay = size_bytes is not None
     owners = [weight_cache.owner_of(weight) for weight in weights]
@@ -144,7 +144,7 @@ def _together(
         result = cached.on_current_stream()
         weight_table.note_prepared(weights, whole_form, number, result, _versions(parts))
         return result
-    # Of what others made with the same first weight, what is still of use stays.
+    # Other groups' entries with the same first weight stay if they are still current.
     weight_cache.drop(first, lambda _, tensor: any(part.is_outdated for part in _parts_of(tensor)))
     if size_bytes is not None and not weight_cache.has_room(size_bytes, first.device):
         return None
@@ -175,12 +175,12 @@ def is_cached(weights: Sequence[Tensor], form: str) -> bool:
 
 
 def _parts_of(prepared: Tensor) -> tuple[Part, ...]:
-    """All weights but the first that something was prepared of; none where it was of one."""
+    """All weights but the first that a tensor was prepared from; none where it was one."""
     return getattr(prepared, "parts", ())
 
 
 def _whole_form(form: str, others: Sequence[Tensor], parts: Sequence[Part]) -> str:
-    """The name under which something is kept with the first weight, which says of what others."""
+    """The form's name in the first weight's entry, which identifies the other weights."""
     kinds = [
         (tuple(weight.shape), str(weight.dtype), part.storage)
         for weight, part in zip(others, parts, strict=True)
@@ -205,7 +205,7 @@ def _versions(parts: Sequence[Part]) -> list[int]:
 
 
 def number_of(form: str, shapes: Sequence[Sequence[int]], dtype: str) -> int:
-    """`weight_table.number_of` a form of several weights, of one dtype.
+    """The `weight_table.number_of` a form of several weights, of one dtype.
 
     Example:
         >>> number_of("packed", [(1, 2, 3, 4)], "float16") > 0

@@ -1,7 +1,7 @@
-"""What the caller says of the weights in a block of code, for the thread that runs it.
+"""Scopes in which a caller declares properties of weights, for the thread that runs the block.
 
-Deep inside a product, weight_cache.py has to know more of a weight than the tensor tells. Where
-weights change the host library, too, has to know: it runs what it knows without Python.
+weight_cache.py needs properties of a weight that its tensor does not have. The host library, which
+runs known products without Python, needs to know where weights change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ksopt.jit import host
 
 
 class Recorder(Protocol):
-    """What keeps weights prepared that recorded CUDA graphs read: see recorded_weights.py."""
+    """Updates the prepared weights that recorded CUDA graphs read: see recorded_weights.py."""
 
     def add(
         self,
@@ -42,13 +42,13 @@ class _ThreadState(threading.local):
 thread_state = _ThreadState()
 """The state of the scopes that this thread is in."""
 
-# What the overload itself calls, once the library is loaded. Of a thread that has told it nothing
-# yet all products enter Python, which tells it.
+# The overload's implementation, once the library is loaded. All products of a thread enter Python
+# until it has called this once.
 _mark_changing: Callable[[bool], None] | None = None
 
 
 def sync_host() -> None:
-    """Tell the host library, if it is loaded, what this thread says."""
+    """Copy this thread's state of ``changing`` to the host library, if that is loaded."""
     if _mark_changing is not None:
         _mark_changing(thread_state.changing)
 
@@ -82,7 +82,7 @@ class _Scope:  # a class, because a generator costs twice as much
 
 
 class changing(_Scope):
-    """In this block weights are about to change: nothing is kept.
+    """A scope in which weights are about to change: nothing is cached.
 
     Args:
         value: False for a block inside such a block whose weights do not change.
@@ -103,9 +103,9 @@ class changing(_Scope):
 
 
 class frozen(_Scope):
-    """In this block weights stay as they are while others are trained: gradients pass through them.
+    """A scope in which weights are frozen while others are trained: gradients pass through them.
 
-    What is kept of them outlives an optimizer's step.
+    Their cached forms outlive an optimizer's step.
     """
 
     __slots__ = ()
@@ -113,10 +113,10 @@ class frozen(_Scope):
 
 
 class owned_by(_Scope):
-    """In this block weights in an owner's memory are kept with it, as its views.
+    """A scope in which weights in an owner's memory are cached with it, as its views.
 
-    Inductor gives an operator a new tensor for each view at each call. It has the memory, and none
-    of what torch knows: what it is a view of, and how often that was changed.
+    Inductor passes an operator a new tensor for each view at each call. It has the memory, and none
+    of torch's records: which tensor it is a view of, and how often that was changed.
 
     Args:
         owner: the tensor that a model stores, a parameter or a buffer. Weights in other memory have
@@ -131,7 +131,7 @@ class owned_by(_Scope):
 
 
 class owned_by_each(_Scope):
-    """The same of several weights: each in one owner's memory.
+    """The same scope for several weights, each in one owner's memory.
 
     Args:
         owners: of the weights of a layer.
@@ -145,10 +145,10 @@ class owned_by_each(_Scope):
 
 
 class recorded_by(_Scope):
-    """In this block CUDA graphs may be recorded, before whose replays weights are prepared again.
+    """A scope in which CUDA graphs are recorded whose weights are prepared again before replays.
 
     Args:
-        recorder: which does so.
+        recorder: prepares them again.
     """
 
     __slots__ = ()

@@ -28,12 +28,12 @@ from ksopt.kernels import weight_cache
 _numbers: dict[tuple[Any, ...], int] = {}
 _next_number = itertools.count(1)
 
-# What the overload itself calls, once the library is loaded.
+# The overload's own implementation, once the library is loaded.
 _note_in_library: Callable[..., None] | None = None
 
 
 def number_of(form: str, shape: tuple[int, ...], dtype: str) -> int:
-    """A number, never 0, for what a preparation does and to which weights; the same in a process.
+    """A number, never 0, of a form of weights with a shape and dtype; constant in a process.
 
     Example:
         >>> number_of("adbc", (1, 2, 3, 4), "float32") == number_of("adbc", (1, 2, 3, 4), "float32")
@@ -44,7 +44,7 @@ def number_of(form: str, shape: tuple[int, ...], dtype: str) -> int:
 
 
 def prepared(weight: Tensor, form: str, number: int, prepare: weight_cache.Prepare) -> Tensor:
-    """What `weight_cache.prepared` returns; noted where it may serve again.
+    """The result of `weight_cache.prepared`, registered where later calls may use it.
 
     Args:
         weight, form, prepare: as there.
@@ -56,15 +56,15 @@ def prepared(weight: Tensor, form: str, number: int, prepare: weight_cache.Prepa
 
 
 def of(weight: Tensor, owner: Tensor | None = None) -> list[tuple[Tensor, int]]:
-    """What is at hand of a weight and the numbers of its forms, the newest first.
+    """The registered forms of a weight with their numbers, the newest first.
 
     Args:
         weight: any tensor with memory.
-        owner: the tensor that it is said to be a view of; None for nobody's.
+        owner: the tensor that it is declared a view of, or None.
 
     Returns:
-        What was prepared from the weight's present values and is still kept; nothing where there is
-        no library.
+        The forms prepared from the weight's present values that are still cached; none without the
+        library.
     """
     if not host.is_loaded():
         return []
@@ -79,13 +79,13 @@ def note_prepared(
     result: Tensor,
     versions: Sequence[int] = (),
 ) -> None:
-    """Note what weight_cache.py keeps of weights, where it may serve again.
+    """Register an entry of weight_cache.py with the library, where later calls may use it.
 
     Args:
-        weights: what it was made of; it is kept with the first.
+        weights: those that it was prepared from; the entry belongs to the first.
         form, number: as for `prepared`.
-        result: what weight_cache.py has returned.
-        versions: of all but the first weight, when it was made.
+        result: the tensor that weight_cache.py has returned.
+        versions: of all but the first weight, when it was prepared.
     """
     if _note_in_library is None or weight_cache.are_marked_changing():
         return

@@ -1,4 +1,4 @@
-"""Calls as a model in service makes them: captured in a CUDA graph, every weight cold.
+"""Timing of calls as in a served model: captured in a CUDA graph, with cold weights.
 
 A graph holds a call for each of several copies of the weight, and L2 is emptied before each replay:
 so every call reads its weight from memory, as every layer of a model does that runs token by token,
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 _FILLS = 8
-"""How often the copies fill L2: emptying it leaves it full of what is yet to be written to memory,
-and that, which is no part of a product, is shared by so many reads."""
+"""How often the copies fill L2: emptying it leaves it full of data still to be written to memory,
+and that cost, which is no part of a product, is shared by this many reads."""
 
 _LEAST, _FEW, _MOST = 8, 32, 256
 _MOST_BYTES = 4 << 30  # of more than the least copies
 
 
 def copies(weight_bytes: int, device: torch.device) -> int:
-    """How many copies of the weights fill L2 eight times.
+    """The number of copies of the weights that fill L2 eight times.
 
     From 32, so that a replay's start hardly counts, to 256; of large weights as many as 4 GiB hold,
     but at least 8.

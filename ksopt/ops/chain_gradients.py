@@ -36,7 +36,7 @@ def _kernel(
     right_d: int,
     with_bias: bool,
 ) -> Three:
-    """Entered where the host library's kernel does not know the call."""
+    """The Python kernel, for calls that the host library's kernel does not know."""
     check_weight_grad(grad, between, left_a, left_d, False)
     check_weight_grad(grad_between, x, right_a, right_d, False)
     of = Factors(left_a, left_d, right_a, right_d)
@@ -111,7 +111,7 @@ def weight_grads(
     right: Tensor,
     with_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of the left weight, of the right one and, if ``with_bias``, of the bias.
+    """The gradients of the left weight, the right one and, if ``with_bias``, the bias.
 
     Args:
         grad: [*batch, M], the gradient of y.
