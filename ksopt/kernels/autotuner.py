@@ -27,7 +27,7 @@ log = logging.getLogger("ksopt.kernels")
 
 Source = Literal["measured", "recorded", "model", "rule"]
 Accept = Callable[[Tensor, bool], str | None]
-"""(result, closely) -> what is wrong with a result, or None."""
+"""Says what is wrong with a result, or None; the flag asks it to look closely."""
 Pick = Callable[[Sequence[EntryResult], str, str | None], int]
 
 # Products of a few rows in a sample, and what their weights may take together as dense matrices,
@@ -65,7 +65,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Decision:
-    """The choice for weights whose prepared form is cached, and the one for weights that change.
+    """The choice for weights whose preparation is cached, and the one for weights that change.
 
     ``stored`` is the one for a module's parameters, where that is another one than ``cached``.
     """
@@ -92,7 +92,7 @@ def measured(
         device: where they are.
         spec: the device's; None where its driver cannot be queried.
         budget_s: seconds for the timing; compilation comes on top.
-        accept: returns what is wrong with a result, or None; a kernel with a wrong result is not
+        accept: says what is wrong with a result, or None; a kernel with a wrong result is not
             timed and cannot be chosen.
         previous: what was recorded before: its choice stays where it is not beaten.
 
@@ -126,7 +126,7 @@ def measured(
 
 
 def _decision(record: Record, choices: Mapping[int, Choice]) -> Decision:
-    # One object for both where one candidate serves both, so that callers need not distinguish.
+    # One object for both where one way serves both, so that nobody need ask which.
     stored = None if record.stored is None else choices[record.stored]
     return Decision(choices[record.cached], choices[record.repacked], stored)
 
@@ -148,13 +148,13 @@ class Competitor:
     arguments: Sequence[tuple[Any, ...]]
 
     def entry(self) -> BenchmarkEntry:
-        """The entry of the race."""
+        """What takes part in the race."""
         series = partial(_multiply, self.call, self.arguments)
         modes = _WEIGHT_MODES[self.mode]
         return BenchmarkEntry(self.candidate.label, series, modes, products=len(self.arguments))
 
     def timed(self, result: EntryResult) -> Timed:
-        """The times that the race has measured, for the record."""
+        """What the race has seen of it, for the record."""
         one = self.candidate
         predicted_us = one.predicted_us if math.isfinite(one.predicted_us) else None
         return Timed.of(result, one.name, self.mode, one.config, predicted_us)
@@ -216,7 +216,7 @@ def _multiply(call: Any, arguments: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _products(key: ProblemKey, weights: Sequence[Tensor]) -> int:
-    """The number of products of a sample, each by its own weights: see measure/interleaved.py."""
+    """How many products by weights of their own make a sample: see measure/interleaved.py."""
     if key.largest_batch > FEW_ROWS:
         return 1
     p = key.problem
@@ -237,7 +237,7 @@ def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accep
         return True
     try:
         y = call(*arguments)
-    except RuntimeError:  # no memory, too many registers: the race warns
+    except RuntimeError:  # no memory, too many registers: the race says so
         return True
     if candidate.takes_parameters and not merged.is_cached(problem, arguments[1]):
         return False  # for want of room: the factors would be timed
@@ -259,7 +259,7 @@ _WEIGHT_MODES: dict[tuning_cache.WeightMode, frozenset[str]] = {
 def _weights_timed(
     candidate: Candidate, weights: Sequence[Tensor]
 ) -> Sequence[tuning_cache.WeightMode]:
-    # Of two that are not told apart the first is taken: cached, for preparing would be paid at
+    # Of two that are not told apart the first is taken: kept, for what preparing takes is paid at
     # every product: with fresh first (2,768,768,16) took 5 % longer in fp16, batch last.
     if candidate.takes_parameters:
         return ("stored",)
@@ -274,7 +274,7 @@ def _preparing(call: Any, weight_is: tuning_cache.WeightMode) -> Any:
 
 @dataclass(frozen=True)
 class _Repacking:
-    """A candidate's call that prepares its weight each time."""
+    """A way that prepares its weight at each call."""
 
     call: Any
 
@@ -284,7 +284,7 @@ class _Repacking:
             return y
 
     def entry(self) -> Entry | None:
-        """The entry that lets the host library do so: it builds matrices, and orders elements."""
+        """What the host library needs to do so: it makes matrices, and puts elements in order."""
         entry = self.call.entry() if isinstance(self.call, Enterable) else None
         if entry is not None and entry.kind == TORCH:
             return replace(entry, repacks=True)
@@ -299,7 +299,7 @@ def _previous(record: Record | None, mode: str) -> str | None:
 
 
 def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | None:
-    """The decision of a record, built without timing; None if it is no longer possible.
+    """What was recorded, built again without timing; None if it is no longer possible.
 
     Args:
         record: of this device.
