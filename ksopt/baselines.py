@@ -1,9 +1,9 @@
-"""What PyTorch alone offers for the product y = x Kᵀ: what the kernels are compared with.
+"""PyTorch's own implementations of y = x Kᵀ, the baselines that kernels are compared with.
 
 Each baseline prepares a weight once (permute, expand, convert) and then multiplies, so that a
 benchmark can time the multiplication only. All are forward only, take any leading batch dims in
-both layouts, and give a contiguous result that shares no memory with the input: in new memory, or
-in a tensor that the caller gives, which costs no copy that a new one would not.
+both layouts, and return a contiguous result that shares no memory with the input: in new memory, or
+in a tensor that the caller passes, which costs no copy that a new one would not.
 
 Shapes: weight [a, b, c, d]; x [B, a*c*d] when batch_first, [a*c*d, B] when batch_last.
 Source: the paper, section 2.1 and appendix D.1.
@@ -39,7 +39,7 @@ from ksopt.reference import is_batch_last
 
 @dataclass(frozen=True)
 class Product:
-    """What a baseline needs to know to say whether it applies."""
+    """The facts about a product that decide whether a baseline applies."""
 
     pattern: Pattern
     dtype: torch.dtype
@@ -49,7 +49,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Support:
-    """Whether a baseline applies, and if not, why not (one sentence)."""
+    """Whether a baseline applies; if not, the reason in one sentence."""
 
     ok: bool
     reason: str = ""
@@ -57,13 +57,13 @@ class Support:
 
 @dataclass(frozen=True)
 class Baseline:
-    """One way to compute the product with PyTorch's own operations.
+    """One implementation of the product with PyTorch's own operations.
 
     Attributes:
         name: its key in ``BASELINES``.
-        summary: what it does, in a line.
-        supports: says whether it applies to a product, and why not.
-        prepare: (weight, batch_last) -> the weight in the form that ``core`` wants.
+        summary: a description of one line.
+        supports: returns whether it applies to a product, and if not, why.
+        prepare: (weight, batch_last) -> the weight in the form that ``core`` reads.
         core: (x as a matrix, prepared weight, pattern, batch_last, out) -> y as a matrix, in out
             unless that is None.
     """
@@ -94,7 +94,7 @@ class Baseline:
 
         Returns:
             y: [*batch, M] or [M, *batch], contiguous, never sharing memory with x; in ``out``, if
-            that is given.
+            that is passed.
         """
         if batch_last:
             y_shape = (pattern.out_features, *x.shape[1:])
@@ -169,7 +169,7 @@ def _expand(
 def _bsr_prepare(weight: Tensor, batch_last: bool) -> Tensor:
     a, b, c, d = weight.shape
     groups = a * d
-    # Blocks are b x c, but on CPU torch asks for square ones: the largest squares that tile them.
+    # Blocks are b x c, but on CPU torch requires squares: the largest squares that tile them.
     rows, cols = (b, c) if weight.device.type != "cpu" else (math.gcd(b, c),) * 2
     down, across = b // rows, c // cols
     values = bmm_prepare(weight, batch_last).view(groups, down, rows, across, cols)
@@ -249,15 +249,15 @@ def _sparse_supports(name: str, product: Product) -> Support:
 def _try_sparse(
     name: str, b: int, c: int, dtype: torch.dtype, device_type: str, batch_last: bool
 ) -> Support:
-    """Try one small product: which sparse formats and dtypes work is known to torch alone."""
+    """Try one small product: only torch knows which sparse formats and dtypes work."""
     baseline = BASELINES[name]
     weight = torch.ones(2, b, c, 1, dtype=dtype, device=device_type)
     x = torch.ones((2 * c, 8) if batch_last else (8, 2 * c), dtype=dtype, device=device_type)
     try:
         baseline.multiply(x, baseline.prepare(weight, batch_last), Pattern(2, b, c, 1), batch_last)
     except (RuntimeError, NotImplementedError) as error:
-        said = str(error).strip().splitlines()[0]
-        return Support(False, f"torch {torch.__version__} on {device_type} refuses it: {said}")
+        message = str(error).strip().splitlines()[0]
+        return Support(False, f"torch {torch.__version__} on {device_type} refuses it: {message}")
     return Support(True)
 
 

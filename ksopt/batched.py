@@ -1,8 +1,8 @@
 """The product y = x Kᵀ by PyTorch's batched matrix products.
 
-The cores of most of what baselines.py lists: x and y are matrices, the weight is prepared. What
-they are prepared to is `Matrices`: the host library, which multiplies in the same ways where no
-Python is to run (csrc/host/torch_products.cpp), is told by it how.
+The cores of most baselines of baselines.py: x and y are matrices, the weight is prepared as
+`Matrices`. The host library, which multiplies in the same ways without Python
+(csrc/host/torch_products.cpp), reads its arguments from here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ksopt.patterns.chain import Pattern
 
 @dataclass(frozen=True)
 class Matrices:
-    """A weight [a, b, c, d] as the matrices of a batched product: where its elements lie in them.
+    """The positions of the elements of a weight [a, b, c, d] in the matrices of a batched product.
 
     Attributes:
         pattern: of the product, by a*d matrices [b, c]: the weight's own or, where the matrices
@@ -42,13 +42,13 @@ class Matrices:
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def of(cls, p: Pattern) -> Matrices:
-        """One for each i, j: [a*d, b, c], no zeros."""
+        """One matrix for each i, j: [a*d, b, c], without zeros."""
         return cls(p, (p.d * p.b * p.c, p.c, 1, p.b * p.c))
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def of_blocks(cls, p: Pattern) -> Matrices:
-        """One for each i, zeros included: [a, b*d, c*d]."""
+        """One matrix for each i, zeros included: [a, b*d, c*d]."""
         rows, columns = p.b * p.d, p.c * p.d
         strides = (rows * columns, p.d * columns, p.d, columns + 1)
         return cls(Pattern(p.a, rows, columns, 1), strides)
@@ -68,13 +68,13 @@ class Matrices:
         holds_zeros = math.prod(shape) > weight.numel()
         if not holds_zeros and self._are_in_place(weight):
             return weight.as_strided(shape, (b * c, c, 1))
-        made = weight.new_zeros(shape) if holds_zeros else weight.new_empty(shape)
-        made.as_strided(weight.shape, self.strides).copy_(weight)
-        return made
+        copy = weight.new_zeros(shape) if holds_zeros else weight.new_empty(shape)
+        copy.as_strided(weight.shape, self.strides).copy_(weight)
+        return copy
 
     def _are_in_place(self, weight: Tensor) -> bool:
         steps = zip(weight.shape, weight.stride(), self.strides, strict=True)
-        return all(size == 1 or step == wanted for size, step, wanted in steps)
+        return all(size == 1 or step == own for size, step, own in steps)
 
 
 # Where a result goes. A product is written straight into out; where it has to be permuted, the
@@ -86,12 +86,12 @@ def _result(x: Tensor, out: Tensor | None, *shape: int) -> Tensor:
 
 
 def _before_copy(x: Tensor, out: Tensor | None, p: Pattern, *shape: int) -> Tensor:
-    """For y before b and d change places: the result itself, where that moves nothing."""
+    """The tensor for y before b and d are exchanged: the result itself, where nothing moves."""
     return _result(x, out if p.b == 1 or p.d == 1 else None, *shape)
 
 
 def merged(y: Tensor, out: Tensor | None, *shape: int) -> Tensor:
-    """y with dims merged: in out, if there is one."""
+    """y with dims merged, written into ``out`` if it is passed."""
     if out is None:
         return y.reshape(shape)
     if y.data_ptr() != out.data_ptr():
@@ -238,7 +238,7 @@ def einsum(
 def einsum_weight_first(
     x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
 ) -> Tensor:
-    """The other spelling: torch multiplies in the order of the operands, and permutes by that."""
+    """The einsum with the weight first: torch multiplies and permutes in the operands' order."""
     a, b, c, d = pattern.weight_shape
     if batch_last:
         y = torch.einsum("ibcj,icjn->ibjn", weight, x.view(a, c, d, -1))
@@ -250,7 +250,7 @@ def einsum_weight_first(
 def conv(
     x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
 ) -> Tensor:
-    """A grouped convolution with a kernel of one place, a group for each i; d is 1."""
+    """A grouped convolution with a kernel of size 1, one group for each i; d is 1."""
     a, b, c, _ = pattern.weight_shape
     images = x.unsqueeze(0) if batch_last else x.unsqueeze(2)
     # As torch.conv1d, whose TF32 is a switch of its own, on by default: this one is the products'.

@@ -78,14 +78,14 @@ def ks_reference(x: Tensor, weight: Tensor, layout: str = "batch_first") -> Tens
 
 
 def chain_reference(x: Tensor, weights: Sequence[Tensor], layout: str = "batch_first") -> Tensor:
-    """y = x (K_1 K_2 ... K_L)ᵀ for weights given left to right: the last one meets x first."""
+    """y = x (K_1 K_2 ... K_L)ᵀ for weights left to right: the last one multiplies x first."""
     for weight in reversed(weights):
         x = ks_reference(x, weight, layout)
     return x
 
 
 def chain_to_dense(weights: Sequence[Tensor]) -> Tensor:
-    """The matrix K_1 K_2 ... K_L of weights given left to right."""
+    """The matrix K_1 K_2 ... K_L of weights, left to right."""
     dense = to_dense(weights[0])
     for weight in weights[1:]:
         dense = dense @ to_dense(weight)

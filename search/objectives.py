@@ -13,7 +13,7 @@ from ksopt import settings
 from ksopt.functional import ks_linear
 from ksopt.kernels import dispatch, planner
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.registry import FACTORS
+from ksopt.kernels.candidate import FACTORS
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure import energy, timing
 from ksopt.measure.energy import Meter

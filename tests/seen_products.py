@@ -110,7 +110,7 @@ class SeenProducts:
         run = dispatch.run
 
         def run_by_python(*args):
-            self.changing.append(weight_scopes.said.changing)
+            self.changing.append(weight_scopes.thread_state.changing)
             self.by_python += 1
             return run(*args)
 
@@ -133,7 +133,7 @@ class SeenProducts:
         def known(*args):
             y = run_known(*args)
             if y is not None:
-                self.changing.append(weight_scopes.said.changing)
+                self.changing.append(weight_scopes.thread_state.changing)
             return y
 
         def known_changing(*args):
@@ -145,7 +145,7 @@ class SeenProducts:
         def known_layer(x, weights, *args):
             y = run_layer(x, weights, *args)
             if y is not None:
-                self.changing += [weight_scopes.said.changing] * len(weights)
+                self.changing += [weight_scopes.thread_state.changing] * len(weights)
             return y
 
         monkeypatch.setattr(dispatch, "run_known", known)

@@ -236,7 +236,7 @@ __device__ __forceinline__ void store_columns(const Arguments& arguments,
                                               const float* x, const uint32* layers) {
   constexpr int MT = Tile::MT, EACH = 2 * MT;
   int64 y_stride = arguments.y_feature_stride * P::D;
-  asm volatile("" : "+l"(y_stride));  // its multiples are not to be kept in registers from tile to tile
+  asm volatile("" : "+l"(y_stride));  // its multiples are not to stay in registers from tile to tile
   const int first = threadIdx.x % 4 * 2;
   float* to = y + first * y_stride;
   uint32 not_finite = 0;  // a bit for each output of this thread

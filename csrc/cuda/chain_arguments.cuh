@@ -1,4 +1,4 @@
-// What kernels of whole chains are told, and what they do to the sums of the last factor.
+// Arguments of the kernels of whole chains, and the epilogue on the sums of the last factor.
 #pragma once
 
 #include "numeric_types.cuh"
@@ -13,7 +13,7 @@ struct ChainArguments {
   int64 batch;
   int64 x_stride, y_stride, residual_stride;  // from a row to the next; batch last, from a feature to the next
   int64 rows_per_block;                       // a multiple of a tile's; blocks of a cluster have a tile, once
-  void* z;                                    // what is between two factors, [batch, features], where it is kept
+  void* z;                                    // values between two factors, [batch, features], if stored
 };
 
 // KEEPS_Z: what is between the factors is written to memory too, for a backward pass; of one sibling, without MIDDLE.

@@ -3,7 +3,7 @@
 // Each chain is (1, b1, c1, d1) * (a2, b2, c2, 1), as in chain_wgmma16.cuh. The hidden features h between them
 // never leave the registers: a chunk of the first chain's outputs, activated and rounded, is what a thread must
 // bring to the second chain's right factor, whose packed weights have the chunk's order of features. For each
-// of its blocks the z of the second chain grows chunk by chunk, and is then kept in shared memory.
+// of its blocks the z of the second chain grows chunk by chunk, and is then stored in shared memory.
 #pragma once
 
 #include "chain_mlp_tile.cuh"

@@ -172,7 +172,7 @@ struct ChainUnit {
 template <typename Stage>
 using ChainSums = float[Stage::JT][Stage::MT][Stage::NT][4];
 
-// The weights of a step of a unit, a lane's two words of each tile. They are asked for a step ahead, those of a
+// The weights of a step of a unit, a lane's two words of each tile. They are loaded a step ahead, those of a
 // unit's first step while the unit before is at work.
 template <typename Stage>
 struct StepWeights {
@@ -307,7 +307,7 @@ struct ChainResults {
     return 0.0f;
   }
 
-  // Lays them there; whether all sums are finite, where three products made them.
+  // Stores them; whether all sums are finite, where three products computed them.
   __device__ __forceinline__ bool put(const ChainSums<Stage>& sums, const ChainUnit<Tile, Stage>& unit) const {
     const int row = unit.row + threadIdx.x % 32 / 4, column0 = unit.tile * 8 + threadIdx.x % 4 * 2;
     constexpr bool IN_PAIRS = Results::COLUMN_PAIRS || Results::J_PAIRS;
@@ -345,7 +345,7 @@ struct ChainResults {
     return are_finite;
   }
 
-  // Computes anew what three products of TF32 numbers, which make NaN of an infinity, have made NaN.
+  // Recomputes the results that three TF32 products, which turn an infinity into NaN, have made NaN.
   __device__ __noinline__ void mend() const {
     constexpr int COLUMNS = Stage::TILES * 8;
     const float* const w = reinterpret_cast<const float*>(weights);
@@ -479,7 +479,7 @@ __device__ __forceinline__ void store_y(uint32 region, const ChainArguments& arg
   }
 }
 
-// What a block that has a group's share of the features is told.
+// The arguments of a block that has a group's share of the features.
 template <typename Tile>
 __device__ __forceinline__ ChainArguments of_group(const ChainArguments& all, int group) {
   using T = typename Tile::Element;

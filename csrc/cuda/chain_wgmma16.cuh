@@ -8,7 +8,7 @@
 // A warpgroup that multiplies has 64 rows of x and computes all of their outputs:
 //   1. z, block by block. The weights of a block are ordered by class, so that a tile of 8 columns of
 //      the sums is of one class: what a thread holds of two such tiles is what it must bring to a
-//      product over these 16 l. It is rounded and kept in shared memory, which no other thread reads.
+//      product over these 16 l. It is rounded and stored in shared memory, which no other thread reads.
 //   2. Outputs k in chunks of NK, all j (at most 8) at a time, so that a thread has runs of 8
 //      neighbouring features; bias, activation and residual are applied to them in registers.
 // Rows of x and packed weights pass through one ring of slots, filled by the first warpgroup.
@@ -532,7 +532,7 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK /
       multiply_columns<T, Tile::NK>(sums[j], a[g % 2][s], weights + s * (Tile::STEP_BYTES / 16), first + s);
     }
     wgmma_commit_group();
-    // The group before is over: its operands' registers may be written, its slot given back.
+    // The group before is over: its operands' registers may be written, its slot released.
     wgmma_wait_group<1>();
     if (g > 0) keep_operands(a[(g + 1) % 2]);
     if (g > 0 && g % IN_SLOT == 0) ring.release(before);

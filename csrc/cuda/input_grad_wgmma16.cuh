@@ -179,7 +179,7 @@ __device__ __forceinline__ void multiply_rows_of_grad(float (&sums)[P::D1][Tile:
         }
       };
       if constexpr (!AS_THEY_ARE) load_next();
-      // The group before is over: its operands' registers may be written, its slot given back.
+      // The group before is over: its operands' registers may be written, its slot released.
       wgmma_wait_group<1>();
       keep_operands(a[(u + 1) % 2]);
       if (u == 0 && slot > 0) ring.release(before);

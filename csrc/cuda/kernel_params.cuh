@@ -1,4 +1,4 @@
-// What every kernel is told: the pattern at compile time, addresses and strides at run time.
+// The parameters of every kernel: the pattern at compile time, addresses and strides at run time.
 #pragma once
 
 #include "numeric_types.cuh"

@@ -13,7 +13,7 @@
 // With one product instead of three (PRODUCTS = 1) this is plain TF32.
 //
 // A block computes tiles of BM rows x NB outputs k x JC values of j; x streams through a ring of
-// stages whose loads run ahead across the ends of tiles. Weights are either RESIDENT, kept for a
+// stages whose loads run ahead across the ends of tiles. Weights are either RESIDENT, stored for a
 // block that owns one column (i, j, k) and walks over rows, or streamed through the ring with x.
 #pragma once
 
@@ -151,7 +151,7 @@ __device__ __forceinline__ void load_rows(unsigned char* shared, const float* fr
   }
 }
 
-// Four consecutive results from `first` = k*d + j on, by fp32 arithmetic alone. `weight_at` is asked
+// Four consecutive results from `first` = k*d + j on, by fp32 arithmetic alone. `weight_at` is called
 // by k, l and j.
 template <typename P, typename WeightAt>
 __device__ __forceinline__ float4 plain_product(const float* x, WeightAt weight_at, int first) {
@@ -380,8 +380,8 @@ template <typename P, typename Tile> struct Loader {
   int part = 0, slot = 0;
   Column column = {0, 0, 0};
 
-  __device__ __forceinline__ Loader(const Arguments& given, unsigned char* at)
-      : arguments(given), ring(at), tiles((given.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS) {
+  __device__ __forceinline__ Loader(const Arguments& arguments_, unsigned char* at)
+      : arguments(arguments_), ring(at), tiles((arguments_.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS) {
     locate();
   }
 

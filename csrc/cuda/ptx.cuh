@@ -68,7 +68,7 @@ __device__ __forceinline__ void copy_async_up_to_16(void* shared, const void* gl
                : "memory");
 }
 
-// Shared memory by its address: of a pointer the compiler finds the block's window anew at each use.
+// Shared memory by its address: of a pointer the compiler recomputes the block's window at each use.
 __device__ __forceinline__ uint32 load_shared_16_bits(uint32 address) {
   uint32 result;
   asm volatile("ld.shared.u16 %0, [%1];\n" : "=r"(result) : "r"(address));

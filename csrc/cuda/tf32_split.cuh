@@ -18,5 +18,5 @@ template <int PRODUCTS> struct Split {
   }
 };
 
-// Three products of TF32 numbers make NaN of an infinity: what is not finite is added anew.
+// Three TF32 products turn an infinity into NaN: results that are not finite are recomputed.
 __device__ __forceinline__ bool is_finite(float value) { return fabsf(value) < __uint_as_float(0x7f800000u); }

@@ -2,7 +2,7 @@
 //
 // Blocks that read the same bytes of x, for different outputs or neighbouring j, form a team: they
 // walk over the same rows at the same time, so that all but the first find x in the L2 cache. A
-// team takes its share of all rows of all groups of columns, and loads weights anew for each group.
+// team takes its share of all rows of all groups of columns, and loads weights again for each group.
 #pragma once
 
 #include "kernel_params.cuh"

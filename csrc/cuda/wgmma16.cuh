@@ -81,7 +81,7 @@ template <int ROWS, int CHUNKS, int THREADS> struct Steps : RowWalk<ROWS, CHUNKS
 };
 
 // The job of the first warpgroup. `full` and `empty` have a barrier for each stage of the ring. What else
-// a stage holds is asked for by `also(walk, part, slot)`.
+// a stage holds is loaded by `also(walk, part, slot)`.
 template <typename P, typename Tile, typename Walk, typename Also>
 __device__ __forceinline__ void load_rows(const Arguments& arguments, unsigned char* ring, Mbarrier* full,
                                           Mbarrier* empty, Also also) {

@@ -1,4 +1,4 @@
-// Tensors of ATen, their handles and their precision, for the files that are made with ATen.
+// Tensors of ATen, their handles and their precision, for the files compiled with ATen.
 #pragma once
 
 #include <ATen/Context.h>
@@ -19,7 +19,7 @@ inline AtenTensorHandle new_handle(at::Tensor tensor) {
   return reinterpret_cast<AtenTensorHandle>(new at::Tensor(std::move(tensor)));
 }
 
-// Whether products of such operands have the accuracy of their dtype: as ksopt.precision.is_exact says.
+// Whether products of such operands have the accuracy of their dtype: as ksopt.precision.is_exact.
 inline bool is_exact(const at::Tensor& x) {
   return x.scalar_type() != at::kFloat ||
          at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) !=

@@ -1,5 +1,5 @@
 // The kernel of ks_chain_weight_grads on CUDA: a call that is known runs without Python, as in product_kernels.cpp.
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -22,7 +22,7 @@ std::optional<c10::SafeKernelFunction>& python_weight_grads() {
   return *kernel;
 }
 
-// Whether dY and what it was made of belong together.
+// Whether the operands of the gradients have fitting shapes, dtypes and devices.
 bool fit(const Tensor& grad, const Tensor& x, int64_t a, int64_t d) {
   return a > 0 && d > 0 && x.dim() > 0 && x.numel() > 0 && grad.numel() > 0 && !x.is_neg() && !grad.is_neg() &&
          grad.scalar_type() == x.scalar_type() && grad.device() == x.device() &&
@@ -42,19 +42,19 @@ void weight_grads_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet 
                               {arguments[4].toInt(), arguments[6].toInt()},
                               {arguments[5].toInt(), arguments[7].toInt()},
                               arguments[8].toBool()};
-  ksopt::KnownChainGradients made{};
+  ksopt::KnownChainGradients results{};
   if (fit(grad, between, rows.a[0], rows.d[0]) && fit(grad_between, x, rows.a[1], rows.d[1]) &&
       fit(grad, grad_between, 1, 1)) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    made = ksopt::chain_gradients_known(rows);
+    results = ksopt::chain_gradients_known(rows);
   }
-  if (made.left == nullptr) {
+  if (results.left == nullptr) {
     python_weight_grads()->callBoxed(handle, keys, stack);
     return;
   }
   const Tensor no_bias = rows.with_bias ? Tensor() : grad.new_empty({0});
   torch::jit::drop(*stack, COUNT);
-  for (AtenTensorHandle one : {made.left, made.right, made.bias}) {
+  for (AtenTensorHandle one : {results.left, results.right, results.bias}) {
     const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(one));
     torch::jit::push(*stack, owned ? *owned : no_bias);
   }

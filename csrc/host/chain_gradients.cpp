@@ -42,7 +42,7 @@ enum Entry : size_t {
 };
 using ChainGradsLaunch = std::array<int64_t, ENTRIES>;
 
-// Sizes of left, sizes of right, rows, dtype, device, whether the bias's is wanted.
+// Sizes of left, sizes of right, rows, dtype, device, whether the bias's gradient is computed.
 using ChainGradsKey = std::array<int64_t, 12>;
 std::map<ChainGradsKey, ChainGradsLaunch> chain_grads_launches;
 std::shared_mutex chain_grads_mutex;
@@ -88,12 +88,12 @@ std::optional<ChainGradients> launch_chain_grads(const ChainGradsLaunch& launch,
   const int32_t device = rows.x.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  ChainGradients made{empty_like_in(rows.x, {key[0], key[1], key[2], key[3]}),
+  ChainGradients results{empty_like_in(rows.x, {key[0], key[1], key[2], key[3]}),
                       empty_like_in(rows.x, {key[4], key[5], key[6], key[7]}), std::nullopt};
-  if (rows.with_bias) made.bias = empty_like_in(rows.x, {last_size(rows.grad)});
-  void* const of_bias = made.bias ? made.bias->mutable_data_ptr() : nullptr;
-  const int64_t of_left = made.left.numel(), of_right = made.right.numel();
-  const int64_t left_and_bias = of_left + (made.bias ? last_size(rows.grad) : 0);
+  if (rows.with_bias) results.bias = empty_like_in(rows.x, {last_size(rows.grad)});
+  void* const of_bias = results.bias ? results.bias->mutable_data_ptr() : nullptr;
+  const int64_t of_left = results.left.numel(), of_right = results.right.numel();
+  const int64_t left_and_bias = of_left + (results.bias ? last_size(rows.grad) : 0);
   const int64_t left_shares = launch[LEFT_SHARES] > 1 ? launch[LEFT_SHARES] * left_and_bias : 0;
   const int64_t right_shares = launch[RIGHT_SHARES] > 1 ? launch[RIGHT_SHARES] * of_right : 0;
   std::optional<Tensor> shares;
@@ -104,33 +104,33 @@ std::optional<ChainGradients> launch_chain_grads(const ChainGradsLaunch& launch,
   }
   ChainGradsArguments arguments{
       {rows.grad.const_data_ptr(), rows.between.const_data_ptr(),
-       left_shares > 0 ? first : made.left.mutable_data_ptr(), *grad_stride, *between_stride, launch[LEFT_ROWS],
+       left_shares > 0 ? first : results.left.mutable_data_ptr(), *grad_stride, *between_stride, launch[LEFT_ROWS],
        launch[LEFT_SHARES]},
       {rows.grad_between.const_data_ptr(), rows.x.const_data_ptr(),
-       right_shares > 0 ? first + left_shares : made.right.mutable_data_ptr(), *grad_between_stride, *x_stride,
+       right_shares > 0 ? first + left_shares : results.right.mutable_data_ptr(), *grad_between_stride, *x_stride,
        launch[RIGHT_ROWS], launch[RIGHT_SHARES]},
       of_bias,
       key[8]};
   launch_on_current_stream({reinterpret_cast<void*>(launch[KERNEL]), static_cast<unsigned>(launch[THREADS]),
                             static_cast<unsigned>(launch[SHARED_BYTES]), true, &arguments},
                            device, static_cast<unsigned>(launch[BLOCKS]));
-  if (!shares) return made;
+  if (!shares) return results;
   ChainSharesArguments adding{};
   if (left_shares > 0) {
-    adding.left = {first, made.left.mutable_data_ptr(), of_bias, launch[LEFT_SHARES], left_and_bias, of_left};
+    adding.left = {first, results.left.mutable_data_ptr(), of_bias, launch[LEFT_SHARES], left_and_bias, of_left};
     adding.left_blocks = (left_and_bias + ADDED_BY_BLOCK - 1) / ADDED_BY_BLOCK;
   }
   if (right_shares > 0) {
-    adding.right = {first + left_shares, made.right.mutable_data_ptr(), nullptr, launch[RIGHT_SHARES], of_right,
+    adding.right = {first + left_shares, results.right.mutable_data_ptr(), nullptr, launch[RIGHT_SHARES], of_right,
                     of_right};
   }
   launch_on_current_stream({reinterpret_cast<void*>(launch[ADDING]), static_cast<unsigned>(launch[ADDING_THREADS]), 0,
                             true, &adding},
                            device, static_cast<unsigned>(launch[ADDING_BLOCKS]));
-  return made;
+  return results;
 }
 
-// Tells the launch for operands like these; all zeros: a launch a factor.
+// Registers the launch for operands like these; all zeros: a launch a factor.
 void know_chain_grads(const Tensor& grad, const Tensor& between, const Tensor& grad_between, const Tensor& x,
                       int64_t left_a, int64_t left_d, int64_t right_a, int64_t right_d, bool with_bias,
                       std::vector<int64_t> entry) {
@@ -157,26 +157,26 @@ AtenTensorHandle owned(const Tensor& tensor) {
 
 }  // namespace
 
-ksopt::KnownChainGradients ksopt::chain_gradients_known(const ChainRows& given) {
-  const Rows rows{borrowed(given.grad),
-                  borrowed(given.between),
-                  borrowed(given.grad_between),
-                  borrowed(given.x),
-                  {given.a[0], given.a[1]},
-                  {given.d[0], given.d[1]},
-                  given.with_bias};
+ksopt::KnownChainGradients ksopt::chain_gradients_known(const ChainRows& handles) {
+  const Rows rows{borrowed(handles.grad),
+                  borrowed(handles.between),
+                  borrowed(handles.grad_between),
+                  borrowed(handles.x),
+                  {handles.a[0], handles.a[1]},
+                  {handles.d[0], handles.d[1]},
+                  handles.with_bias};
   const ChainGradsKey key = chain_grads_key(rows);
   std::optional<ChainGradsLaunch> launch;
   {
     const std::shared_lock lock(chain_grads_mutex);
-    const auto found = chain_grads_launches.find(key);
-    if (found != chain_grads_launches.end()) launch = found->second;
+    const auto it = chain_grads_launches.find(key);
+    if (it != chain_grads_launches.end()) launch = it->second;
   }
   if (!launch) return {false, nullptr, nullptr, nullptr};
   if ((*launch)[KERNEL] == 0) return {true, nullptr, nullptr, nullptr};
-  const auto made = launch_chain_grads(*launch, key, rows);
-  if (!made) return {false, nullptr, nullptr, nullptr};
-  return {true, owned(made->left), owned(made->right), made->bias ? owned(*made->bias) : nullptr};
+  const auto results = launch_chain_grads(*launch, key, rows);
+  if (!results) return {false, nullptr, nullptr, nullptr};
+  return {true, owned(results->left), owned(results->right), results->bias ? owned(*results->bias) : nullptr};
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {

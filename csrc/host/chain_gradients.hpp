@@ -11,8 +11,8 @@ class Library;
 
 namespace ksopt {
 
-// What they are made of, batch first: the gradients of y and of what is between the factors, and what the factors
-// were multiplied with. a and d are of the left factor, then of the right one.
+// Their operands, batch first: the gradients of y and of the values between the factors, and the inputs of the
+// factors. a and d are of the left factor, then of the right one.
 struct ChainRows {
   AtenTensorHandle grad, between, grad_between, x;
   int64_t a[2], d[2];

@@ -16,7 +16,7 @@
 
 namespace {
 
-// What a plan was chosen for: a, b, c, d, dtype, layout, precision, bits of the batch, device (`place_of`).
+// The key of a choice: a, b, c, d, dtype, layout, precision, bits of the batch, device (`place_of`).
 using ProblemKey = std::array<int64_t, 9>;
 struct ProblemKeyHash {
   size_t operator()(const ProblemKey& key) const {
@@ -26,16 +26,16 @@ struct ProblemKeyHash {
   }
 };
 
-// What was chosen: a plan, or a product by torch, and the form of the weight that it takes; 0: none is kept. Anew:
-// where there is no weight in that form, one is made and let go: for torch its matrices, for a plan (which also takes
-// a weight whose elements are in order as it is) the elements in order. Any rows: whether rows of x may begin at any
+// A choice: a plan, or a product by torch, and the form of the weight that it takes; 0: none is cached. repacks: where
+// no weight in that form is cached, one is prepared for the call: for torch its matrices, for a plan (which also takes
+// a weight whose elements are in order as it is) the elements in order. any_rows: whether rows of x may begin at any
 // address; else at multiples of 16 bytes.
 enum Kind : int64_t { KERNEL, TORCH };
 struct Choice {
   int64_t plan;
   int64_t form;
   int64_t kind;
-  bool anew, any_rows;
+  bool repacks, any_rows;
 };
 
 static_assert(ksopt::NO_PLAN == NONE);
@@ -46,7 +46,7 @@ ksopt::TorchProduct torch_product_at(int64_t index) {
   return torch_products.at(static_cast<size_t>(index));
 }
 
-// For weights that are kept, and for those that change.
+// For weights that are cached, and for those that change.
 std::array<std::unordered_map<ProblemKey, Choice, ProblemKeyHash>, 2> known;
 std::shared_mutex known_mutex;
 
@@ -104,7 +104,7 @@ bool takes_product(const Tensor& out, const Tensor& x, const Tensor& weight, int
          !share_memory(out, x) && !share_memory(out, weight);
 }
 
-// What was prepared of a call's weights. kept_weights.cpp and ksopt/kernels/weight_table.py vouch for what the
+// A prepared form of a call's weights. cached_weights.cpp and ksopt/kernels/weight_table.py vouch for what the
 // stable ABI cannot tell: that it was prepared from the weights' memory at its present version.
 struct Prepared {
   Tensor tensor;
@@ -112,24 +112,24 @@ struct Prepared {
   int64_t form;    // what was prepared, from weights of which shapes and dtype
   int64_t stream;  // that may read it
 
-  // Whether it is of the form, may be read now, and need not be prepared anew for a graph.
-  bool serves(int64_t wanted, int32_t device) const {
-    if (form != wanted || tensor.get_device_index() != device) return false;
+  // Whether it is of the form, may be read now, and need not be prepared again for a graph.
+  bool serves(int64_t required_form, int32_t device) const {
+    if (form != required_form || tensor.get_device_index() != device) return false;
     void* current = current_stream(device);
     return stream == reinterpret_cast<intptr_t>(current) && !is_capturing(current);
   }
 };
-using AtHand = std::vector<Prepared>;
+using PreparedForms = std::vector<Prepared>;
 
-// What is at hand of a weight, or of all of them, in a form.
-std::optional<Tensor> find_prepared(const AtHand& at_hand, int64_t of, int64_t form, int32_t device) {
-  for (const Prepared& one : at_hand) {
+// The prepared form of a weight, or of all of them; none if there is none.
+std::optional<Tensor> find_prepared(const PreparedForms& forms, int64_t of, int64_t form, int32_t device) {
+  for (const Prepared& one : forms) {
     if (one.of == of && one.serves(form, device)) return one.tensor;
   }
   return std::nullopt;
 }
 
-// What is known of x, which need not be there yet: it is contiguous.
+// The properties of x, which need not exist yet: it is contiguous.
 struct Rows {
   int64_t features, batch;
   int32_t dtype, device, place;
@@ -162,11 +162,11 @@ struct Step {
   }
 };
 
-// The step for such operands, the weight being one of those that something is at hand of; none if it is not known,
-// or not without Python.
-std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, bool changing, const AtHand& at_hand,
+// The step for such operands, whose weight is one of those with prepared forms; none if it is not known, or needs
+// Python.
+std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, bool changing, const PreparedForms& forms,
                             int64_t of) {
-  const auto prepared_in = [&](int64_t form) { return find_prepared(at_hand, of, form, x.device); };
+  const auto prepared_in = [&](int64_t form) { return find_prepared(forms, of, form, x.device); };
   if (weight.dim() != 4) return std::nullopt;
   const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
   if (x.features != a * c * d || x.features == 0 || x.batch == 0 || x.dtype != dtype_of(weight) ||
@@ -177,39 +177,39 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
   {
     const std::shared_lock lock(known_mutex);
     const auto& table = known[changing];
-    const auto found = table.find({a, b, c, d, x.dtype, x.batch_last, exact, bits_of(x.batch), x.place});
-    if (found == table.end()) return std::nullopt;
-    choice = found->second;
+    const auto it = table.find({a, b, c, d, x.dtype, x.batch_last, exact, bits_of(x.batch), x.place});
+    if (it == table.end()) return std::nullopt;
+    choice = it->second;
   }
   if (!x.aligned && !choice.any_rows) return std::nullopt;
   if (choice.kind == TORCH) {
     if (ksopt::takes_as_it_is(torch_product_at(choice.plan), weight.get())) return Step{choice, &weight, std::nullopt};
     std::optional<Tensor> prepared = prepared_in(choice.form);
-    if (!prepared && !choice.anew) return std::nullopt;
+    if (!prepared && !choice.repacks) return std::nullopt;
     return Step{choice, &weight, std::move(prepared)};
   }
-  if ((choice.anew || choice.form == 0) && weight.is_contiguous()) return Step{choice, &weight, std::nullopt};
+  if ((choice.repacks || choice.form == 0) && weight.is_contiguous()) return Step{choice, &weight, std::nullopt};
   if (choice.form != 0) {
     if (std::optional<Tensor> prepared = prepared_in(choice.form)) return Step{choice, &weight, std::move(prepared)};
   }
-  // Of a weight that is kept one in order is kept, too: by Python, once.
-  if (choice.anew && changing) return Step{choice, &weight, std::nullopt};
+  // For a weight that is cached, Python caches the elements in order, too, once.
+  if (choice.repacks && changing) return Step{choice, &weight, std::nullopt};
   return std::nullopt;
 }
 
 // y, if something is known for these operands and nothing about them is out of the ordinary; the caller
 // checks, chooses and reports what is wrong in all other cases. An eager call spends its time here.
 std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact,
-                                   bool changing, const AtHand& at_hand, const std::optional<Tensor>& out) {
+                                   bool changing, const PreparedForms& forms, const std::optional<Tensor>& out) {
   if (x.dim() == 0 || weight.dim() != 4 || !x.is_contiguous()) return std::nullopt;
   const Rows rows = rows_of(x, batch_last);
   const int64_t out_features = weight.size(0) * weight.size(1) * weight.size(3);
   if (out && !takes_product(*out, x, weight, out_features, batch_last)) return std::nullopt;
-  const auto step = step_of(rows, weight, exact, changing, at_hand, 0);
+  const auto step = step_of(rows, weight, exact, changing, forms, 0);
   return step ? step->run(x, batch_last, out) : std::nullopt;
 }
 
-// Tells `launch_known` the choice for operands like these, if it takes such; none: no longer any.
+// Registers the choice of `launch_known` for operands like these, if it takes such; none: removes it.
 void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing,
           std::optional<Choice> choice) {
   const bool any_rows = choice && choice->any_rows;

@@ -99,21 +99,21 @@ InputGradient launch_input_grad(const InputGradLaunch& launch, int64_t rows, int
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
   const Tensor packed = pack_weights(launch, left, right);
-  InputGradient made{rows_like(grad, right.size(0) * right.size(2)), rows_like(grad, right.size(0) * right.size(1))};
+  InputGradient gradients{rows_like(grad, right.size(0) * right.size(2)), rows_like(grad, right.size(0) * right.size(1))};
   InputGradArguments arguments{grad.const_data_ptr(),
                                packed.const_data_ptr(),
-                               made.of_between.mutable_data_ptr(),
-                               made.of_x.mutable_data_ptr(),
+                               gradients.of_between.mutable_data_ptr(),
+                               gradients.of_x.mutable_data_ptr(),
                                rows,
                                grad_stride,
                                launch.rows_per_block};
   // It waits for the kernel that packs, which waits for all before it.
   launch_on_current_stream({launch.kernel, launch.threads, launch.shared_bytes, true, &arguments}, device,
                            launch.blocks);
-  return made;
+  return gradients;
 }
 
-// Tells `input_gradient_known` the launch for operands like these; kernel 0: a launch a factor.
+// Registers the launch of `input_gradient_known` for operands like these; kernel 0: a launch a factor.
 void know_input_grad(const Tensor& grad, const Tensor& left, const Tensor& right, int64_t pack, int64_t pack_blocks,
                      int64_t pack_threads, int64_t packed_elements, int64_t kernel, int64_t blocks, int64_t threads,
                      int64_t shared_bytes, int64_t rows_per_block) {
@@ -150,8 +150,8 @@ ksopt::KnownInputGradient ksopt::input_gradient_known(AtenTensorHandle grad, Ate
   if (launch->kernel == nullptr) return {true, nullptr, nullptr};
   const auto stride = row_stride(rows);
   if (!stride) return {false, nullptr, nullptr};  // Python copies them
-  const InputGradient made = launch_input_grad(*launch, (*key)[8], *stride, rows, of_left, of_right);
-  return {true, owned(made.of_x), owned(made.of_between)};
+  const InputGradient gradients = launch_input_grad(*launch, (*key)[8], *stride, rows, of_left, of_right);
+  return {true, owned(gradients.of_x), owned(gradients.of_between)};
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {

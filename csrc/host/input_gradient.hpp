@@ -1,12 +1,12 @@
-// The gradient of what a trained chain reads, in one launch, for the files of the library that are made with ATen.
+// The gradient of a trained chain's input, in one launch, for the files of the library compiled with ATen.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 namespace ksopt {
 
-// The gradients of x and of what is between a chain's two factors; and whether it is known how they are computed:
-// then no handles say by a launch a factor. The handles belong to the caller.
+// The gradients of x and of the values between a chain's two factors, and whether their launch is known: then null
+// handles mean a launch a factor. The handles belong to the caller.
 struct KnownInputGradient {
   bool is_known;
   AtenTensorHandle of_x, of_between;

@@ -1,7 +1,7 @@
 // The kernel of ks_chain_input_grad on CUDA: a call that is known runs without Python.
 //
 // As in product_kernels.cpp; Python's kernel (ksopt/ops/input_gradient.py) stays registered below this one.
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -31,30 +31,30 @@ std::optional<c10::SafeKernelFunction>& python_input_grad() {
 // The gradients of x and of what is between the factors, where a kernel is known and has nothing to forget.
 std::optional<std::array<Tensor, 2>> known(const Tensor& grad, const Tensor& left, const Tensor& right) {
   const bool is_ordinary = !grad.is_neg() && !left.is_neg() && !right.is_neg() &&
-                           !ksopt::may_be_kept(ksopt::root_of(left)) && !ksopt::may_be_kept(ksopt::root_of(right));
+                           !ksopt::may_be_cached(ksopt::root_of(left)) && !ksopt::may_be_cached(ksopt::root_of(right));
   if (!is_ordinary) return std::nullopt;
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto made = ksopt::input_gradient_known(ksopt::handle_of(&grad), ksopt::handle_of(&left), ksopt::handle_of(&right));
-    if (made.of_x == nullptr) return std::nullopt;
-    const std::unique_ptr<Tensor> of_x(reinterpret_cast<Tensor*>(made.of_x));
-    const std::unique_ptr<Tensor> of_between(reinterpret_cast<Tensor*>(made.of_between));
+    const auto gradients = ksopt::input_gradient_known(ksopt::handle_of(&grad), ksopt::handle_of(&left), ksopt::handle_of(&right));
+    if (gradients.of_x == nullptr) return std::nullopt;
+    const std::unique_ptr<Tensor> of_x(reinterpret_cast<Tensor*>(gradients.of_x));
+    const std::unique_ptr<Tensor> of_between(reinterpret_cast<Tensor*>(gradients.of_between));
     ksopt::count_forgotten();
     return std::array{*of_x, *of_between};
-  } catch (const std::exception&) {  // Python's way says what is wrong
+  } catch (const std::exception&) {  // the Python path reports the error
     return std::nullopt;
   }
 }
 
 void input_grad_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const c10::IValue* arguments = &(*stack)[stack->size() - 3];
-  auto made = known(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor());
-  if (!made) {
+  auto gradients = known(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor());
+  if (!gradients) {
     python_input_grad()->callBoxed(handle, keys, stack);
     return;
   }
   torch::jit::drop(*stack, 3);
-  for (Tensor& one : *made) torch::jit::push(*stack, std::move(one));
+  for (Tensor& one : *gradients) torch::jit::push(*stack, std::move(one));
 }
 
 // Registers the kernel above Python's, or takes it away again.

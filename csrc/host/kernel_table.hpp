@@ -110,7 +110,7 @@ void* current_stream(int32_t device) {
 }
 
 // Whether work on a stream becomes part of a CUDA graph, as far as the driver can tell. Torch never
-// captures the default stream, about which the driver does not like to be asked during a capture.
+// captures the default stream, for which the driver refuses this query during a capture.
 bool is_capturing(void* stream) {
   static const auto ask =
       reinterpret_cast<int (*)(void*, int*)>(required("libcuda.so.1", "cuStreamIsCapturing"));
@@ -201,12 +201,12 @@ Tensor empty_like_in(const Tensor& x, const std::vector<int64_t>& sizes, std::op
   aoti_torch_get_dtype(x.get(), &dtype);
   if (other) dtype = *other;
   aoti_torch_get_device_type(x.get(), &type);
-  AtenTensorHandle made = nullptr;
+  AtenTensorHandle handle = nullptr;
   if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, type,
-                               x.get_device_index(), &made) != 0) {
+                               x.get_device_index(), &handle) != 0) {
     throw std::runtime_error("ksopt: there is no memory for the result");  // launcher.py asks torch why
   }
-  return Tensor(made);
+  return Tensor(handle);
 }
 
 // x: (*batch, N) or, batch last, (N, *batch), whose batch dims have one stride; weight: (a, b, c, d).

@@ -1,4 +1,4 @@
-// What the tables of decisions know, for the files of the library that are made with ATen.
+// The interface of the tables of decisions, for the files of the library compiled with ATen.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -9,7 +9,7 @@
 
 namespace ksopt {
 
-// What was prepared of a call's weights: of which one (ALL: of all of them together; OF_PRODUCT: of the one factor
+// A prepared form of a call's weights: of which one (ALL: of all of them together; OF_PRODUCT: of the one factor
 // that was prepared of all of them), in which form, and for which stream.
 constexpr int64_t ALL = -1, OF_PRODUCT = -2;
 struct PreparedWeight {
@@ -17,7 +17,7 @@ struct PreparedWeight {
   int64_t of, form, stream;
 };
 
-// How a product's weight is taken, beside its operands.
+// The mode of a call, beside its operands.
 struct Taken {
   bool batch_last;
   bool exact;     // fp32 products
@@ -29,7 +29,7 @@ struct Taken {
 AtenTensorHandle multiply_known(AtenTensorHandle x, AtenTensorHandle weight, const Taken& taken,
                                 const std::vector<PreparedWeight>& prepared, AtenTensorHandle out);
 
-// All that a layer's operator is called with; bias, residual: may be null.
+// The arguments of a layer's operator; bias, residual: may be null.
 struct LayerHandles {
   AtenTensorHandle x;
   std::vector<AtenTensorHandle> weights;
@@ -42,7 +42,7 @@ struct LayerHandles {
 AtenTensorHandle layer_known(const LayerHandles& layer, const Taken& taken,
                              const std::vector<PreparedWeight>& prepared, AtenTensorHandle out);
 
-// All that the operator of two layers is called with; what is added: may be null.
+// The arguments of the operator of two layers; biases, residual: may be null.
 struct MlpHandles {
   AtenTensorHandle x;
   std::vector<AtenTensorHandle> weights;  // of both layers
@@ -55,15 +55,15 @@ struct MlpHandles {
 AtenTensorHandle mlp_known(const MlpHandles& mlp, const Taken& taken, const std::vector<PreparedWeight>& prepared,
                            AtenTensorHandle out);
 
-// The weight gradient of grad and x, batch first, and that of a bias where it is wanted; and whether their launch is
-// known: then no handles say that torch computes them. The handles belong to the caller.
+// The weight gradient of grad and x, batch first, and that of a bias if requested, and whether their launch is known:
+// then null handles mean that torch computes them. The handles belong to the caller.
 struct KnownGradient {
   bool is_known;
   AtenTensorHandle gradient, bias;
 };
 KnownGradient weight_gradient_known(AtenTensorHandle grad, AtenTensorHandle x, int64_t a, int64_t d, bool with_bias);
 
-// A trained chain's y and what is between its two factors, if their launch is known; else null. bias: may be
+// A trained chain's y and the values between its two factors, if their launch is known; else null. bias: may be
 // null. The handles belong to the caller.
 struct KnownChain {
   AtenTensorHandle y, between;

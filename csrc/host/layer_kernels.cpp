@@ -2,7 +2,7 @@
 //
 // Compiled graphs of inference call them, and eager layers what looks up for them (`run_layer`). As in
 // product_kernels.cpp, all else is Python's (ksopt/ops/implementation.py).
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -73,16 +73,16 @@ std::optional<Tensor> known(const Layer& layer, bool changing, bool stored) {
   if (!is_ordinary) return std::nullopt;
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
-    std::vector<ksopt::KeptWeight> kept;  // of weights that change nothing is
-    if (!changing) kept = ksopt::kept_of(layer.weights, roots_of(layer));
+    std::vector<ksopt::CachedWeight> cached;  // of weights that change nothing is
+    if (!changing) cached = ksopt::cached_of(layer.weights, roots_of(layer));
     ksopt::LayerHandles handles{ksopt::handle_of(&layer.x), {}, ksopt::handle_of(layer.bias),
                                 ksopt::handle_of(layer.residual), layer.activation, layer.siblings};
     for (const Tensor& weight : layer.weights) handles.weights.push_back(ksopt::handle_of(&weight));
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
         ksopt::layer_known(handles, {layer.batch_last, ksopt::is_exact(layer.x), changing, stored},
-                           ksopt::handles_of(kept), ksopt::handle_of(layer.out))));
+                           ksopt::handles_of(cached), ksopt::handle_of(layer.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
-  } catch (const std::exception&) {  // the way that checks and decides says what is wrong
+  } catch (const std::exception&) {  // the path that checks and decides reports the error
     return std::nullopt;
   }
 }
@@ -97,11 +97,11 @@ template <bool WRITES>
 void layer_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   std::optional<Tensor> y;
   const Layer layer = layer_of(*stack, WRITES);
-  // Without owners the weights are a graph's own, of which nothing is kept.
-  if (const auto changing = layer.owners.empty() ? true : ksopt::are_said_to_change()) {
+  // Without owners the weights are computed by the graph and not cached.
+  if (const auto changing = layer.owners.empty() ? true : ksopt::are_marked_changing()) {
     const bool records = WRITES && at::GradMode::is_enabled() &&
                          layer.any([](const Tensor& one) { return one.requires_grad(); });
-    // Python refuses these in words. What a graph names owners of is what its module stores.
+    // Python reports why it refuses these. Weights with owners in a graph are stored by its module.
     if (!records) y = known(layer, *changing, !layer.owners.empty());
     if (y && WRITES) layer.out->unsafeGetTensorImpl()->bump_version();
   }
@@ -113,12 +113,12 @@ void layer_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, S
   if constexpr (!WRITES) torch::jit::push(*stack, std::move(*y));
 }
 
-// What is known, for eager layers, which enter Python: it says what this thread says of weights.
+// The known plan, for eager layers, which enter Python; `changing` is the state of this thread's scope.
 std::optional<Tensor> run_layer(const Tensor& x, std::vector<Tensor> weights, const std::optional<Tensor>& bias,
                                 const std::optional<Tensor>& residual, std::string activation, bool batch_last,
                                 int64_t siblings, std::optional<std::vector<Tensor>> owners, bool changing, bool stored,
                                 const std::optional<Tensor>& out) {
-  ksopt::say_changing(changing);
+  ksopt::mark_changing(changing);
   return known({x, std::move(weights), tensor_if_any(bias), tensor_if_any(residual), activation, batch_last, siblings,
                 owners ? std::move(*owners) : std::vector<Tensor>(), tensor_if_any(out)},
                changing, stored);

@@ -1,7 +1,7 @@
 // The kernels of two layers on CPU and CUDA: a call whose launch is known runs without Python.
 //
 // As layer_kernels.cpp, for ks_mlp_inner and ks_mlp.out; all else is Python's (ksopt/ops/mlp.py).
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -64,8 +64,8 @@ std::optional<at::Tensor> known_mlp(const MlpOperands& mlp, bool changing) {
     for (size_t at = 0; at < mlp.weights.size(); ++at) {
       roots.push_back(ksopt::root_of(mlp.weights[at], mlp.owners.empty() ? nullptr : &mlp.owners[at]));
     }
-    std::vector<ksopt::KeptWeight> kept;  // of weights that change nothing is
-    if (!changing) kept = ksopt::kept_of(mlp.weights, roots);
+    std::vector<ksopt::CachedWeight> cached;  // of weights that change nothing is
+    if (!changing) cached = ksopt::cached_of(mlp.weights, roots);
     ksopt::MlpHandles handles{ksopt::handle_of(&mlp.x),
                               {},
                               mlp.factors,
@@ -76,10 +76,10 @@ std::optional<at::Tensor> known_mlp(const MlpOperands& mlp, bool changing) {
                               mlp.activation};
     for (const at::Tensor& weight : mlp.weights) handles.weights.push_back(ksopt::handle_of(&weight));
     const std::unique_ptr<at::Tensor> y(reinterpret_cast<at::Tensor*>(
-        ksopt::mlp_known(handles, {false, ksopt::is_exact(mlp.x), changing}, ksopt::handles_of(kept),
+        ksopt::mlp_known(handles, {false, ksopt::is_exact(mlp.x), changing}, ksopt::handles_of(cached),
                          ksopt::handle_of(mlp.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
-  } catch (const std::exception&) {  // the way that checks and decides says what is wrong
+  } catch (const std::exception&) {  // the path that checks and decides reports the error
     return std::nullopt;
   }
 }
@@ -94,8 +94,8 @@ template <bool WRITES>
 void mlp_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   std::optional<at::Tensor> y;
   const MlpOperands mlp = mlp_of(*stack, WRITES);
-  // Without owners the weights are a graph's own, of which nothing is kept.
-  if (const auto changing = mlp.owners.empty() ? true : ksopt::are_said_to_change()) {
+  // Without owners the weights are computed by the graph and not cached.
+  if (const auto changing = mlp.owners.empty() ? true : ksopt::are_marked_changing()) {
     const bool records = WRITES && at::GradMode::is_enabled() && mlp.require_gradients();
     if (!records) y = known_mlp(mlp, *changing);  // which Python refuses in words
     if (y && WRITES) mlp.out->unsafeGetTensorImpl()->bump_version();

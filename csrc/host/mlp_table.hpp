@@ -1,4 +1,4 @@
-// The table of plans of two layers, one behind the other: those that one launch computes. A call that is found here
+// The table of plans of two layers, one behind the other: those that one launch computes. A call with an entry here
 // runs without Python.
 #pragma once
 
@@ -37,11 +37,11 @@ PlanKey plan_key(const Mlp& mlp, const Rows& x, bool exact) {
   return key;
 }
 
-// For weights that are kept, and for those that change; under known_mutex.
+// For weights that are cached, and for those that change; under known_mutex.
 std::array<std::unordered_map<PlanKey, PlanChoice, PlanKeyHash>, 2> known_mlps;
 
 // The result, if one launch is known to compute it and can be run; the caller does the rest.
-std::optional<Tensor> run_known_mlp(const Mlp& mlp, bool exact, bool changing, const AtHand& at_hand,
+std::optional<Tensor> run_known_mlp(const Mlp& mlp, bool exact, bool changing, const PreparedForms& forms,
                                     const std::optional<Tensor>& out) {
   if (!mlp.is_ordinary()) return std::nullopt;
   const Rows x = rows_of(mlp.x, false);
@@ -61,14 +61,14 @@ std::optional<Tensor> run_known_mlp(const Mlp& mlp, bool exact, bool changing, c
   {
     const std::shared_lock lock(known_mutex);
     const auto& table = known_mlps[changing];
-    const auto found = table.find(plan_key(mlp, x, exact));
-    if (found == table.end()) return std::nullopt;
-    choice = found->second;
+    const auto it = table.find(plan_key(mlp, x, exact));
+    if (it == table.end()) return std::nullopt;
+    choice = it->second;
   }
-  return launch_chain(choice, mlp.second(), x, at_hand, out, mlp.hidden_bias);
+  return launch_chain(choice, mlp.second(), x, forms, out, mlp.hidden_bias);
 }
 
-// Tells `run_known_mlp` the kernel for operands like these; NONE: no longer any.
+// Registers the kernel of `run_known_mlp` for operands like these; NONE: removes it.
 void know_mlp_of(const Mlp& mlp, bool exact, bool changing, const PlanChoice& choice) {
   if (!mlp.is_ordinary()) return;
   const Rows x = rows_of(mlp.x, false);

@@ -16,8 +16,8 @@
 namespace {
 
 // x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d), its elements in order if the plan has
-// a fallback. Returns y in the same layout: out, fit for `launch_plan`, if it is given; none if the plan's
-// fallback is wanted and LATER.
+// a fallback. Returns y in the same layout: out, fit for `launch_plan`, if it is passed; none if the plan's
+// fallback is needed and LATER.
 std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan_index,
                              std::optional<Tensor> out) {
   const Plan plan = plan_at(plan_index);
@@ -26,9 +26,9 @@ std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan
 }
 
 void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing, int64_t plan,
-                 int64_t form, int64_t kind, bool anew, bool any_rows) {
+                 int64_t form, int64_t kind, bool repacks, bool any_rows) {
   know(x, weight, batch_last, exact, changing,
-       plan < 0 ? std::nullopt : std::optional(Choice{plan, form, kind, anew, any_rows}));
+       plan < 0 ? std::nullopt : std::optional(Choice{plan, form, kind, repacks, any_rows}));
 }
 
 void know_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias,
@@ -56,7 +56,7 @@ int64_t add_chain(int64_t kernel, int64_t out_features, int64_t threads, int64_t
   return static_cast<int64_t>(chain_kernels.size()) - 1;
 }
 
-// Tells the launches of a trained chain's forward pass.
+// Registers the launches of a trained chain's forward pass.
 void know_trained_chain(const Tensor& x, const Tensor& left, const Tensor& right, std::optional<Tensor> bias,
                         int64_t pack, int64_t pack_blocks, int64_t pack_threads, int64_t packed_elements,
                         int64_t kernel, int64_t out_features, int64_t threads, int64_t shared_bytes,
@@ -82,9 +82,9 @@ int64_t add_torch(int64_t way, std::vector<int64_t> pattern, std::vector<int64_t
       static_cast<ksopt::TorchWay>(way), pattern.at(0), pattern.at(1), pattern.at(2), pattern.at(3),
       {strides.at(0), strides.at(1), strides.at(2), strides.at(3)}, batch_last, by_groups, before, after, repair};
   const std::unique_lock lock(plans_mutex);
-  const auto found = std::find(torch_products.begin(), torch_products.end(), product);
-  const int64_t index = found - torch_products.begin();
-  if (found == torch_products.end()) torch_products.push_back(product);
+  const auto it = std::find(torch_products.begin(), torch_products.end(), product);
+  const int64_t index = it - torch_products.begin();
+  if (it == torch_products.end()) torch_products.push_back(product);
   return index;
 }
 
@@ -115,13 +115,13 @@ std::optional<Tensor> borrowed_if_any(AtenTensorHandle handle) {
   return handle == nullptr ? std::nullopt : std::optional(borrowed(handle));
 }
 
-AtHand borrowed(const std::vector<ksopt::PreparedWeight>& prepared) {
-  AtHand at_hand;
-  for (const auto& one : prepared) at_hand.push_back({borrowed(one.tensor), one.of, one.form, one.stream});
-  return at_hand;
+PreparedForms borrowed(const std::vector<ksopt::PreparedWeight>& prepared) {
+  PreparedForms forms;
+  for (const auto& one : prepared) forms.push_back({borrowed(one.tensor), one.of, one.form, one.stream});
+  return forms;
 }
 
-// The same for one that belongs to who asks.
+// The same for a tensor that the caller owns.
 AtenTensorHandle owned(const Tensor& tensor) {
   AtenTensorHandle own = nullptr;
   aoti_torch_new_tensor_handle(tensor.get(), &own);
@@ -174,11 +174,11 @@ ksopt::KnownGradient ksopt::weight_gradient_known(AtenTensorHandle grad, AtenTen
   const auto launch = weight_grad_launch(key);
   if (!launch) return {false, nullptr, nullptr};
   if (launch->kernel == nullptr) return {true, nullptr, nullptr};
-  const auto made = launch_weight_grad(*launch, key, of_y, rows);
-  if (!made) return {false, nullptr, nullptr};
+  const auto result = launch_weight_grad(*launch, key, of_y, rows);
+  if (!result) return {false, nullptr, nullptr};
   ksopt::KnownGradient known{true, nullptr, nullptr};
-  aoti_torch_new_tensor_handle(made->of_weight.get(), &known.gradient);
-  if (made->of_bias) aoti_torch_new_tensor_handle(made->of_bias->get(), &known.bias);
+  aoti_torch_new_tensor_handle(result->of_weight.get(), &known.gradient);
+  if (result->of_bias) aoti_torch_new_tensor_handle(result->of_bias->get(), &known.bias);
   return known;
 }
 
@@ -186,16 +186,16 @@ ksopt::KnownChain ksopt::trained_chain_known(AtenTensorHandle x, AtenTensorHandl
                                              AtenTensorHandle bias) {
   const Tensor rows = borrowed(x);
   const std::vector<Tensor> weights = {borrowed(left), borrowed(right)};
-  const auto made = run_trained_chain({rows, weights, borrowed_if_any(bias), std::nullopt, 0, false, 1});
-  if (!made) return {nullptr, nullptr};
-  return {owned(made->y), owned(made->between)};
+  const auto result = run_trained_chain({rows, weights, borrowed_if_any(bias), std::nullopt, 0, false, 1});
+  if (!result) return {nullptr, nullptr};
+  return {owned(result->y), owned(result->between)};
 }
 
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor?");
   m.def(
       "know(Tensor x, Tensor weight, bool batch_last, bool exact, bool changing, int plan, int form, "
-      "int kind=0, bool anew=False, bool any_rows=False) -> ()");
+      "int kind=0, bool repacks=False, bool any_rows=False) -> ()");
   m.def("forget() -> ()");
   m.def(
       "know_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "

@@ -1,5 +1,5 @@
 // The table of plans: all that a layer computes, by one launch, by products that dispatch_table.hpp knows and what
-// torch does behind them, or by one matrix or factor, prepared of all. A call that is found here runs without Python.
+// torch does behind them, or by one matrix or factor, prepared of all. A call with an entry here runs without Python.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct ChainKernel {
   int64_t cluster;        // blocks that share the work on their rows
   bool any_rows = false;  // it takes rows of any length, in either layout: one kernel a layout
 
-  // As launch_of of ksopt/kernels/families/chain_launcher.py.
+  // As grid_of of ksopt/kernels/families/row_grid.py.
   ChainGrid grid_of(int64_t rows) const {
     const int64_t units = (rows + rows_per_unit - 1) / rows_per_unit;
     const int64_t most = std::min(units, most_blocks);
@@ -51,7 +51,7 @@ std::vector<ChainKernel> chain_kernels;  // under plans_mutex
 // Activations, those of ksopt/epilogue.py: behind those of csrc/cuda/epilogue.cuh the gates, in their order.
 constexpr int64_t FIRST_GATE = 5, ALL_ACTIVATIONS = 9;
 
-// All that a layer's operator is called with; weights are of its factors, left to right, sibling after
+// The arguments of a layer's operator; weights are of its factors, left to right, sibling after
 // sibling.
 struct Layer {
   const Tensor& x;
@@ -64,7 +64,7 @@ struct Layer {
 
   size_t length() const { return weights.size() / static_cast<size_t>(siblings); }
   bool is_gated() const { return activation >= FIRST_GATE; }
-  // What is applied to a product: by a gate to the first one's.
+  // The activation of a product; of a gate that of its first product.
   ksopt::Activation activation_of_product() const {
     return static_cast<ksopt::Activation>(is_gated() ? activation - FIRST_GATE + 1 : activation);
   }
@@ -137,12 +137,11 @@ struct PlanChoice {
   int64_t form;
 };
 
-// What may be prepared of weights: kept, made anew at each call, or, of a module's parameters, kept and made at any
-// price.
-enum class Weights : int64_t { kept, changing, stored };
+// How weights are prepared: cached, at each call, or, for parameters of modules, cached at any preparation cost.
+enum class Weights : int64_t { cached, changing, stored };
 
 Weights weights_of(bool changing, bool stored) {
-  return changing ? Weights::changing : stored ? Weights::stored : Weights::kept;
+  return changing ? Weights::changing : stored ? Weights::stored : Weights::cached;
 }
 
 using KnownPlans = std::unordered_map<PlanKey, PlanChoice, PlanKeyHash>;
@@ -163,7 +162,7 @@ bool is_readable(const std::optional<Tensor>& summand) {
 }
 
 // hidden_bias: of a layer ahead, where the kernel computes that, too.
-std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer, const Rows& x, const AtHand& at_hand,
+std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer, const Rows& x, const PreparedForms& forms,
                                    const std::optional<Tensor>& out,
                                    const std::optional<Tensor>& hidden_bias = std::nullopt) {
   ChainKernel chain{};
@@ -174,7 +173,7 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
   const bool fits = chain.any_rows ? aligned_16(layer.x.const_data_ptr()) : x.aligned && !layer.batch_last;
   if (!fits || !is_readable(layer.bias) || !is_readable(layer.residual)) return std::nullopt;
   if (!is_readable(hidden_bias)) return std::nullopt;
-  const std::optional<Tensor> packed = find_prepared(at_hand, ksopt::ALL, choice.form, x.device);
+  const std::optional<Tensor> packed = find_prepared(forms, ksopt::ALL, choice.form, x.device);
   if (!packed) return std::nullopt;
   const int32_t device = x.device;
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
@@ -209,7 +208,7 @@ Tensor gated(const Layer& layer, const Tensor& first, const Tensor& second, cons
 }
 
 // A product for each factor, and torch's operations behind them: as ksopt/kernels/by_factors.py.
-std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool changing, const AtHand& at_hand,
+std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool changing, const PreparedForms& forms,
                                   const std::optional<Tensor>& out) {
   // Nothing is launched before all of it is known.
   std::vector<Step> steps;
@@ -218,7 +217,7 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
     Rows rows = x;
     for (size_t at = first + length; at-- > first;) {
       const Tensor& weight = layer.weights[at];
-      auto step = step_of(rows, weight, exact, changing, at_hand, static_cast<int64_t>(at));
+      auto step = step_of(rows, weight, exact, changing, forms, static_cast<int64_t>(at));
       if (!step) return std::nullopt;
       steps.push_back(std::move(*step));
       rows.features = weight.size(0) * weight.size(1) * weight.size(3);
@@ -251,13 +250,13 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
 
 // A product by the matrix, or the factor, that is prepared of all weights, and torch's operations behind it.
 std::optional<Tensor> run_merged(const PlanChoice& choice, const Layer& layer, const Rows& x, bool exact,
-                                 const AtHand& at_hand, const std::optional<Tensor>& out) {
-  const std::optional<Tensor> product = find_prepared(at_hand, ksopt::ALL, choice.form, x.device);
+                                 const PreparedForms& forms, const std::optional<Tensor>& out) {
+  const std::optional<Tensor> product = find_prepared(forms, ksopt::ALL, choice.form, x.device);
   if (!product) return std::nullopt;
   const AtenTensorHandle residual = layer.residual ? layer.residual->get() : nullptr;
   const AtenTensorHandle bias = layer.bias ? layer.bias->get() : nullptr;
   if (product->dim() == 4) {
-    const auto step = step_of(x, *product, exact, false, at_hand, ksopt::OF_PRODUCT);
+    const auto step = step_of(x, *product, exact, false, forms, ksopt::OF_PRODUCT);
     auto y = step ? step->run(layer.x, layer.batch_last, out) : std::nullopt;
     if (y) ksopt::add_epilogue(y->get(), bias, layer.activation_of_product(), residual, layer.batch_last);
     return y;
@@ -279,7 +278,7 @@ bool is_ordinary(const Layer& layer) {
 }
 
 // y, if the plan of such operands is known and can be run; as for `launch_known`, the caller does the rest.
-std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights weights, const AtHand& at_hand,
+std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights weights, const PreparedForms& forms,
                                      const std::optional<Tensor>& out) {
   if (!is_ordinary(layer)) return std::nullopt;
   const Rows x = rows_of(layer.x, layer.batch_last);
@@ -296,17 +295,17 @@ std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights wei
   {
     const std::shared_lock lock(known_mutex);
     const auto& table = plans_for(weights);
-    const auto found = table.find(plan_key(layer, x, exact));
-    if (found == table.end()) return std::nullopt;
-    choice = found->second;
+    const auto it = table.find(plan_key(layer, x, exact));
+    if (it == table.end()) return std::nullopt;
+    choice = it->second;
   }
   const bool changing = weights == Weights::changing;
-  if (choice.kernel == FACTORS) return run_factors(layer, x, exact, changing, at_hand, out);
-  if (choice.kernel == MERGED) return run_merged(choice, layer, x, exact, at_hand, out);
-  return launch_chain(choice, layer, x, at_hand, out);
+  if (choice.kernel == FACTORS) return run_factors(layer, x, exact, changing, forms, out);
+  if (choice.kernel == MERGED) return run_merged(choice, layer, x, exact, forms, out);
+  return launch_chain(choice, layer, x, forms, out);
 }
 
-// Tells `run_known_plan` the plan for operands like these; kernel = NONE: no longer any.
+// Registers the plan of `run_known_plan` for operands like these; kernel = NONE: removes it.
 void know_plan_of(const Layer& layer, bool exact, Weights weights, const PlanChoice& choice) {
   if (!is_ordinary(layer)) return;
   const Rows x = rows_of(layer.x, layer.batch_last);

@@ -2,7 +2,7 @@
 //
 // Compiled graphs call these operators, some hundred times in a step of training. All that is not known, or out
 // of the ordinary, is the Python kernel's (ksopt/ops/implementation.py), which stays registered below this one.
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -58,30 +58,30 @@ std::optional<Tensor> known(const Call& call, bool changing) {
   if (at::globalContext().deterministicAlgorithms()) return std::nullopt;
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
-    std::vector<ksopt::KeptWeight> kept;  // of a weight that changes nothing is
-    if (!changing) kept = ksopt::kept_of(call.weight, ksopt::root_of(call.weight, call.owner));
+    std::vector<ksopt::CachedWeight> cached;  // of a weight that changes nothing is
+    if (!changing) cached = ksopt::cached_of(call.weight, ksopt::root_of(call.weight, call.owner));
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
         ksopt::multiply_known(handle_of(&call.x), handle_of(&call.weight),
-                              {call.batch_last, ksopt::is_exact(call.x), changing}, ksopt::handles_of(kept),
+                              {call.batch_last, ksopt::is_exact(call.x), changing}, ksopt::handles_of(cached),
                               handle_of(call.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
-  } catch (const std::exception&) {  // the way that checks and decides says what is wrong
+  } catch (const std::exception&) {  // the path that checks and decides reports the error
     return std::nullopt;
   }
 }
 
-// What the kernels serve by themselves.
+// The calls that the kernels serve without Python.
 std::optional<Tensor> served(Operator op, const Call& call) {
   const bool records = call.out != nullptr && at::GradMode::is_enabled() &&
                        (call.x.requires_grad() || call.weight.requires_grad() || call.out->requires_grad());
   if (records) return std::nullopt;  // which Python refuses in words
   if (!is_changing(op)) {
-    // Without an owner the weight is a graph's own, of which nothing is kept.
-    const auto changing = call.owner == nullptr ? true : ksopt::are_said_to_change();
+    // Without an owner the weight is computed by the graph and not cached.
+    const auto changing = call.owner == nullptr ? true : ksopt::are_marked_changing();
     return changing ? known(call, *changing) : std::nullopt;
   }
-  // Where something is kept of the weight, Python forgets it.
-  if (ksopt::may_be_kept(ksopt::root_of(call.owner == nullptr ? call.weight : *call.owner))) return std::nullopt;
+  // Where forms of the weight are cached, Python drops them.
+  if (ksopt::may_be_cached(ksopt::root_of(call.owner == nullptr ? call.weight : *call.owner))) return std::nullopt;
   auto y = known(call, true);
   if (y) ksopt::count_forgotten();
   return y;
@@ -107,12 +107,12 @@ void register_in(torch::Library& library) {
   library.impl(NAMES[op], torch::CppFunction::makeFromBoxedFunction<&kernel<op>>());
 }
 
-// What is known, for eager products, which enter Python. Where it asks for a weight that is kept, this thread says of
-// none that it changes; that one changes may be known of the operator.
+// The known product, for eager products, which enter Python. Where the weight is cached, this thread is in no scope of
+// changing weights; that a weight changes may also follow from the operator.
 std::optional<Tensor> run_product(const Tensor& x, const Tensor& weight, bool batch_last,
                                   const std::optional<Tensor>& owner, bool changing,
                                   const std::optional<Tensor>& out) {
-  if (!changing) ksopt::say_changing(false);
+  if (!changing) ksopt::mark_changing(false);
   return known({x, weight, batch_last, owner ? &*owner : nullptr, out ? &*out : nullptr}, changing);
 }
 
@@ -133,17 +133,17 @@ void weight_grad_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet k
                     !grad.is_neg() && grad.scalar_type() == x.scalar_type() && grad.device() == x.device() &&
                     grad.sizes().slice(0, grad.dim() - 1) == x.sizes().slice(0, x.dim() - 1) &&
                     grad.size(-1) % (a * d) == 0 && x.size(-1) % (a * d) == 0;
-  ksopt::KnownGradient made{};
+  ksopt::KnownGradient known{};
   if (fits) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    made = ksopt::weight_gradient_known(handle_of(&grad), handle_of(&x), a, d, WITH_BIAS);
+    known = ksopt::weight_gradient_known(handle_of(&grad), handle_of(&x), a, d, WITH_BIAS);
   }
-  if (made.gradient == nullptr) {
+  if (known.gradient == nullptr) {
     python_weight_grad(WITH_BIAS)->callBoxed(handle, keys, stack);
     return;
   }
   torch::jit::drop(*stack, COUNT_OF_ARGUMENTS);
-  for (AtenTensorHandle one : {made.gradient, made.bias}) {
+  for (AtenTensorHandle one : {known.gradient, known.bias}) {
     const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(one));
     if (owned) torch::jit::push(*stack, *owned);
   }
@@ -161,17 +161,17 @@ std::optional<std::array<Tensor, 2>> known_chain(const Tensor& x, const Tensor& 
                                                  const Tensor* bias) {
   const bool is_ordinary = !at::globalContext().deterministicAlgorithms() && !x.is_neg() && !left.is_neg() &&
                            !right.is_neg() && (bias == nullptr || !bias->is_neg()) &&
-                           !ksopt::may_be_kept(ksopt::root_of(left)) && !ksopt::may_be_kept(ksopt::root_of(right));
+                           !ksopt::may_be_cached(ksopt::root_of(left)) && !ksopt::may_be_cached(ksopt::root_of(right));
   if (!is_ordinary) return std::nullopt;
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto made = ksopt::trained_chain_known(handle_of(&x), handle_of(&left), handle_of(&right), handle_of(bias));
-    if (made.y == nullptr) return std::nullopt;
-    const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(made.y));
-    const std::unique_ptr<Tensor> between(reinterpret_cast<Tensor*>(made.between));
+    const auto known = ksopt::trained_chain_known(handle_of(&x), handle_of(&left), handle_of(&right), handle_of(bias));
+    if (known.y == nullptr) return std::nullopt;
+    const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(known.y));
+    const std::unique_ptr<Tensor> between(reinterpret_cast<Tensor*>(known.between));
     ksopt::count_forgotten();
     return std::array{*y, *between};
-  } catch (const std::exception&) {  // Python's way says what is wrong
+  } catch (const std::exception&) {  // the Python path reports the error
     return std::nullopt;
   }
 }
@@ -179,14 +179,14 @@ std::optional<std::array<Tensor, 2>> known_chain(const Tensor& x, const Tensor& 
 void chain_keeping_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const c10::IValue* arguments = &(*stack)[stack->size() - 4];
   const c10::IValue& bias = arguments[3];
-  auto made = known_chain(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor(),
+  auto known = known_chain(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor(),
                           bias.isNone() ? nullptr : &bias.toTensor());
-  if (!made) {
+  if (!known) {
     python_chain_keeping()->callBoxed(handle, keys, stack);
     return;
   }
   torch::jit::drop(*stack, 4);
-  for (Tensor& one : *made) torch::jit::push(*stack, std::move(one));
+  for (Tensor& one : *known) torch::jit::push(*stack, std::move(one));
 }
 
 // Registers the kernels above Python's, or takes them away again.

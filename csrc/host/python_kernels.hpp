@@ -1,4 +1,4 @@
-// What the library's kernels share that stand above Python's, which serve what is not known.
+// Code shared by the library's kernels that stand above Python's, which serve unknown calls.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "aten_handles.hpp"
-#include "kept_weights.hpp"
+#include "cached_weights.hpp"
 #include "known_product.hpp"
 
 namespace ksopt {
@@ -17,9 +17,9 @@ inline AtenTensorHandle handle_of(const at::Tensor* tensor) {
   return reinterpret_cast<AtenTensorHandle>(const_cast<at::Tensor*>(tensor));
 }
 
-inline std::vector<PreparedWeight> handles_of(const std::vector<KeptWeight>& kept) {
+inline std::vector<PreparedWeight> handles_of(const std::vector<CachedWeight>& cached) {
   std::vector<PreparedWeight> handles;
-  for (const KeptWeight& one : kept) handles.push_back({handle_of(&one.prepared), one.of, one.form, one.stream});
+  for (const CachedWeight& one : cached) handles.push_back({handle_of(&one.prepared), one.of, one.form, one.stream});
   return handles;
 }
 
@@ -28,7 +28,7 @@ inline c10::SafeKernelFunction python_kernel(const char* name, const char* overl
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).getComputedKernelForDispatchKey(key);
 }
 
-// What torch warns of goes nowhere.
+// Drops torch's warnings.
 struct Silent : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -36,7 +36,7 @@ struct Silent : c10::WarningHandler {
 // ks_chain_inner and ks_chain.out: takes note of Python's kernels, and registers those above them.
 void find_python_layers();
 void register_layers(torch::Library& library);
-// The same of ks_mlp_inner and ks_mlp.out.
+// The same for ks_mlp_inner and ks_mlp.out.
 void find_python_mlps();
 void register_mlps(torch::Library& library);
 

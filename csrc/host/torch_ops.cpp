@@ -1,5 +1,5 @@
 // torch_ops.hpp: what follows a product, as ksopt/epilogue.py.
-#undef TORCH_TARGET_VERSION  // for the torch that it is made with, as all files that use ATen
+#undef TORCH_TARGET_VERSION  // for the torch that it is compiled with, as all files that use ATen
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
-// What a plan calls of torch beside its kernels: products in torch's own ways, and what follows a product.
+// The torch operations that plans call beside kernels: torch's own products, and the epilogue of a product.
 //
-// The definitions are made with ATen: the stable ABI has no bmm_out and no add_. Handles of results belong to the
+// The definitions are compiled with ATen: the stable ABI has no bmm_out and no add_. Handles of results belong to the
 // caller.
 #pragma once
 
@@ -40,7 +40,7 @@ struct TorchProduct {
 bool takes_as_it_is(const TorchProduct& product, AtenTensorHandle weight);
 
 // y = x K^T. x: (*batch, N) or, batch last, (N, *batch), contiguous, not empty; weight: (a, b, c, d); prepared: its
-// matrices, or null to make them; out: as for `launch_plan`, or null. Null where that takes Python: a kernel that was
+// matrices, or null to prepare them; out: as for `launch_plan`, or null. Null where that takes Python: a kernel that was
 // not compiled yet, or, without one that repairs it, a result that is not finite where the matrices hold zeros (times
 // infinity, they are NaN).
 AtenTensorHandle multiply_by_torch(const TorchProduct& product, AtenTensorHandle x, AtenTensorHandle weight,

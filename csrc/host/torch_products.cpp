@@ -1,7 +1,7 @@
 // torch_ops.hpp: products in torch's own ways, on a CPU and on CUDA.
 //
 // Without this library ksopt/batched.py multiplies; what is prepared of a weight is defined there alone.
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -48,12 +48,12 @@ Tensor matrices_in(const TorchProduct& p, const Tensor& weight) {
   return weight.as_strided({p.groups(), p.b, p.c}, {group, along_b, along_c});
 }
 
-// The same, prepared.
+// The weight's matrices, prepared.
 Tensor prepare(const TorchProduct& p, const Tensor& weight) {
   const Sizes sizes = {p.groups(), p.b, p.c};
-  Tensor made = holds_zeros(p, weight) ? at::zeros(sizes, weight.options()) : at::empty(sizes, weight.options());
-  made.as_strided(weight.sizes(), p.strides).copy_(weight);
-  return made;
+  Tensor copy = holds_zeros(p, weight) ? at::zeros(sizes, weight.options()) : at::empty(sizes, weight.options());
+  copy.as_strided(weight.sizes(), p.strides).copy_(weight);
+  return copy;
 }
 
 Tensor matrices_of_prepared(const TorchProduct& p, const Tensor& prepared) {
@@ -230,7 +230,7 @@ AtenTensorHandle multiply_by_torch(const TorchProduct& p, AtenTensorHandle x_han
   const int64_t batch = x.numel() / (p.groups() * p.c);
   Sizes shape = x.sizes().vec();
   shape[p.batch_last ? 0 : shape.size() - 1] = p.groups() * p.b;
-  // Of what torch makes one product of y is in order: it is written straight.
+  // Where torch computes one product, its y is in order and written straight.
   const bool is_written = p.way == TorchWay::einsum && out.defined() && (p.c == 1 || p.d == 1);
   if (takes_any_weight(p.way) && !is_written) {
     const Tensor y = by_torch(p, x, weight);

@@ -30,7 +30,7 @@ struct ChainPack {
 };
 struct TrainedChain {
   ChainPack pack;
-  ChainKernel chain;  // one that keeps what is between the factors
+  ChainKernel chain;  // one that stores the values between the factors
 };
 
 // Sizes of left, sizes of right, bias, bits of the batch, dtype, device.
@@ -72,13 +72,13 @@ Tensor pack_weights(const ChainPack& pack, const Layer& layer) {
   return packed;
 }
 
-// y [*batch, M], and what is between the factors.
-struct KeptBetween {
+// y [*batch, M], and the values between the factors.
+struct TrainedChainResult {
   Tensor y, between;
 };
 
 // Both, where their launch is known and can read the operands as they are.
-std::optional<KeptBetween> run_trained_chain(const Layer& layer) {
+std::optional<TrainedChainResult> run_trained_chain(const Layer& layer) {
   const auto key = key_of_trained_chain(layer);
   const auto known = key && is_readable(layer.bias) ? trained_chain_at(*key) : std::nullopt;
   if (!known) return std::nullopt;
@@ -104,10 +104,10 @@ std::optional<KeptBetween> run_trained_chain(const Layer& layer) {
                            grid.rows_per_block,
                            between.mutable_data_ptr()};
   launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, true, &arguments}, device, grid.blocks);
-  return KeptBetween{y, between};
+  return TrainedChainResult{y, between};
 }
 
-// Tells `run_trained_chain` the launch for operands like these.
+// Registers the launch of `run_trained_chain` for operands like these.
 void know_trained_chain_of(const Layer& layer, const TrainedChain& launch) {
   const auto key = key_of_trained_chain(layer);
   if (!key) return;

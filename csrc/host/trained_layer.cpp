@@ -1,8 +1,8 @@
 // A layer whose weights are trained, as one operator of autograd: a step runs no Python of ksopt's.
 //
-// What it computes is what ksopt/ops/chain.py composes of ks_mm and torch's operations, and saves the same. Where
-// a gradient's own gradient is wanted, the backward pass is composed of those operators, too.
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+// It computes and saves the same as the composition of ks_mm and torch's operations in ksopt/ops/chain.py. Where
+// a gradient's own gradient is needed, the backward pass is composed of those operators, too.
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
@@ -71,7 +71,7 @@ struct Known {
           const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(y));
           return *owned;
         }
-      } catch (const std::exception&) {  // the way that checks and decides says what is wrong
+      } catch (const std::exception&) {  // the path that checks and decides reports the error
       }
     }
     static const auto op =
@@ -108,8 +108,8 @@ struct Known {
     return op.call(grad, x, weight.size(0), weight.size(3), false);
   }
 
-  // Those of both weights of a chain in one launch, and where of_bias is, that of a bias there; none where each is
-  // known to be launched alone.
+  // The gradients of both weights of a chain in one launch, and if of_bias is not null, that of a bias there; none
+  // where each is known to be launched alone.
   std::optional<std::array<Tensor, 2>> both_weight_gradients(const Tensor& grad, const Tensor& between,
                                                              const Tensor& grad_between, const Tensor& x,
                                                              at::TensorList weights, Tensor* of_bias) const {
@@ -163,8 +163,8 @@ struct Known {
   // As weight_grad_decomposed, with fewer calls.
   Tensor by_torch(const Tensor& grad, const Tensor& x, const Tensor& weight) const {
     const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
-    Tensor made = d > 1 ? at::empty({a, d, b, c}, x.options()) : at::empty({a, b, c, 1}, x.options());
-    Tensor out = made.view({a * d, b, c});
+    Tensor weight_grad = d > 1 ? at::empty({a, d, b, c}, x.options()) : at::empty({a, b, c, 1}, x.options());
+    Tensor out = weight_grad.view({a * d, b, c});
     if (d == 1 && !form.batch_last) {
       at::bmm_out(out, grad.reshape({-1, a, b}).permute({1, 2, 0}), x.reshape({-1, a, c}).transpose(0, 1));
     } else if (form.batch_last) {
@@ -176,11 +176,11 @@ struct Known {
       };
       at::bmm_out(out, groups(grad, b).permute({1, 2, 0}), groups(x, c).transpose(0, 1));
     }
-    return d == 1 ? made : made.permute({0, 2, 3, 1}).contiguous();
+    return d == 1 ? weight_grad : weight_grad.permute({0, 2, 3, 1}).contiguous();
   }
 };
 
-// The same by operators that are differentiable themselves.
+// The same products by differentiable operators.
 struct Differentiable {
   const Form& form;
 
@@ -208,7 +208,7 @@ Tensor along_features(const Tensor& bias, const Form& form, int64_t dims) {
   return bias.view(shape);
 }
 
-// What the factors read: of each weight its input. Returns the products of the siblings, side by side.
+// Fills inputs with the input of each weight's factor. Returns the products of the siblings, side by side.
 template <typename Products>
 Tensor multiply(const Products& products, const Tensor& x, at::TensorList weights, std::vector<Tensor>& inputs) {
   const size_t length = weights.size() / static_cast<size_t>(products.form.siblings);
@@ -252,15 +252,15 @@ Tensor activated(const Tensor& before, Activation activation) {
   TORCH_CHECK(false, "ksopt: no such activation");
 }
 
-// The gradients of x and of the weights, from that of the products; where of_bias is, and one kernel gives both,
-// that of a bias behind them goes there.
+// The gradients of x and of the weights, from that of the products; if of_bias is not null, and one kernel computes
+// both, that of a bias added to them goes there.
 template <typename Products>
 variable_list gradients(const Products& products, Tensor grad, at::TensorList weights, const std::vector<Tensor>& inputs,
                         bool of_x, Tensor* of_bias) {
   const Form& form = products.form;
   const size_t length = weights.size() / static_cast<size_t>(form.siblings);
   const int64_t dim = form.features_dim(grad), features = grad.size(dim) / form.siblings;
-  variable_list found(weights.size() + 1);
+  variable_list input_grads(weights.size() + 1);
   for (int64_t sibling = form.siblings; sibling-- > 0;) {  // in the order of autograd's own sum
     const size_t first = static_cast<size_t>(sibling) * length;
     Tensor part = form.siblings == 1 ? grad : grad.narrow(dim, sibling * features, features);
@@ -270,23 +270,23 @@ variable_list gradients(const Products& products, Tensor grad, at::TensorList we
     if (length == 2 && form.siblings == 1) {
       const Tensor between = ahead.empty() ? products.product(part, weights[0].transpose(1, 2)) : ahead[0];
       const auto both = products.both_weight_gradients(part, inputs[0], between, inputs[1], weights, of_bias);
-      found[1] = both ? (*both)[0] : products.weight_gradient(part, inputs[0], weights[0], of_bias);
-      found[2] = both ? (*both)[1] : products.weight_gradient(between, inputs[1], weights[1], nullptr);
-      if (of_x) found[0] = ahead.empty() ? products.product(between, weights[1].transpose(1, 2)) : ahead[1];
+      input_grads[1] = both ? (*both)[0] : products.weight_gradient(part, inputs[0], weights[0], of_bias);
+      input_grads[2] = both ? (*both)[1] : products.weight_gradient(between, inputs[1], weights[1], nullptr);
+      if (of_x) input_grads[0] = ahead.empty() ? products.product(between, weights[1].transpose(1, 2)) : ahead[1];
       break;
     }
     for (size_t at = first; at < first + length; ++at) {
       Tensor* const beside = at == 0 && form.siblings == 1 ? of_bias : nullptr;
-      found[at + 1] = products.weight_gradient(part, inputs[at], weights[at], beside);
+      input_grads[at + 1] = products.weight_gradient(part, inputs[at], weights[at], beside);
       if (!ahead.empty()) {
         part = ahead[at - first];
       } else if (at + 1 < first + length || of_x) {
         part = products.product(part, weights[at].transpose(1, 2));
       }
     }
-    if (of_x) found[0] = found[0].defined() ? at::add(found[0], part) : part;
+    if (of_x) input_grads[0] = input_grads[0].defined() ? at::add(input_grads[0], part) : part;
   }
-  return found;
+  return input_grads;
 }
 
 struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
@@ -320,7 +320,7 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
     const size_t count = (saved.size() - 2) / 2;
     const at::TensorList weights(saved.data(), count);
     const Tensor& grad = grads[0];
-    variable_list found;
+    variable_list input_grads;
     Tensor of_sum, of_bias;
     const bool of_x = ctx->needs_input_grad(0), is_bias_trained = summands[0] && ctx->needs_input_grad(count + 1);
     if (at::GradMode::is_enabled()) {
@@ -332,22 +332,22 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
       const Tensor& bias = saved.back();
       if (bias.defined()) before = at::add(before, along_features(bias, form, before.dim()));
       of_sum = through_activation(grad, before, form.activation);
-      found = gradients(products, of_sum, weights, inputs, of_x, nullptr);
+      input_grads = gradients(products, of_sum, weights, inputs, of_x, nullptr);
     } else {
       const at::AutoDispatchBelowADInplaceOrView below;
       const std::vector<Tensor> inputs(saved.begin() + static_cast<int64_t>(count),
                                        saved.begin() + static_cast<int64_t>(2 * count));
       of_sum = through_activation(grad, saved[2 * count], form.activation);
-      found = gradients(Known{form}, of_sum, weights, inputs, of_x, is_bias_trained ? &of_bias : nullptr);
+      input_grads = gradients(Known{form}, of_sum, weights, inputs, of_x, is_bias_trained ? &of_bias : nullptr);
     }
     if (is_bias_trained && !of_bias.defined()) {
       const int64_t dim = form.features_dim(of_sum);
       of_bias = of_sum.movedim(dim, -1).reshape({-1, of_sum.size(dim)}).sum(0);
     }
-    found.push_back(of_bias);
-    found.push_back(summands[1] ? grad : Tensor());
-    found.resize(found.size() + 4);  // numbers have none
-    return found;
+    input_grads.push_back(of_bias);
+    input_grads.push_back(summands[1] ? grad : Tensor());
+    input_grads.resize(input_grads.size() + 4);  // numbers have none
+    return input_grads;
   }
 };
 
@@ -355,7 +355,7 @@ bool is_plain(const Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_neg() && !tensor.is_conj();
 }
 
-// Whether the operands fit together; what refuses others says why.
+// Whether the operands fit together; the checks that refuse others report why.
 bool fits(const Tensor& x, at::TensorList weights, const MaybeTensor& bias, const MaybeTensor& residual,
           bool batch_last, int64_t siblings) {
   const auto is_like_x = [&](const Tensor& t) {

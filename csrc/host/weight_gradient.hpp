@@ -51,11 +51,11 @@ WeightGradKey weight_grad_key(const Tensor& grad, const Tensor& x, int64_t a, in
 
 std::optional<WeightGradLaunch> weight_grad_launch(const WeightGradKey& key) {
   const std::shared_lock lock(weight_grad_mutex);
-  const auto found = weight_grad_launches.find(key);
-  return found == weight_grad_launches.end() ? std::nullopt : std::optional(found->second);
+  const auto it = weight_grad_launches.find(key);
+  return it == weight_grad_launches.end() ? std::nullopt : std::optional(it->second);
 }
 
-// dK [a, b, c, d], and the gradient of a bias, where it is wanted.
+// dK [a, b, c, d], and the gradient of a bias, if requested.
 struct WeightGrad {
   Tensor of_weight;
   std::optional<Tensor> of_bias;
@@ -70,23 +70,23 @@ std::optional<WeightGrad> launch_weight_grad(const WeightGradLaunch& launch, con
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
   const int64_t own = key[0] * key[1] * key[2] * key[3], features = key[0] * key[1] * key[3];
-  WeightGrad made{empty_like_in(x, std::vector<int64_t>(key.begin(), key.begin() + 4)), std::nullopt};
-  if (key[7]) made.of_bias = empty_like_in(x, {features});
-  void* const of_bias = made.of_bias ? made.of_bias->mutable_data_ptr() : nullptr;
-  const int64_t elements = own + (made.of_bias ? features : 0);
-  Tensor to = made.of_weight;
+  WeightGrad gradients{empty_like_in(x, std::vector<int64_t>(key.begin(), key.begin() + 4)), std::nullopt};
+  if (key[7]) gradients.of_bias = empty_like_in(x, {features});
+  void* const of_bias = gradients.of_bias ? gradients.of_bias->mutable_data_ptr() : nullptr;
+  const int64_t elements = own + (gradients.of_bias ? features : 0);
+  Tensor to = gradients.of_weight;
   if (launch.shares > 1) to = empty_like_in(x, {launch.shares, elements}, aoti_torch_dtype_float32());
   WeightGradArguments arguments{grad.const_data_ptr(), x.const_data_ptr(), to.mutable_data_ptr(), of_bias, key[4],
                                 *grad_stride, *x_stride, launch.rows_per_share, launch.shares};
   launch_on_current_stream({launch.kernel, launch.threads, launch.shared_bytes, true, &arguments}, device,
                            static_cast<unsigned>(launch.blocks));
   if (launch.shares > 1) {
-    SharesArguments adding{to.const_data_ptr(), made.of_weight.mutable_data_ptr(), of_bias, launch.shares, elements,
+    SharesArguments adding{to.const_data_ptr(), gradients.of_weight.mutable_data_ptr(), of_bias, launch.shares, elements,
                            own};
     launch_on_current_stream({launch.adding, launch.adding_threads, 0, true, &adding}, device,
                              static_cast<unsigned>(launch.adding_blocks));
   }
-  return made;
+  return gradients;
 }
 
 // kernel 0: by torch.

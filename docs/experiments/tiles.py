@@ -24,9 +24,9 @@ from ksopt.bench import paper, random_subjects
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels.backends import cpu
+from ksopt.kernels.candidate import Call
 from ksopt.kernels.families.base import TemplateFamily, families, family_of
 from ksopt.kernels.problem import DeviceSpec, Problem
-from ksopt.kernels.registry import Call
 from ksopt.measure import device as devices
 from ksopt.measure.accuracy import AccuracyCheck
 from ksopt.measure.roofline import Roofline, measure_roofline

@@ -1,4 +1,4 @@
-"""Which target a device's code is compiled for."""
+"""The compilation target of a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def of_device(device: int) -> str:
 
 
 def for_capability(major: int, minor: int, supported: tuple[int, ...]) -> str:
-    """Target for compute capability ``major.minor`` given those that NVRTC supports.
+    """Target for compute capability ``major.minor``, among those that NVRTC supports.
 
     Example:
         >>> for_capability(9, 0, (80, 90))

@@ -1,7 +1,7 @@
-"""The on-disk cache of compiled code: one folder an artifact, published at once, verified on use.
+"""The on-disk cache of compiled code: one folder per artifact, published atomically, verified.
 
 Layout: ``<cache>/<ksopt version>/<arch>/<digest>/{<artifact>, key.json}``, private to the user.
-``key.json`` records everything the artifact was made from and its checksum, so that a person can
+``key.json`` records everything the artifact was built from and its checksum, so that a person can
 see what a file is and a truncated or altered file is rebuilt instead of trusted. The checksum is no
 defence against another user, who could write one too: nothing is read from a place that others
 could have written to (`system.ownership`). A lock per artifact lets ten processes that want one
@@ -31,7 +31,7 @@ log = logging.getLogger("ksopt.jit")
 
 @dataclass(frozen=True)
 class ArtifactKey:
-    """What an artifact is made from.
+    """The key of an artifact: everything that it is built from.
 
     Attributes:
         arch: folder it belongs in, such as ``sm_90a`` or ``host-x86_64``.
@@ -45,7 +45,7 @@ class ArtifactKey:
 
     @classmethod
     def of(cls, arch: str, filename: str, parts: Mapping[str, str]) -> ArtifactKey:
-        """Make a key from a mapping; the order of ``parts`` does not matter."""
+        """Create a key from a mapping; the order of ``parts`` does not matter."""
         return cls(arch, filename, tuple(sorted(parts.items())))
 
     @property
@@ -75,8 +75,8 @@ def get(key: ArtifactKey, build: Callable[[], bytes]) -> Artifact:
 
     Args:
         key: everything the artifact depends on.
-        build: makes the artifact's bytes; called at most once per cache and key, however many
-            processes ask, as long as the cache can be written.
+        build: returns the artifact's bytes; called at most once per cache and key, by however many
+            processes, as long as the cache can be written.
 
     Raises:
         Whatever ``build`` raises. An unusable cache never raises: it warns once and builds.
@@ -106,7 +106,7 @@ def _built(key: ArtifactKey, build: Callable[[], bytes]) -> bytes:
 
 
 def find(key: ArtifactKey) -> Artifact | None:
-    """The cached artifact of ``key``, if there is one that may be trusted; nothing is built."""
+    """The cached artifact of ``key``, if there is a trusted one; nothing is built."""
     try:
         return _load(store_root() / key.arch / key.digest, key)
     except CacheUnusable as reason:
@@ -115,7 +115,7 @@ def find(key: ArtifactKey) -> Artifact | None:
 
 
 class CacheUnusable(Exception):
-    """The cache cannot be read or written safely; the text says why."""
+    """The cache cannot be read or written safely; the message states the reason."""
 
 
 _warned: set[str] = set()
@@ -127,8 +127,8 @@ def warn_once(reason: str) -> None:
         _warned.add(reason)
         warnings.warn(
             f"ksopt: the cache {settings.cache_dir()} cannot be used ({reason}); compiled code and "
-            "measured choices are not kept, so every process makes them again. Set KSOPT_CACHE_DIR "
-            "to a folder that only you can write to.",
+            "measured choices are not stored, so every process makes them again. Set "
+            "KSOPT_CACHE_DIR to a folder that only you can write to.",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -138,7 +138,7 @@ def make_private(folder: Path) -> None:
     """Create a folder of the cache; refuse one that another user could write into.
 
     Raises:
-        CacheUnusable: It cannot be made, or another user could.
+        CacheUnusable: It cannot be created, or another user could.
     """
     try:
         ownership.make_folder(folder, own=settings.cache_dir())
@@ -169,7 +169,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _load(folder: Path, key: ArtifactKey) -> Artifact | None:
-    """The artifact in ``folder`` if it is whole and is what ``key`` says; otherwise None.
+    """The artifact in ``folder`` if it is complete and matches ``key``; otherwise None.
 
     Raises:
         CacheUnusable: Another user could have put it there.

@@ -56,9 +56,9 @@ def shared_bytes(device: int) -> int:
     """
     driver = _driver()
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
-    status, found = driver.cuDeviceGetAttribute(attribute, device)
+    status, value = driver.cuDeviceGetAttribute(attribute, device)
     _check(driver, status, "tell the device's shared memory")
-    return int(found)
+    return int(value)
 
 
 @functools.cache
@@ -72,9 +72,9 @@ def version() -> str:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, flags=re.MULTILINE)
-    if found is not None:
-        return found[1]
+    match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, flags=re.MULTILINE)
+    if match is not None:
+        return match[1]
     driver = _driver()
     status, number = driver.cuDriverGetVersion()
     _check(driver, status, "tell its version")

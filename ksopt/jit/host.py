@@ -1,4 +1,4 @@
-"""Build and load the C++ host library (csrc/host): made by ninja on first use, then cached."""
+"""Build and load the C++ host library (csrc/host): built by ninja on first use, then cached."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load() -> str | None:
     Returns:
         None once the library is loaded; otherwise the reason why not, as a sentence. The caller
         then launches from Python: same results, more host time per call. The reason is also
-        given once as a warning. Threads that ask at once wait for the first of them.
+        reported once as a warning. Threads that load at once wait for the first of them.
     """
     with _loading:
         return None if is_loaded() else _load()
@@ -65,7 +65,7 @@ def _load_built() -> bool:
 
 
 def is_loaded() -> bool:
-    """Whether this process has the operators, from whichever file: a second one would crash it."""
+    """Whether this process has the operators, from any file: a second library would crash it."""
     return hasattr(torch.ops.ksopt_host, "launch")
 
 
@@ -170,10 +170,10 @@ def ninja_program() -> str:
             return str(packaged)
     except ImportError:
         pass
-    found = shutil.which("ninja")
-    if found is None:
+    path = shutil.which("ninja")
+    if path is None:
         raise UnavailableError("ninja was not found. Install the Python package ninja.")
-    return found
+    return path
 
 
 def _sources() -> dict[str, str]:
@@ -224,7 +224,7 @@ def _compile(compiler: str, sources: dict[str, str], flags: list[str]) -> bytes:
 
 
 def _units(sources: Mapping[str, str]) -> dict[str, str]:
-    """What is compiled: each file that keeps to the stable ABI, and as one file all that use ATen.
+    """The compiled units: each file of the stable ABI, and all files that use ATen as one.
 
     ATen's headers take longer than what is ours: together 18 s of a core, one by one 42.
     """
@@ -235,7 +235,7 @@ def _units(sources: Mapping[str, str]) -> dict[str, str]:
 
 
 def _rules(compiler: str, units: Sequence[str], flags: list[str]) -> str:
-    """What ninja does: each file by itself, side by side, then one library."""
+    """The ninja rules: each file by itself, in parallel, then one library."""
 
     def quoted(words: list[str]) -> str:
         return " ".join(map(_ninja_quote, words))
@@ -259,7 +259,7 @@ def _ninja_quote(word: str) -> str:
 
 
 def _load_from_memory(data: bytes) -> None:
-    """Load a library that the cache could not keep, from a private temporary file."""
+    """Load a library that the cache could not store, from a private temporary file."""
     with ownership.temporary_folder("ksopt-host-") as name:
         path = Path(name) / "ksopt_host.so"
         path.write_bytes(data)

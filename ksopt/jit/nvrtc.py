@@ -20,7 +20,7 @@ def cubin(source: str, arch: str) -> Artifact:
 
     Args:
         source: CUDA C++ that may include the headers of ``ksopt/csrc/cuda`` by name.
-        arch: target such as ``sm_80`` or ``sm_90a``; ``compute_80`` gives portable PTX.
+        arch: target such as ``sm_80`` or ``sm_90a``; ``compute_80`` returns portable PTX.
 
     Returns:
         The artifact whose ``data`` the driver loads.
@@ -35,11 +35,11 @@ def cubin(source: str, arch: str) -> Artifact:
 
 
 def report(source: str, arch: str, parse: Callable[[str], bytes]) -> Artifact:
-    """What ptxas reports of the kernels of ``source``, or what the cache has of it.
+    """The report of ptxas on the kernels of ``source``, compiled now or cached.
 
     Args:
         source, arch: as for `cubin`.
-        parse: the report's text -> what is kept of it.
+        parse: the report's text -> the text to cache.
 
     Raises:
         UnavailableError, CompilationError: as `cubin` does.
@@ -112,16 +112,16 @@ def _device_headers() -> dict[str, str]:
 
 
 def _reachable_headers(source: str) -> dict[str, str]:
-    """The headers that ``source`` includes, directly or not: an edit elsewhere keeps the cache."""
+    """The headers that ``source`` includes, directly or not; other headers are not in the key."""
     known = _device_headers()
-    found: dict[str, str] = {}
+    included: dict[str, str] = {}
     queue = [source]
     while queue:
         for name in re.findall(r'^\s*#include "([^"]+)"', queue.pop(), flags=re.MULTILINE):
-            if name in known and name not in found:
-                found[name] = known[name]
+            if name in known and name not in included:
+                included[name] = known[name]
                 queue.append(known[name])
-    return found
+    return included
 
 
 def _digest(headers: dict[str, str]) -> str:
@@ -173,7 +173,7 @@ def _log(nvrtc: Any, program: Any) -> str:
 
 
 def _buffer(size: int) -> bytes:
-    """Memory that NVRTC writes into: at least two bytes, for Python has one object of each byte.
+    """Memory that NVRTC writes into: at least two bytes, as Python shares one-byte objects.
 
     An empty log has a size of 1; written into that object, it would change every b" ".
     """

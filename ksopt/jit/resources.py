@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of a multiprocessor, by the compiler's own report."""
+"""The resources of a compiled kernel on a multiprocessor, by the compiler's own report."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel takes, as ptxas reports it.
+    """The resources of a kernel, as ptxas reports them.
 
     Attributes:
         kernel: its name.
         registers: of a thread.
         spilled_bytes: of a thread's values that are stored to local memory for want of registers.
-        shared_bytes: static shared memory of a block; what a launch asks for comes on top.
+        shared_bytes: static shared memory of a block, without the dynamic memory of a launch.
     """
 
     kernel: str
@@ -33,7 +33,7 @@ class Resources:
 
 
 def of_source(source: str, arch: str) -> tuple[Resources, ...]:
-    """What the kernels of a generated file take; it is compiled, or was before.
+    """The resources of the kernels of a generated file, which is compiled unless cached.
 
     Args:
         source, arch: as for `nvrtc.cubin`; no portable code, which the driver compiles.
@@ -55,7 +55,7 @@ def parsed(log: str) -> bytes:
         log: what ptxas prints with --verbose.
 
     Raises:
-        CompilationError: it has no kernel, or does not say what one takes.
+        CompilationError: it has no kernel, or lacks the resources of one.
 
     Example:
         >>> parsed(

@@ -105,7 +105,7 @@ def _total(files: dict[str, bytes]) -> str:
 
 
 def _stored(of_bytes: str) -> str | None:
-    """What was stored for files; None if nothing was, or nothing that can be trusted."""
+    """The stored digest of files; None if there is none that can be trusted."""
     try:
         text = json.loads(cache.read_private(cache.store_root() / "code" / f"{of_bytes}.json"))
     except (OSError, ValueError, cache.CacheUnusable):

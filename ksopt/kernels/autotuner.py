@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import merged, registry, tuning_cache, weight_scopes
+from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.launcher import TORCH, Enterable, Entry
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import FEW_ROWS, SIXTEEN_BIT, DeviceSpec, ProblemKey
-from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import EntryResult, Rules, candidate_rules, race, winner
@@ -66,7 +66,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Decision:
-    """The choice for weights whose preparation is kept, and the one for weights that change.
+    """The choice for weights whose preparation is cached, and the one for weights that change.
 
     ``stored`` is the one for a module's parameters, where that is another one than ``cached``.
     """
@@ -91,7 +91,7 @@ def measured(
         key: what is decided for.
         operands: with that key.
         device: where they are.
-        spec: the device's; None where its driver cannot be asked.
+        spec: the device's; None where its driver cannot be queried.
         budget_s: seconds for the timing; compilation comes on top.
         accept: says what is wrong with a result, or None; a kernel with a wrong result is not
             timed and cannot be chosen.
@@ -119,17 +119,17 @@ def measured(
     ]
     rules = candidate_rules(budget_s)
     record, ran = raced(key, rows, competitors, device, rules, previous=previous)
-    made = {
+    choices = {
         index: Choice(ran[index].candidate, ran[index].call, "measured", record)
         for index in record.indices
     }
-    return _decision(record, made)
+    return _decision(record, choices)
 
 
-def _decision(record: Record, made: Mapping[int, Choice]) -> Decision:
+def _decision(record: Record, choices: Mapping[int, Choice]) -> Decision:
     # One object for both where one way serves both, so that nobody need ask which.
-    stored = None if record.stored is None else made[record.stored]
-    return Decision(made[record.cached], made[record.repacked], stored)
+    stored = None if record.stored is None else choices[record.stored]
+    return Decision(choices[record.cached], choices[record.repacked], stored)
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accep
         y = call(*arguments)
     except RuntimeError:  # no memory, too many registers: the race says so
         return True
-    if candidate.takes_parameters and not merged.is_kept(problem, arguments[1]):
+    if candidate.takes_parameters and not merged.is_cached(problem, arguments[1]):
         return False  # for want of room: the factors would be timed
     wrong = accept(y, candidate.takes_parameters)
     is_fault = candidate.family is not None and not candidate.family.by_pytorch
@@ -303,8 +303,8 @@ class _Repacking:
         """What the host library needs to do so: it makes matrices, and puts elements in order."""
         entry = self.call.entry() if isinstance(self.call, Enterable) else None
         if entry is not None and entry.kind == TORCH:
-            return replace(entry, anew=True)
-        return entry if entry is not None and entry.anew else None
+            return replace(entry, repacks=True)
+        return entry if entry is not None and entry.repacks else None
 
 
 def _previous(record: Record | None, mode: str) -> str | None:
@@ -320,10 +320,10 @@ def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | 
     Args:
         record: of this device.
         device: its index.
-        spec: the device; None where its driver cannot be asked.
+        spec: the device; None where its driver cannot be queried.
     """
     problem = record.key.problem
-    made: dict[int, Choice] = {}
+    choices: dict[int, Choice] = {}
     for index in record.indices:
         chosen = record.timed[index]
         candidate = registry.restored(problem, chosen.way, chosen.config, record.batch, spec)
@@ -334,5 +334,5 @@ def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | 
         except KsoptError as error:
             registry.warn_once(str(error))
             return None
-        made[index] = Choice(candidate, call, "recorded", record)
-    return _decision(record, made)
+        choices[index] = Choice(candidate, call, "recorded", record)
+    return _decision(record, choices)

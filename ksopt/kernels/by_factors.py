@@ -1,4 +1,4 @@
-"""A problem by a launch a factor, each the fastest for it, and PyTorch's operations behind them."""
+"""A problem computed by one launch per factor, each the fastest, then PyTorch's operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def by_factors(
     owners: Sequence[Tensor] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A layer's result, made of products by one factor and what is done behind the last.
+    """The result of a layer, by one product per factor and PyTorch's operations after the last.
 
     Args:
         product: multiplies by one factor.
@@ -84,7 +84,7 @@ def _gated(
 
 @dataclass(frozen=True)
 class ByFactors:
-    """(x, weights, bias, residual, out) -> y: see `registry.ChainCall`.
+    """(x, weights, bias, residual, out) -> y: see `candidate.ChainCall`.
 
     Attributes:
         problem: what is computed; its factors are chosen for when they are first multiplied.

@@ -1,4 +1,4 @@
-"""Two layers by a plan each: one launch, or a launch a factor and PyTorch's operations behind."""
+"""Two layers, each computed by its own plan: one launch, or one per factor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ksopt.kernels.problem import Problem
 
 @dataclass(frozen=True)
 class ByLayers:
-    """(x, weights, hidden bias, bias, residual, out) -> y: see `registry.MlpCall`.
+    """(x, weights, hidden bias, bias, residual, out) -> y: see `candidate.MlpCall`.
 
     Attributes:
         problem: what is computed; its layers are planned when they are first computed.

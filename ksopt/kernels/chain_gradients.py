@@ -1,4 +1,4 @@
-"""Which chains' weight gradients one launch computes, and by which."""
+"""Both weight gradients of a chain in one launch: where, and by which kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("ksopt")
 
 @dataclass(frozen=True)
 class Factors:
-    """What of a chain's two weights their gradients' operands do not say.
+    """The sizes of a chain's two weights that their gradients' operands do not determine.
 
     Attributes:
         left_a: blocks of the left factor.
@@ -52,7 +52,7 @@ class Factors:
 def is_by_kernel(
     chain: kernels.Chain, dtype: torch.dtype, rows: int, device: torch.device, with_bias: bool
 ) -> bool:
-    """Whether one launch is predicted to be faster than one a factor, and that of the bias.
+    """Whether one launch is predicted to be faster than one per factor and one for the bias.
 
     Args:
         chain: the patterns of both factors.
@@ -71,7 +71,7 @@ def is_by_kernel(
 def run(
     grad: Tensor, between: Tensor, grad_between: Tensor, x: Tensor, of: Factors, with_bias: bool
 ) -> Gradients | None:
-    """Both gradients, and that of a bias behind the product, by a kernel.
+    """Both weight gradients, and the gradient of a bias after the product, by a kernel.
 
     Args:
         grad: of y, [*batch, a1*b1*d1].
@@ -119,7 +119,7 @@ def _is_faster(
 def by_factors_us(
     chain: kernels.Chain, dtype: str, rows: int, spec: DeviceSpec, with_bias: bool
 ) -> float:
-    """Microseconds predicted of a launch a factor, in 16 bits, and of the bias's."""
+    """Predicted microseconds of one launch per factor, in 16 bits, and one for the bias."""
     left, _ = chain
     total = sum(weight_gradients.predicted_us(p, dtype, rows, spec) for p in chain)
     if with_bias and not weight_gradients.is_faster(left, dtype, rows, spec):

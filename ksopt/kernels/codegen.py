@@ -1,4 +1,4 @@
-"""The generated files of kernels: each makes one instance of a template of csrc/cuda.
+"""The generated files of kernels: each instantiates one template of csrc/cuda.
 
 A file is a `tile` and one `kernel` on it.
 """

@@ -40,10 +40,10 @@ _FEWEST_CORES = 4
 
 @dataclass(frozen=True)
 class Target:
-    """What kernels are compiled for.
+    """The GPU that kernels are compiled for.
 
     Args:
-        spec: What their tiles are ranked for.
+        spec: The GPU that tiles are ranked for.
         arch: NVRTC's name of it, such as "sm_90a".
     """
 
@@ -52,18 +52,18 @@ class Target:
 
     @classmethod
     def of(cls, device: torch.device) -> Target | None:
-        """That of a device; None where nothing is compiled: on a CPU, or without a driver."""
+        """The target of a device; None where nothing is compiled: on a CPU, or without a driver."""
         if device.type != "cuda":
             return None
         index = torch.cuda.current_device() if device.index is None else device.index
         try:
             return cls(DeviceSpec.of_device(index), arch.of_device(index))
-        except KsoptError:  # the product says so once, and takes PyTorch's ways
+        except KsoptError:  # the product warns once, and runs by PyTorch
             return None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Target:
-        """What `dataclasses.asdict` makes of one, from JSON."""
+        """The target from the JSON of its `dataclasses.asdict`."""
         spec = value["spec"] | {"capability": tuple(value["spec"]["capability"])}
         return cls(DeviceSpec(**spec), value["arch"])
 
@@ -73,8 +73,8 @@ class Compilers:
     """Processes that compile for one target; to be closed, or used as a context.
 
     Args:
-        target: What for; None to do nothing.
-        count: How many processes; None for what the machine's cores allow.
+        target: The GPU to compile for; None to do nothing.
+        count: The number of processes; None for as many as the machine's cores allow.
     """
 
     target: Target | None = None
@@ -90,10 +90,10 @@ class Compilers:
         self._turns = itertools.cycle(self._processes)
 
     def soon(self, chains: Iterable[Chain], dtype: str, batch_last: bool, batch: int) -> None:
-        """Compile for the factors of chains, in order; what was queued before is left out.
+        """Queue the factors of chains for compilation, in order, without those queued before.
 
         Args:
-            chains: What will be measured.
+            chains: The chains that will be measured.
             dtype: torch's name of the element type.
             batch_last: The layout.
             batch: Rows of x.
@@ -108,7 +108,7 @@ class Compilers:
 
     @property
     def at_work(self) -> bool:
-        """Whether there are any."""
+        """Whether any process is running."""
         return bool(self._processes)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Compilers:
 
 
 def affordable(workers: int = 1) -> int:
-    """Processes for each of so many workers that leave a core to the one that measures.
+    """The number of processes per worker that leaves a core to the one that measures.
 
     Example:
         >>> affordable(workers=10_000)
@@ -143,7 +143,7 @@ def sources(problem: Problem, batch: int, spec: DeviceSpec) -> list[str]:
     """Sources of the kernels that are timed for a problem, best predicted first.
 
     Args:
-        problem: What is computed.
+        problem: The problem to compute.
         batch: Rows of x.
         spec: Of the device that the kernels run on.
     """
@@ -163,7 +163,7 @@ def _compile(source: str, target: Target) -> None:
 
 
 def main() -> int:
-    """Compile for the problems that stdin holds, one a line, after a line that says for what."""
+    """Compile for the problems on stdin, one per line, after a line with the target."""
     first = worker_process.first_task()
     if first is None:
         return 0  # the parent has ended

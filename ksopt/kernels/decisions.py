@@ -1,4 +1,4 @@
-"""How a problem is decided, and where that is kept: one factor, a chain, or two layers.
+"""Decisions on problems of one factor, a chain or two layers: how they are taken and stored.
 
 A rule decides where there is nothing to choose from, and with ``KSOPT_TUNE=off``. With
 ``KSOPT_TUNE=model`` the best predicted candidate is taken; so it is under
@@ -8,7 +8,7 @@ decides. What is not recorded is measured once (autotuner.py), by one thread and
 time, and recorded then.
 
 While a CUDA graph is captured, and while another thread is timing, nothing can be measured. What is
-recorded serves then, else the best predicted; later calls decide anew.
+recorded serves then, else the best predicted; later calls decide again.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be decided.
+    """A problem to be decided on a device.
 
     Attributes:
         key: what it is decided for.
         device: where it is computed, with its index.
         backend: of the device.
-        race: times the candidates, in so many seconds; what was recorded before, if anything, stays
-            where it is not beaten.
+        race: times the candidates within a budget in seconds; a choice recorded before stays where
+            it is not beaten.
         is_open: whether there is anything to choose from.
     """
 
@@ -56,7 +56,7 @@ class Question:
     is_open: Callable[[], bool] = lambda: True
 
     def recorded(self) -> Decision | None:
-        """What is on disk, built again without timing; None if it is missing or not possible."""
+        """The decision on disk, built without timing; None if it is missing or cannot be built."""
         record = load(self.key, self.device, self.backend)
         if record is None:
             return None
@@ -67,7 +67,7 @@ class Question:
         return _predicted(self.key, _index(self.device), self.backend.spec(self.device))
 
     def first(self) -> Decision:
-        """What is recorded; else measure, if no other process does so while this one waits."""
+        """The recorded decision; else a measured one, unless another process measures meanwhile."""
         identity = identity_of(self.device, self.backend)
         if identity is None:
             return self.race(BUDGET_S, None)
@@ -83,12 +83,12 @@ class Question:
 
 
 class Decider(Generic[Key]):
-    """Decides, and keeps what this process has decided for good.
+    """Takes decisions, and stores those that are final for this process.
 
     Args:
         timing: the lock that is held while candidates are timed.
-        keeps_stopgaps: whether what serves while nothing may be timed is kept for the next time,
-            which saves reading the disk.
+        keeps_stopgaps: whether a decision taken while nothing may be timed is stored for later
+            calls, which saves reading the disk.
 
     Attributes:
         table: the decisions, by keys of the caller's, who may look them up.
@@ -104,10 +104,10 @@ class Decider(Generic[Key]):
         self._stopgaps: dict[Key, Decision] = {}
 
     def decide(self, key: Key, question: Question) -> tuple[Decision, bool]:
-        """What is decided, and whether later calls may take it.
+        """The decision, and whether later calls may use it.
 
-        What was measured or recorded is kept under ``key``, and what is taken for want of memory;
-        what else a rule or the cost models say is not.
+        Measured and recorded decisions are stored under ``key``, as are those taken for want of
+        memory; other decisions by a rule or the cost models are not.
         """
         deterministic = torch.are_deterministic_algorithms_enabled()
         known = None if deterministic else self.table.get(key)
@@ -132,7 +132,7 @@ class Decider(Generic[Key]):
             self.timing.release()
 
     def _stopgap(self, key: Key, question: Question) -> Decision:
-        """What serves where nothing may be timed at this moment."""
+        """The decision where nothing may be timed at this moment."""
         decision = self._stopgaps.get(key) or question.recorded() or question.predicted()
         if self._keeps_stopgaps:
             self._stopgaps[key] = decision
@@ -143,18 +143,18 @@ class Decider(Generic[Key]):
         key: Key,
         question: Question,
         budget_s: float,
-        say: Callable[[Decision], object],
+        register: Callable[[Decision], object],
     ) -> Record:
-        """Measure even if a decision exists; keep the new one here and on disk.
+        """Measure even if a decision exists; store the new one here and on disk.
 
         Args:
             key: of the decision.
             question: what is decided.
             budget_s: seconds for the timing; compilation comes on top.
-            say: is called with the decision, before another thread may time.
+            register: called with the decision, before another thread may time.
 
         Raises:
-            UnavailableError: the device cannot be asked, so nothing could be kept.
+            UnavailableError: the device cannot be queried, so nothing could be stored.
         """
         identity = question.backend.fingerprint(question.device)
         alone = tuning_cache.alone(identity, question.key)
@@ -163,11 +163,11 @@ class Decider(Generic[Key]):
             decision = question.race(budget_s, previous)
             record = _save(identity, decision)
             self.table[key] = decision
-            say(decision)
+            register(decision)
         return record
 
     def forget(self) -> None:
-        """Forget this process's decisions (not those on disk): they are made or read anew."""
+        """Drop this process's decisions (not those on disk): later calls decide or read again."""
         self.table.clear()
         self._stopgaps.clear()
         _predicted.cache_clear()
@@ -177,7 +177,7 @@ class Decider(Generic[Key]):
 def known_record(
     decision: Decision | None, key: ProblemKey, device: torch.device, backend: DeviceBackend
 ) -> tuple[Record, Source] | None:
-    """What was measured, and whether now or before; None if nothing was, or it is of no use.
+    """The usable measurement, and whether it was taken now or before; None if there is none.
 
     Args:
         decision: this process's, if there is one: only where there is none is the disk read.
@@ -186,8 +186,8 @@ def known_record(
         backend: of the device.
     """
     if decision is not None:
-        made = decision.cached
-        return None if made.record is None else (made.record, made.source)
+        cached = decision.cached
+        return None if cached.record is None else (cached.record, cached.source)
     record = load(key, device, backend)
     if record is None:
         return None
@@ -200,22 +200,22 @@ def known_record(
 
 
 def load(key: ProblemKey, device: torch.device, backend: DeviceBackend) -> Record | None:
-    """What is on disk for a key; None if nothing is."""
+    """The record on disk for a key; None if there is none."""
     identity = identity_of(device, backend)
     return None if identity is None else tuning_cache.load(identity, key)
 
 
 def identity_of(device: torch.device, backend: DeviceBackend) -> Fingerprint | None:
-    """What decisions on a device depend on; None without its driver, and then nothing is kept."""
+    """The facts that decisions on a device depend on; None, and no storage, without its driver."""
     try:
         return backend.fingerprint(device)
-    except UnavailableError:  # whoever asks for the device's spec says so
+    except UnavailableError:  # reading the device's spec warns
         return None
 
 
 @functools.lru_cache(maxsize=4096)
 def by_rule(problem: Problem) -> Decision:
-    """What is taken where nothing is chosen."""
+    """The candidate where nothing is chosen."""
     candidate = registry.rule(problem)
     choice = Choice(candidate, candidate.build(-1), "rule")  # these need no device
     return Decision(choice, choice)
@@ -246,7 +246,7 @@ def _save(identity: Fingerprint, decision: Decision) -> Record:
 
 
 def _index(device: torch.device) -> int:
-    """As `torch.Tensor.get_device` says it."""
+    """The index of the device, as `torch.Tensor.get_device` returns it."""
     return -1 if device.index is None else device.index
 
 

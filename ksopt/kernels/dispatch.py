@@ -1,4 +1,4 @@
-"""From tensors to the fastest known way to multiply them. Forward only; called by ksopt.ops."""
+"""Dispatch of a product to the fastest known implementation. Forward only; called by ksopt.ops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ksopt import settings
 from ksopt.kernels.backends.base import BACKENDS, backend_of
 
 QUICK_BUDGET_S = 0.03
-"""Time for the timing of one problem, compilation apart; at least three rounds are made."""
+"""Time for the timing of one problem, compilation apart; at least three rounds are run."""
 
 
 def run_known(
@@ -43,7 +43,7 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
 
 
 def multiply(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
-    """`run`, by the shortest way; operands and ``out`` are as there."""
+    """`run` with the least overhead; operands and ``out`` are as there."""
     y = run_known(x, weight, batch_last, out)
     return run(x, weight, batch_last, out) if y is None else y
 
@@ -51,9 +51,9 @@ def multiply(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = N
 def choose_quickly(
     x: Tensor, weight: Tensor, batch_last: bool, budget_s: float = QUICK_BUDGET_S
 ) -> None:
-    """Choose how such operands are multiplied, unless that was chosen before or is recorded.
+    """Choose quickly for these operands, unless a choice exists or is recorded.
 
-    A search times hundreds of products, and keeps a few. Choosing the fastest way of each with care
+    A search times hundreds of products, and uses a few. Choosing the fastest way of each with care
     would take most of its time. Here the same ways are timed in the fewest rounds; the choice is
     not written to disk, so the finalists, in a process of their own, are chosen for with care.
     Where nothing is to be timed (on a CPU, with another ``KSOPT_TUNE`` than measure, under

@@ -1,4 +1,4 @@
-"""What is chosen for a product, and why, in words: without operands, and without computing."""
+"""The choice for a product and the reason, as text: without operands, and without computing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ksopt import settings
 from ksopt.baselines import BASELINES
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.candidate import APART, MERGED
 from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, is_exact
-from ksopt.kernels.registry import APART, MERGED
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.patterns.chain import Pattern
 
 
 @dataclass(frozen=True)
 class ChoiceReport:
-    """What is chosen for a problem, and why.
+    """The choice for a problem, and the reason.
 
     Attributes:
         key: problem, alignment and range of batches that it is for.
@@ -53,19 +53,19 @@ class ChoiceReport:
 
     @property
     def best_pytorch_us(self) -> float | None:
-        """The fastest that PyTorch alone was measured to be; None if it was not."""
+        """The fastest measured time of PyTorch alone; None if it was not measured."""
         return min((one.median_us for one in self.timed if one.way in BASELINES), default=None)
 
     @property
     def rivals(self) -> dict[str, float]:
-        """Every measured way with its best time in microseconds, the fastest first."""
+        """Every measured candidate with its best time in microseconds, the fastest first."""
         best: dict[str, float] = {}
         for one in sorted(self.timed, key=lambda one: one.median_us):
             best.setdefault(one.way, one.median_us)
         return best
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The report as plain values."""
         values = {name: getattr(self, name) for name in ("batch", "way", "config")}
         return {
             "key": self.key.to_json(),
@@ -90,7 +90,7 @@ def choice_report(
     exact: bool | None = None,
     spec: DeviceSpec | None = None,
 ) -> ChoiceReport:
-    """What a product of contiguous operands takes, as far as it can be said without computing it.
+    """The choice for a product of contiguous operands, as far as it is known without computing.
 
     It is what was measured in this process or is recorded on disk; else what the cost models
     predict, which with ``KSOPT_TUNE=measure`` the first product may overrule.
@@ -106,12 +106,12 @@ def choice_report(
         spec: predict for this device, which need not be here, and look up nothing.
 
     Raises:
-        InvalidInputError: ``KSOPT_TUNE`` says something that it must not.
+        InvalidInputError: ``KSOPT_TUNE`` has an unknown value.
 
     Example:
         >>> h200 = DeviceSpec((9, 0), 132, 228 * 1024)
-        >>> found = choice_report(Pattern(4, 64, 64, 16), "float16", 25_088, spec=h200)
-        >>> found.way, found.measured_us
+        >>> report = choice_report(Pattern(4, 64, 64, 16), "float16", 25_088, spec=h200)
+        >>> report.way, report.measured_us
         ('wgmma16_streamed', None)
     """
     mode = settings.tuning()
@@ -141,7 +141,7 @@ def choice_report(
 
 
 def from_record(record: Record, source: Source, changing: bool = False) -> ChoiceReport:
-    """The report of what was measured.
+    """The report of a measured choice.
 
     Args:
         record: what was.
@@ -163,8 +163,8 @@ def from_record(record: Record, source: Source, changing: bool = False) -> Choic
 
 
 def _why(record: Record, chosen: Timed, changing: bool) -> str:
-    kept = ("cached", "stored")
-    rivals = [one for one in record.timed if not (changing and one.weight in kept)]
+    reused = ("cached", "stored")
+    rivals = [one for one in record.timed if not (changing and one.weight in reused)]
     fastest = min(rivals, key=lambda one: one.median_us)
     words = [f"measured {chosen.median_us:.1f} us at batch {record.batch}"]
     if not record.key.problem.is_factor:
@@ -206,7 +206,7 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
 
 
 def _against_parts(rivals: Sequence[Timed], chosen: Timed, apart: str) -> str:
-    """How a whole problem's kernel and several launches compare."""
+    """A sentence that compares one launch of a whole problem with several launches."""
     apart_us = min(one.median_us for one in rivals if one.way in APART)
     kernels = [one for one in rivals if one.way not in APART]
     if chosen.way not in APART:

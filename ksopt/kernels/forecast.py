@@ -1,4 +1,4 @@
-"""What is chosen for a problem on a GPU that need not be here, and what its kernels take there.
+"""Predicted choices for a problem on any GPU, and the resources of its compiled kernels.
 
 Times are predictions. The cost models' rates are those of a multiprocessor of an H200, on which
 they were fitted: on another GPU the order of the candidates is worth more than the microseconds.
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from ksopt.jit import arch, nvrtc, resources
 from ksopt.jit.resources import Resources
 from ksopt.kernels import planner, registry
+from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.plan import ExecutionPlan, Launch
 from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec, Problem
-from ksopt.kernels.registry import Candidate
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Compiled:
     """A launch's kernel as it is compiled for a GPU.
 
     Attributes:
-        resources: what it takes, and what the kernels take that prepare its operands.
-        dynamic_shared_bytes: shared memory of a block that the launch asks for.
+        resources: of the kernel, and of the kernels that prepare its operands.
+        dynamic_shared_bytes: dynamic shared memory of a block.
         blocks: that are meant to run on a multiprocessor at a time.
-        fits: whether the shared memory of so many does. (ptxas holds itself to the registers
+        fits: whether the shared memory of these blocks does. (ptxas holds itself to the registers
             that they have; what does not fit it spills.)
     """
 
@@ -37,7 +37,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is predicted of a problem on a GPU.
+    """The prediction for a problem on a GPU.
 
     Attributes:
         device: the GPU.
@@ -55,7 +55,7 @@ class Forecast:
 
 
 def forecast(problem: Problem, batch: int, device: DeviceSpec) -> Forecast:
-    """What is chosen for a problem on a GPU, by the cost models alone.
+    """The choice for a problem on a GPU, by the cost models alone.
 
     Args:
         problem: what is computed.
@@ -79,7 +79,7 @@ def _pytorch_us(problem: Problem, batch: int, device: DeviceSpec) -> float:
 
 
 def target(device: DeviceSpec) -> str:
-    """What code for a GPU is compiled for, such as ``sm_90a``.
+    """The compilation target of a GPU, such as ``sm_90a``.
 
     Raises:
         UnavailableError: NVRTC or its Python bindings are not installed.
@@ -88,7 +88,7 @@ def target(device: DeviceSpec) -> str:
 
 
 def compiled(launch: Launch, device: DeviceSpec) -> Compiled | None:
-    """A launch's kernel, compiled for a GPU; None for PyTorch's own ways.
+    """The kernel of a launch, compiled for a GPU; None for PyTorch's implementations.
 
     Raises:
         UnavailableError, CompilationError: as `nvrtc.cubin` does.

@@ -1,4 +1,4 @@
-"""GPUs by name: what a kernel must fit into, on devices that need not be here.
+"""Specs of GPUs by name, also of GPUs that this machine does not have.
 
 Multiprocessors are those of NVIDIA's data sheets; shared memory of a multiprocessor is that of the
 CUDA C++ Programming Guide's table of compute capabilities (164 KB at 8.0, 100 at 8.6, 8.9 and 12.0,

@@ -1,4 +1,4 @@
-"""The host library's table of plans (csrc/host/plan_table.hpp): layers that it runs without Python.
+"""The host library's table of plans (csrc/host/plan_table.hpp) for layers run without Python.
 
 A plan is looked up there by what it was chosen for. It is run if nothing about the operands is out
 of the ordinary, and if all that it takes of the weights is prepared (weight_table.py): one launch,
@@ -17,16 +17,16 @@ from torch import Tensor
 from ksopt import precision
 from ksopt.jit import host
 from ksopt.kernels.autotuner import Choice, Decision
+from ksopt.kernels.candidate import FACTORS, LAYERS
 from ksopt.kernels.launcher import Enterable
 from ksopt.kernels.operands import Operands
-from ksopt.kernels.registry import FACTORS, LAYERS
 from ksopt.kernels.weight_cache import is_stored
-from ksopt.kernels.weight_scopes import said, tell_host
+from ksopt.kernels.weight_scopes import sync_host, thread_state
 
 _FACTORS, _NONE = -2, -1  # of csrc/host/plan_table.hpp
-_KEPT, _CHANGING, _STORED = range(3)  # ``Weights`` there
+_CACHED, _CHANGING, _STORED = range(3)  # ``Weights`` there
 
-# What the overload itself calls: it saves a call of Python. None until the table has a plan.
+# The overload's implementation, which saves a call of Python. None until the table has a plan.
 _run_layer: Callable[..., Tensor | None] | None = None
 
 
@@ -45,16 +45,16 @@ def run(
 
     Args:
         x, weights, bias, residual, activation, batch_last, siblings, owners: see `ksopt.ops`.
-            Nothing is assumed of them: what does not fit together gives None.
-        out: as for `ksopt.ops.implementation.chain`; what cannot be written straight gives None.
+            Nothing is assumed of them: operands that do not fit together return None.
+        out: as for `ksopt.ops.implementation.chain`; None if it cannot be written straight.
     """
     if _run_layer is None:
         return None
     around = (bias, residual, activation, batch_last, siblings)
     try:
         stored = owners is not None or all(map(is_stored, weights))
-        return _run_layer(x, weights, *around, owners, said.changing, stored, out)
-    except (RuntimeError, AttributeError):  # the way that checks and decides says what is wrong
+        return _run_layer(x, weights, *around, owners, thread_state.changing, stored, out)
+    except (RuntimeError, AttributeError):  # the path that checks and decides reports the error
         return None
 
 
@@ -65,7 +65,7 @@ def know(
     siblings: int,
     decision: Decision | None = None,
 ) -> None:
-    """Tell the table the plan of such operands, as far as the host library can carry it out.
+    """Register the plan of these operands, if the host library can run it.
 
     Args:
         operands, activation, batch_last, siblings: of a layer.
@@ -78,14 +78,14 @@ def know(
     layer = (x, operands.weights, operands.bias, operands.residual)
     around = (activation, batch_last, siblings)
     exact = x.dtype is not torch.float32 or precision.is_exact()
-    for mode in (_KEPT, _CHANGING, _STORED):
+    for mode in (_CACHED, _CHANGING, _STORED):
         kernel, form = _FACTORS, 0
         if decision is not None:
             stored = decision.cached if decision.stored is None else decision.stored
             choice = (decision.cached, decision.repacked, stored)[mode]
             kernel, form = _entry(choice, mode == _CHANGING)
         torch.ops.ksopt_host.know_plan(*layer, *around, exact, mode, kernel, form)
-    tell_host()
+    sync_host()
     _run_layer = torch.ops.ksopt_host.run_layer.default._op
 
 
@@ -96,7 +96,7 @@ def know_mlp(
     activation: str,
     decision: Decision | None,
 ) -> None:
-    """Tell the table the launch of two layers, as far as the host library can carry it out.
+    """Register the launch of two layers, if the host library can run it.
 
     Args:
         operands: of the layers.
@@ -116,7 +116,7 @@ def know_mlp(
             kernel, form = _entry(decision.repacked if changing else decision.cached, changing)
         how = (hidden_activation, activation, exact, changing, kernel, form)
         torch.ops.ksopt_host.know_mlp(*layers, *around, *how)
-    tell_host()
+    sync_host()
 
 
 def _entry(choice: Choice, changing: bool) -> tuple[int, int]:
@@ -131,6 +131,6 @@ def _entry(choice: Choice, changing: bool) -> tuple[int, int]:
 
 
 def forget() -> None:
-    """Forget all plans, and the launches of trained chains."""
+    """Drop all plans, and the launches of trained chains."""
     if host.is_loaded():
         torch.ops.ksopt_host.forget_plans()

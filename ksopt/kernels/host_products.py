@@ -1,8 +1,8 @@
 """The host library's table of products (csrc/host/dispatch_table.hpp), for all backends.
 
-What it knows of a product it computes without Python. Compiled graphs look it up without Python,
-too (csrc/host/product_kernels.cpp); here eager products do, by the same functions. A backend that
-has decided how such operands are multiplied tells the table.
+Products in the table are computed without Python. Compiled graphs look them up without Python, too
+(csrc/host/product_kernels.cpp); here eager products do, by the same functions. A backend registers
+its decision on such operands with the table.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.kernels.launcher import Entry
-from ksopt.kernels.weight_scopes import said, tell_host
+from ksopt.kernels.weight_scopes import sync_host, thread_state
 
 _NOTHING = Entry(plan=-1, form=0)
 
-# What the overload itself calls: it saves a call of Python. None until the table has an entry.
+# The overload's implementation, which saves a call of Python. None until the table has an entry.
 _run_product: Callable[..., Tensor | None] | None = None
 
 
@@ -30,26 +30,26 @@ def run_known(
     out: Tensor | None = None,
     owner: Tensor | None = None,
 ) -> Tensor | None:
-    """y, if the library knows how such operands are multiplied and can do it; else None.
+    """y, if the library has an entry for these operands and can run it; else None.
 
     Args:
-        x, weight, batch_last: as for `DeviceBackend.run`. Nothing is assumed of them: what does not
-            fit together gives None.
+        x, weight, batch_last: as for `DeviceBackend.run`. Nothing is assumed of them: operands that
+            do not fit together return None.
         out: where y is written; only if that can be done straight.
-        owner: the tensor that weight is said to be a view of; None for nobody's.
+        owner: the tensor that weight is declared a view of, or None.
     """
     if _run_product is None:
         return None
     try:
-        return _run_product(x, weight, batch_last, owner, said.changing, out)
-    except RuntimeError:  # the way that checks and decides says what is wrong
+        return _run_product(x, weight, batch_last, owner, thread_state.changing, out)
+    except RuntimeError:  # the path that checks and decides reports the error
         return None
 
 
 def run_known_changing(
     x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
 ) -> Tensor | None:
-    """`run_known` where weights are said to change, whether or not they are in this scope."""
+    """`run_known` for weights that change, whatever the scope."""
     if _run_product is None:
         return None
     try:
@@ -59,13 +59,13 @@ def run_known_changing(
 
 
 def know(x: Tensor, weight: Tensor, batch_last: bool, changing: bool, entry: Entry | None) -> None:
-    """Tell the table how products of such operands are computed.
+    """Register the entry for products of these operands.
 
     Args:
         x, weight, batch_last: a product's.
         changing: whether of weights that change, or of others.
-        entry: what was decided, for a library that is loaded; None where it cannot do that, which
-            takes the place of what was there before.
+        entry: the decision, for a loaded library; None where the library cannot carry it out,
+            which removes an earlier entry.
     """
     global _run_product
     if entry is None and _run_product is None:
@@ -74,11 +74,11 @@ def know(x: Tensor, weight: Tensor, batch_last: bool, changing: bool, entry: Ent
     known = astuple(_NOTHING if entry is None else entry)
     torch.ops.ksopt_host.know(x, weight, batch_last, exact, changing, *known)
     if entry is not None:
-        tell_host()
+        sync_host()
         _run_product = torch.ops.ksopt_host.run_product.default._op
 
 
 def forget() -> None:
-    """Forget all that is known of products."""
+    """Drop everything registered for products."""
     if _run_product is not None:
         torch.ops.ksopt_host.forget()

@@ -1,4 +1,4 @@
-"""Which input gradients of trained chains one launch computes, and by which tile."""
+"""Input gradients of trained chains in one launch: where, and by which tile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("ksopt")
 
 
 def is_by_kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> bool:
-    """Whether one launch is predicted to be faster than one a factor.
+    """Whether one launch is predicted to be faster than one per factor.
 
     Args:
         s: the chain.
@@ -37,7 +37,7 @@ def is_by_kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) 
 
 
 def run(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The gradients of what a chain reads and of what is between its factors, by a kernel.
+    """The gradients of a chain's input and of the values between its factors, by a kernel.
 
     Args:
         grad: [*batch, b1*d1]; left, right: [1,b1,c1,d1] and [a2,b2,c2,1], on one device.
@@ -66,7 +66,7 @@ def _tile(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Conf
 
 
 def _spec(device: torch.device) -> DeviceSpec | None:
-    """What kernels must fit into; None where none may be taken."""
+    """The spec that kernels must fit; None where no kernel may be used."""
     if device.type != "cuda" or settings.tuning() == "off":
         return None
     return backend_of("cuda").spec(device)
@@ -74,7 +74,7 @@ def _spec(device: torch.device) -> DeviceSpec | None:
 
 @functools.lru_cache(maxsize=4096)
 def faster_tile(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> Config | None:
-    """The best tile; None where none computes the chain, or is predicted to be faster."""
+    """The best tile; None where no tile computes the chain, or none is predicted to be faster."""
     if input_grad_tile.unsupported_reason(s, dtype, spec) is not None:
         return None
     tile = input_grad_tile.best(s, rows, spec)[0]

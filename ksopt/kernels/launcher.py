@@ -52,7 +52,7 @@ def prepare(
 
 
 class Launcher(abc.ABC):
-    """A loaded kernel: called with (x, weight), gives y, on the current stream of x's device."""
+    """A loaded kernel: called with (x, weight), returns y, on the current stream of x's device."""
 
     def __init__(
         self, problem: Problem, geometry: Geometry, kernel: int, fallback: MakeLauncher | None
@@ -65,7 +65,7 @@ class Launcher(abc.ABC):
 
     @property
     def fallback(self) -> Launcher:
-        """What takes the operands that this does not: compiled now, if it was not before."""
+        """The launcher of operands that this does not take: compiled now, if it was not before."""
         # Without a lock: threads that come at once get one each, and the code is compiled once.
         if self._fallback is None:
             assert self.make_fallback is not None
@@ -86,9 +86,9 @@ class Launcher(abc.ABC):
         return None
 
     def in_order(self, weight: Tensor) -> Tensor:
-        """The weight with its elements in order, as kernels that read whole vectors want it.
+        """The weight with its elements in order, as kernels that read whole vectors need it.
 
-        It is kept like all that is prepared. A transposed weight (every backward pass has one), or
+        It is cached like prepared weights. A transposed weight (every backward pass has one), or
         one that its author stores in another order, is small beside x: that keeps the fast kernel.
         """
         if self.make_fallback is None or weight.is_contiguous():
@@ -112,34 +112,34 @@ MERGED_MATRIX = -3
 
 @dataclass(frozen=True)
 class Entry:
-    """What csrc/host/dispatch_table.hpp needs to do a call's work.
+    """The entry of a call in csrc/host/dispatch_table.hpp.
 
     Attributes:
-        plan: index of the kernel, from ``add_plan``, of what computes a whole chain, from
+        plan: index of the kernel, from ``add_plan``, of the kernel of a whole chain, from
             ``add_chain``, or of how torch multiplies, from ``add_torch``; or `MERGED_MATRIX`.
         form: the number of the prepared weight that it takes (weight_table.py); 0 where none is
-            kept for it.
+            cached for it.
         kind: a kernel of ours, or a product by torch, which also takes weights that it can read in
             their own memory.
-        anew: whether, where it has no weight that was prepared, it prepares one and keeps nothing;
-            of a kernel, that it takes any weight whose elements are in order, and prepares others
-            so where weights change.
+        repacks: whether a call prepares the weight itself where no prepared one is cached, and
+            caches nothing. Of a kernel: it takes any weight whose elements are in order, and
+            prepares others so where weights change.
         any_rows: whether rows of x may begin at any address, not at multiples of 16 bytes alone.
     """
 
     plan: int
     form: int
     kind: int = KERNEL
-    anew: bool = False
+    repacks: bool = False
     any_rows: bool = False
 
 
 @runtime_checkable
 class Enterable(Protocol):
-    """What computes a product, or a layer, that the host library may be able to do by itself."""
+    """A call that the host library may be able to run without Python."""
 
     def entry(self) -> Entry | None:
-        """What the host library's table may hold for it; None where it cannot."""
+        """The entry of the host library's table for it; None where there is none."""
 
 
 _NONE, _LATER = -1, -2  # of csrc/host/kernel_table.hpp
@@ -170,7 +170,7 @@ def torch_entry(
     Args:
         matrices: what it multiplies by.
         batch_last: the layout.
-        form: the number of the weight that is prepared so; 0 where none is kept.
+        form: the number of the form of the prepared weight; 0 where none is cached.
         way: one batched product, a "loop" of them, batch last, torch's "einsum" in either order, or
             a grouped "conv", where d is 1.
         by_groups: whether x and y are laid out for the product one group after another.
@@ -206,7 +206,7 @@ def chain_entry(
         kernel: the driver's handle.
         out_features: of all siblings.
         threads, shared_bytes: of a block.
-        rows_per_unit: blocks, or clusters of them, take whole units of so many rows, as many each.
+        rows_per_unit: blocks, or clusters of them, take as many whole units of these rows each.
         most_blocks: that run at a time.
         cluster: blocks that share the work on their rows; 1 for none.
         form: the number of the prepared weights.
@@ -252,8 +252,8 @@ class HostLauncher(Launcher):
                 y = self._launch(x, weight, self.plan, out)
             return y
         except RuntimeError:
-            # torch's C interface tells nothing but that it failed. If it was for want of memory,
-            # this says so, and as the type that callers catch.
+            # torch's C interface reports only that it failed. If memory was exhausted, this
+            # allocation raises the error that callers catch.
             last, features = self.problem.batch_last, self.problem.pattern.out_features
             x.new_empty((features, *x.shape[1:]) if last else (*x.shape[:-1], features))
             raise
@@ -262,7 +262,7 @@ class HostLauncher(Launcher):
         if self.make_fallback is None:
             # Of contiguous x that are aligned or not by where they lie the table has one choice.
             return Entry(self.plan, form=0, any_rows=self.problem.has_unaligned_rows)
-        return Entry(self.plan, self._number_in_order, anew=True)
+        return Entry(self.plan, self._number_in_order, repacks=True)
 
 
 class _Arguments(ctypes.Structure):
@@ -282,7 +282,7 @@ class _Arguments(ctypes.Structure):
 
 
 class _PythonLauncher(Launcher):
-    """The same in Python, for machines without a C++ compiler."""
+    """The launcher in Python, for machines without a C++ compiler."""
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         x, weight = _in_memory(x), _in_memory(weight)  # torch does this for the host library

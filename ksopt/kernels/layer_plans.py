@@ -1,4 +1,4 @@
-"""Plans of a layer: a kernel for all of it, where one is the fastest, or a launch a factor."""
+"""Plans of a layer: one kernel for all of it where that is the fastest, or one per factor."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from ksopt.kernels import host_plans
 from ksopt.kernels.autotuner import Decision
+from ksopt.kernels.candidate import FACTORS, Candidate, ChainCall
 from ksopt.kernels.operands import Operands, has_known_weights, is_real, problem_of
 from ksopt.kernels.plan import ExecutionPlan
 from ksopt.kernels.plan_autotuner import call_of, decision_of
 from ksopt.kernels.planner import plan_for
-from ksopt.kernels.registry import FACTORS, Candidate, ChainCall
 
 
 def whole_call(
@@ -21,7 +21,7 @@ def whole_call(
     siblings: int,
     check: Callable[[], object] | None = None,
 ) -> ChainCall | None:
-    """The kernel that computes all of a layer in one launch; None for a launch a factor.
+    """The kernel that computes a whole layer in one launch; None for one launch per factor.
 
     Args:
         operands: of the layer.
@@ -29,7 +29,7 @@ def whole_call(
         batch_last: the layout.
         siblings: how many chains the weights are of.
         check: raises where the operands do not fit together; None where they are known to. It is
-            asked once for operands of such shapes, dtypes and devices.
+            called once for operands of such shapes, dtypes and devices.
     """
     layer = (operands, activation, batch_last, siblings)
     decision, is_final = _decision_of_call(*layer, check)
@@ -68,14 +68,14 @@ def plan_of_fakes(
     siblings: int = 1,
     changing: bool = False,
 ) -> ExecutionPlan | None:
-    """`plan_of` what operands compute, which may be fake; None where there is none to tell."""
+    """The `plan_of` the problem of operands, which may be fake; None where it is unknown."""
     if not has_known_weights(operands):
         return None
     return plan_for(problem_of(operands, activation, batch_last, siblings), operands.x, changing)
 
 
 def chosen_for_changing(operands: Operands) -> tuple[Candidate | None, bool]:
-    """The kernel that computes all of a layer whose weights change; None for a launch a factor.
+    """The kernel for a whole layer whose weights change; None for one launch per factor.
 
     Args:
         operands: of a chain, and a bias or none.
@@ -96,7 +96,7 @@ def _decision_of_call(
     siblings: int,
     check: Callable[[], object] | None = None,
 ) -> tuple[Decision | None, bool]:
-    """What is decided of a layer, None for a launch a factor; whether later calls may take it."""
+    """The decision for a layer (None: one launch per factor); whether later calls may use it."""
     what = (batch_last, activation, siblings)
     make = functools.partial(problem_of, operands, activation, batch_last, siblings)
     return decision_of(operands, what, make, check)

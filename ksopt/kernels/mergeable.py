@@ -1,4 +1,4 @@
-"""Whether a chain's factors can be merged to one matrix, to which one, and what that would cost.
+"""Chains whose factors can be merged to one matrix or factor: conditions and predicted cost.
 
 Merging is for layers whose chain is slower than one product: a few rows, or factors that the
 kernels are slow on.
@@ -70,7 +70,7 @@ def factor_of(problem: Problem) -> Problem | None:
 
 
 def product_bytes(problem: Problem) -> int:
-    """Memory of what a layer merges to."""
+    """The bytes of the matrix or factor that a layer merges to."""
     product = merged_pattern(problem.chain.patterns)
     assert product is not None
     size = getattr(torch, problem.dtype).itemsize
@@ -78,7 +78,7 @@ def product_bytes(problem: Problem) -> int:
 
 
 def product_in_words(problem: Problem) -> str:
-    """What a layer merges to, for a person.
+    """The matrix or factor that a layer merges to, as text.
 
     Example:
         >>> from ksopt.patterns.chain import Chain
@@ -97,7 +97,7 @@ def product_in_words(problem: Problem) -> str:
 
 
 def predicted_us(problem: Problem, batch: int, multiprocessors: int) -> float:
-    """Predicted time of the product by a dense matrix, and of what follows it.
+    """Predicted time of the product by a dense matrix and of the epilogue after it.
 
     Args:
         problem: what is computed.

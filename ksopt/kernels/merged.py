@@ -1,17 +1,17 @@
-"""A chain as one matrix: its factors are multiplied once, and a product by that is the layer.
+"""A chain merged to one matrix: its factors are multiplied once, the layer is one product.
 
 It is for layers whose chain is slower than one product: a few rows, or factors that the kernels are
-slow on. What the factors are multiplied to takes memory beside them, so it is made only where it
-can be kept (weight_cache.py): elsewhere, and where the weights change from call to call, a launch a
+slow on. The product of the factors takes memory beside them, so it is computed only where it can be
+cached (weight_cache.py): elsewhere, and where the weights change from call to call, a launch a
 factor computes the layer.
 
 Which chains are merged, and to what, is in mergeable.py.
 
 The product is rounded, and the factors' results are not. In bfloat16 that is as exact as PyTorch's
 chain on ordinary operands, and less where the first factors cancel most of x: then the race, which
-allows twice PyTorch's error on the operands at hand, does not take it.
+allows twice PyTorch's error on the call's operands, does not choose it.
 
-A product that is not finite is not used: an infinite weight makes NaN of what it meets there, where
+A product that is not finite is not used: an infinite weight turns its terms into NaN there, where
 the layer's results may be infinite, and large weights overflow that small inputs keep in range.
 """
 
@@ -33,16 +33,16 @@ from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import chain_reference
 
-_COLUMNS = 4096  # of a block of the product, made at a time
+_COLUMNS = 4096  # of a block of the product, computed at a time
 
 
-def _kept_bytes(problem: Problem) -> int:
-    """Memory that is kept beside the factors: of a factor, what a kernel may pack of it, too."""
+def _product_bytes(problem: Problem) -> int:
+    """Bytes cached beside the factors: the merged matrix, or the factor and its packed form."""
     return product_bytes(problem) * (1 if factor_of(problem) is None else 2)
 
 
 def may_keep(problem: Problem, weights: Sequence[Tensor]) -> bool:
-    """Whether the product of these weights would be kept, and used again.
+    """Whether the product of these weights would be cached and used again.
 
     They must be parameters, or what a graph calls a view of one. Other weights may have been
     computed for this call alone, and to merge them takes as long as a product of as many rows as
@@ -51,16 +51,16 @@ def may_keep(problem: Problem, weights: Sequence[Tensor]) -> bool:
     owners = [weight_cache.owner_of(weight) for weight in weights]
     if not all(map(weight_cache.is_stored, owners)):
         return False
-    if not all(map(weight_cache.is_keepable, weights, owners)):
+    if not all(map(weight_cache.is_cacheable, weights, owners)):
         return False
-    if is_kept(problem, weights):
+    if is_cached(problem, weights):
         return True
-    return weight_cache.has_room(_kept_bytes(problem), weights[0].device)
+    return weight_cache.has_room(_product_bytes(problem), weights[0].device)
 
 
-def is_kept(problem: Problem, weights: Sequence[Tensor]) -> bool:
-    """Whether the product of these weights is kept: without, `Merged` takes the factors."""
-    return weight_groups.is_kept(weights, _form(problem))
+def is_cached(problem: Problem, weights: Sequence[Tensor]) -> bool:
+    """Whether the product of these weights is cached; if not, `Merged` uses the factors."""
+    return weight_groups.is_cached(weights, _form(problem))
 
 
 def _form(problem: Problem) -> str:
@@ -76,7 +76,7 @@ def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
 
     It is read off the layer's results for rows that are 1 at feature (i, l, j) of each block (i, j)
     of the product, and 0 elsewhere: blocks share no features, so a row gives their columns l. The
-    first factor that they meet gives its own elements, unrounded, so that of two factors each
+    first factor that they meet contributes its elements unrounded, so that of two factors each
     element of the product is rounded once; more are multiplied in float32.
 
     Args:
@@ -100,7 +100,7 @@ def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
     wide = dtype if length == 2 else torch.float32
     a, b, c, d = product.weight_shape
     parts = []
-    # What is kept serves later calls, which may ask for more than TF32.
+    # The cached product serves later calls, which may require more than TF32.
     with precision.fp32_products("ieee"):
         for start in range(0, c, _COLUMNS):
             columns = torch.arange(start, min(start + _COLUMNS, c), device=weights[0].device)
@@ -115,13 +115,13 @@ def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
     ]
     if is_full(product):
         return torch.cat(of_siblings, 1).reshape(siblings * b, c)
-    # A copy, even where its elements are in order: a view would not be what is kept by itself.
+    # A copy, even where its elements are in order: the cache stores no views.
     return of_siblings[0].clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)
 class Merged:
-    """(x, weights, bias, residual, out) -> y: see `registry.ChainCall`.
+    """(x, weights, bias, residual, out) -> y: see `candidate.ChainCall`.
 
     Attributes:
         problem: what is computed.
@@ -140,8 +140,8 @@ class Merged:
     ) -> Tensor:
         p = self.problem
         try:
-            product = weight_groups.kept_together(
-                weights, _form(p), self._merge, _kept_bytes(p), _is_finite
+            product = weight_groups.cached_together(
+                weights, _form(p), self._merge, _product_bytes(p), _is_finite
             )
         except torch.OutOfMemoryError:
             product = None
@@ -163,7 +163,7 @@ class Merged:
         return merge(weights, self.problem.siblings)
 
     def entry(self) -> Entry | None:
-        """What the host library needs to do the same; None where there is none."""
+        """The entry that lets the host library do the same; None where there is none."""
         if not host.is_loaded():
             return None
         p = self.problem

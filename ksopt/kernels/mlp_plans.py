@@ -1,6 +1,6 @@
-"""Plans of two layers: a kernel for both, where one is the fastest, or a plan a layer.
+"""Plans of two layers: one kernel for both where that is the fastest, or a plan per layer.
 
-They are chosen and kept as those of a layer are: see plan_autotuner.py.
+They are chosen and stored as those of a layer are: see plan_autotuner.py.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ksopt.kernels import host_plans, plan_autotuner, planner
+from ksopt.kernels.candidate import MlpCall
 from ksopt.kernels.operands import Operands, has_known_weights, is_real, problem_of
 from ksopt.kernels.problem import Problem, SecondLayer
-from ksopt.kernels.registry import MlpCall
 
 
 @dataclass(frozen=True)
 class Mlp:
-    """What two layers compute, batch first, beside their operands.
+    """The computation of two layers, batch first, without their operands.
 
     Attributes:
         factors: of the first layer's chain, whose weights come first.
@@ -30,7 +30,7 @@ class Mlp:
     activation: str = "none"
 
     def problem_of(self, operands: Operands) -> Problem:
-        """What is computed of operands, at torch's present precision."""
+        """The problem of operands, at torch's present precision."""
         x, weights = operands.x, operands.weights
         own, others = weights[: self.factors], weights[self.factors :]
         ahead = Operands(x, own, operands.hidden_bias)
@@ -43,7 +43,7 @@ class Mlp:
 def whole_call(
     operands: Operands, mlp: Mlp, check: Callable[[], object] | None = None
 ) -> MlpCall | None:
-    """The kernel that computes both layers in one launch; None for a plan a layer.
+    """The kernel that computes both layers in one launch; None for a plan per layer.
 
     Args:
         operands: of the layers.

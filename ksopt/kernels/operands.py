@@ -1,4 +1,4 @@
-"""The tensors that a problem is computed of, and the problem that they make."""
+"""The operands of a problem, and the problem of operands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ksopt.patterns.chain import Chain, Pattern
 
 @dataclass(frozen=True)
 class Operands:
-    """What a problem is computed of.
+    """The operands of a problem.
 
     Attributes:
         x: (*batch, N), or (N, *batch) when batch_last.
@@ -33,12 +33,12 @@ class Operands:
 
     @property
     def present(self) -> list[Tensor]:
-        """All tensors that there are."""
+        """All operands that are not None."""
         tensors = (self.x, *self.weights, self.bias, self.residual, self.hidden_bias)
         return [tensor for tensor in tensors if tensor is not None]
 
     def arguments(self, problem: Problem) -> tuple[Any, ...]:
-        """Of a `Call`, a `ChainCall` or an `MlpCall`."""
+        """The arguments of a `Call`, a `ChainCall` or an `MlpCall`."""
         if problem.is_factor:
             return self.x, self.weights[0]
         if problem.second is not None:
@@ -46,7 +46,7 @@ class Operands:
         return self.x, self.weights, self.bias, self.residual
 
     def copied(self) -> Operands:
-        """The same with copies of the weights, as a module would store them.
+        """The operands with copies of the weights, as a module would store them.
 
         Their prepared forms go with them.
         """
@@ -57,7 +57,7 @@ class Operands:
 
 
 def problem_of(operands: Operands, activation: str, batch_last: bool, siblings: int) -> Problem:
-    """What is computed of operands, at torch's present precision."""
+    """The problem of operands, at torch's present precision."""
     length = len(operands.weights) // siblings
     chain = Chain(tuple(Pattern(*weight.shape) for weight in operands.weights[:length]))
     bias, residual = operands.bias is not None, operands.residual is not None
@@ -67,13 +67,13 @@ def problem_of(operands: Operands, activation: str, batch_last: bool, siblings: 
 
 
 def key_of(problem: Problem, x: Tensor) -> ProblemKey:
-    """What a choice for a problem of these rows is kept under."""
+    """The key of choices for a problem with these rows."""
     batch = x.numel() // problem.chain.in_features
     return ProblemKey(problem, rows_of(x, problem.batch_last, batch), bits_of(batch))
 
 
 def random_operands(problem: Problem, batch: int, device: torch.device) -> Operands:
-    """Random operands of a problem, of so many rows, the same each time."""
+    """Random operands of a problem with this number of rows, the same each time."""
     generator = torch.Generator(device).manual_seed(0)
     dtype = getattr(torch, problem.dtype)
 
@@ -95,7 +95,7 @@ def random_operands(problem: Problem, batch: int, device: torch.device) -> Opera
 
 
 def is_real(x: Tensor) -> bool:
-    """Whether a tensor has memory: none that a compiler traces with has any."""
+    """Whether a tensor has memory; those that a compiler traces with have none."""
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type != "meta"
     return is_plain and not torch._is_functional_tensor(x)
 
@@ -106,7 +106,7 @@ def has_known_weights(operands: Operands) -> bool:
 
 
 def size_hint(size: int | torch.SymInt) -> int | None:
-    """A size, in this call where it is dynamic; None if it depends on data."""
+    """A size, or this call's where it is dynamic; None if it depends on data."""
     value = size if isinstance(size, int) else size.node.hint
     return int(value) if isinstance(value, int) else None
 

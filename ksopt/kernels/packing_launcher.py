@@ -1,4 +1,4 @@
-"""Launchers of kernels whose weight is prepared first, once for each version of it."""
+"""Launchers of kernels whose weight is prepared first, once per version."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BLOCKS = 1056  # 8 for each of an H200's multiprocessors
 
 
 class PreparingLauncher(Launcher):
-    """(x, weight) -> y: prepares the weight, or takes what is kept, and multiplies.
+    """(x, weight) -> y: prepares the weight, or takes the cached form, and multiplies.
 
     Args:
-        form: names the preparation, as `packed.prepared` asks for.
+        form: names the preparation, as `packed.prepared` takes it.
         multiply: the kernel, called with x and the prepared weight.
         fallback: makes what takes the x that the kernel does not; None if there are none.
     """
@@ -55,12 +55,12 @@ class PreparingLauncher(Launcher):
         """The weight (a, b, c, d) as the kernel reads it, of four dims."""
 
     def takes(self, x: Tensor) -> bool:
-        """Whether the kernel takes x. What dispatch_table.hpp calls aligned it has to take."""
+        """Whether the kernel takes x; it must take all that dispatch_table.hpp calls aligned."""
         return True
 
 
 class PackedLauncher(PreparingLauncher):
-    """One whose weight is packed by a kernel too, for rows of x that are aligned to 16 bytes."""
+    """A launcher whose weight a kernel packs too, for rows of x aligned to 16 bytes."""
 
     def __init__(
         self, form: str, pack: Launcher, multiply: Launcher, fallback: MakeLauncher | None
@@ -69,7 +69,7 @@ class PackedLauncher(PreparingLauncher):
         self._pack = pack
 
     def takes(self, x: Tensor) -> bool:
-        """Whether rows of x begin at multiples of 16 bytes, as they are or made contiguous."""
+        """Whether rows of x, or of a contiguous copy, begin at multiples of 16 bytes."""
         *outer, last = x.stride()
         chunk = 16 // x.element_size()
         return last == 1 and x.data_ptr() % 16 == 0 and all(stride % chunk == 0 for stride in outer)
@@ -83,7 +83,7 @@ class PackedLauncher(PreparingLauncher):
 
 
 def geometry_of(tasks: int) -> Geometry:
-    """How a kernel that packs weights is launched, a task for each thread."""
+    """The launch geometry of a kernel that packs weights, one task per thread."""
     return Geometry(
         threads=THREADS,
         shared_bytes=0,

@@ -1,4 +1,4 @@
-"""A problem cut into launches: one for all of it, or one a factor and PyTorch's own operations."""
+"""The launches that compute a problem: one for all of it, or one per factor and PyTorch's."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Launch:
 
     @property
     def us(self) -> float | None:
-        """What it took, or where it was not measured, what it is predicted to take."""
+        """The measured time, or the predicted time where it was not measured."""
         choice = self.choice
         return choice.predicted_us if choice.measured_us is None else choice.measured_us
 
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """How a problem is computed.
+    """The launches that compute a problem.
 
     Attributes:
         problem: what is computed.
@@ -47,22 +47,22 @@ class ExecutionPlan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether one launch does all of it."""
+        """Whether one launch computes the whole problem."""
         return len(self.launches) == 1 and self.behind.is_empty
 
     @property
     def predicted_us(self) -> float | None:
-        """Sum of the launches' predictions; None where one has none."""
+        """The sum of the launches' predicted times; None where one has none."""
         return _sum([launch.choice.predicted_us for launch in self.launches])
 
     @property
     def measured_us(self) -> float | None:
-        """Sum of what the launches took; None where one was not measured."""
+        """The sum of the launches' measured times; None where one was not measured."""
         return _sum([launch.choice.measured_us for launch in self.launches])
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """What computes each launch: a kernel family, or one of PyTorch's ways."""
+        """The candidate of each launch: a kernel family, or one of PyTorch's implementations."""
         return tuple(launch.choice.way for launch in self.launches)
 
 

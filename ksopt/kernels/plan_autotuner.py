@@ -1,9 +1,9 @@
-"""Which plan computes a problem of more than a factor: one launch for all of it, or its parts.
+"""The choice of a plan for a problem of more than one factor: one launch, or its parts.
 
-Families that take chains are asked, and whether one product may be as fast (mergeable.py). Where
-neither is, a launch a factor computes a problem, and nothing is measured for it as a whole.
+The rivals are families that take chains, and one product where that may be as fast (mergeable.py).
+Without rivals a launch a factor computes a problem, and nothing is measured for it as a whole.
 Otherwise the plans race on the operands of the call (plan_race.py), by the rules that one factor's
-kernels race by (autotuner.py), and are decided between and kept as these are (decisions.py), under
+kernels race by (autotuner.py), and are decided and stored as these are (decisions.py), under
 the key of the chain, its epilogue and its siblings. Of two layers the parts are the layers, each by
 its own plan.
 """
@@ -22,11 +22,11 @@ from ksopt import precision
 from ksopt.kernels import decisions, host_plans, merged, plan_race, registry, weight_cache
 from ksopt.kernels.autotuner import Decision, Source
 from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.candidate import APART
 from ksopt.kernels.decisions import Decider, Question
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.operands import Operands, key_of, random_operands
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
-from ksopt.kernels.registry import APART
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure.interleaved import BUDGET_S
 
@@ -34,7 +34,7 @@ from ksopt.measure.interleaved import BUDGET_S
 _decider: Decider[tuple[ProblemKey, torch.device]] = Decider(threading.RLock())
 _decisions = _decider.table
 _by_call: dict[tuple[Any, ...], Decision] = {}
-"""The same decisions, by what a call can tell in a microsecond."""
+"""The same decisions, by keys that a call computes in a microsecond."""
 _has_spec: dict[torch.device, bool] = {}
 
 
@@ -44,14 +44,14 @@ def decision_of(
     make: Callable[[], Problem],
     check: Callable[[], object] | None = None,
 ) -> tuple[Decision | None, bool]:
-    """What is decided of operands; whether later calls may take it.
+    """The decision for operands, and whether later calls may use it.
 
     Args:
         operands: of a problem.
-        what: all that tells one problem of such operands from another one.
-        make: gives the problem.
+        what: all that distinguishes problems of such operands.
+        make: returns the problem.
         check: raises where the operands do not fit together; None where they are known to. It is
-            asked once for operands of such shapes, dtypes and devices.
+            called once for operands of such shapes, dtypes and devices.
 
     Returns:
         The decision, None where there is nothing to decide, as for one factor; and that.
@@ -82,9 +82,9 @@ def decision_of(
 
 
 def call_of(decision: Decision, operands: Operands) -> Any:
-    """What is launched for weights as they are now, a `ChainCall`; None for several launches."""
+    """The `ChainCall` for weights as they are now; None for several launches."""
     x = operands.x
-    changing = weight_cache.are_said_to_change() or (
+    changing = weight_cache.are_marked_changing() or (
         x.is_cuda and weight_cache.are_changing(x.get_device())
     )
     choice = decision.repacked if changing else decision.cached
@@ -95,7 +95,7 @@ def call_of(decision: Decision, operands: Operands) -> Any:
 
 
 def tune(operands: Operands, problem: Problem, budget_s: float) -> Record | None:
-    """Measure for these operands even if a choice exists; keep it here and on disk.
+    """Measure for these operands even if a choice exists; store the result here and on disk.
 
     Args:
         operands: of the problem.
@@ -103,8 +103,8 @@ def tune(operands: Operands, problem: Problem, budget_s: float) -> Record | None
         budget_s: seconds for the timing; compilation comes on top.
 
     Returns:
-        What was measured; None where nothing computes the whole problem, so that its factors are
-        all there is to tune.
+        The measurement; None where no candidate computes the whole problem, so that only its
+        factors can be tuned.
     """
     question = _question(problem, operands)
     if not question.is_open():
@@ -113,7 +113,7 @@ def tune(operands: Operands, problem: Problem, budget_s: float) -> Record | None
 
 
 def tuned(problem: Problem, batch: int, device: torch.device) -> Record | None:
-    """What is recorded of a problem; else it is measured now, on random operands.
+    """The record of a problem; if there is none, it is measured now on random operands.
 
     Returns:
         None where nothing computes the whole problem.
@@ -128,13 +128,13 @@ def tuned(problem: Problem, batch: int, device: torch.device) -> Record | None:
 
 
 def known_record(key: ProblemKey, device: torch.device) -> tuple[Record, Source] | None:
-    """What was measured here or recorded on disk, and which; None if that is no longer possible."""
+    """The usable measurement of this process or from disk, and its origin; None without one."""
     decision = _decisions.get((key, _with_index(device)))
     return decisions.known_record(decision, key, device, backend_of(device.type))
 
 
 def forget() -> None:
-    """Forget this process's choices (not those on disk), so that they are made or read anew."""
+    """Drop this process's choices (not those on disk): later calls choose or read again."""
     _decider.forget()
     _has_spec.clear()
     _forget_calls()
@@ -146,7 +146,7 @@ def _forget_calls(_: Decision | None = None) -> None:
 
 
 def _decision(problem: Problem, operands: Operands) -> tuple[Decision, bool]:
-    """What is decided, and whether that holds for later calls too."""
+    """The decision, and whether it holds for later calls too."""
     question = _question(problem, operands)
     return _decider.decide((question.key, question.device), question)
 

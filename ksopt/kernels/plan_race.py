@@ -20,7 +20,7 @@ def race(
     budget_s: float,
     previous: Record | None = None,
 ) -> Decision:
-    """Time the plans of a problem on its operands, and take the fastest.
+    """Time the plans of a problem on its operands, and choose the fastest.
 
     Every result is compared with the float64 truth before its plan is timed.
 

@@ -1,6 +1,6 @@
-"""The plan of a problem, told without computing: what was measured, recorded or is predicted.
+"""The plan of a problem, without computing it: measured, recorded or predicted.
 
-What computes asks plan_autotuner.py instead, which measures where nothing is known.
+Calls that compute use plan_autotuner.py instead, which measures where no choice is known.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from torch import Tensor
 from ksopt import settings
 from ksopt.kernels import plan_autotuner, registry
 from ksopt.kernels.backends.base import BACKENDS, backend_of
+from ksopt.kernels.candidate import APART
 from ksopt.kernels.explain import ChoiceReport, choice_report, from_record
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.operands import size_hint
 from ksopt.kernels.plan import ExecutionPlan, Launch
 from ksopt.kernels.problem import DeviceSpec, Problem
-from ksopt.kernels.registry import APART
 
 
 def plan_of(
@@ -27,7 +27,7 @@ def plan_of(
     changing: bool = False,
     spec: DeviceSpec | None = None,
 ) -> ExecutionPlan:
-    """The plan of a problem with contiguous operands, as far as it can be told without computing.
+    """The plan of a problem with contiguous operands, as far as it is known without computing.
 
     Args:
         problem: what is computed.
@@ -86,7 +86,7 @@ def whole_choice(
     changing: bool = False,
     spec: DeviceSpec | None = None,
 ) -> ChoiceReport | None:
-    """What is known or predicted of a problem as a whole, be it that its factors are taken.
+    """The known or predicted choice for a whole problem, which may be `FACTORS`.
 
     Args:
         problem, batch, device, changing, spec: as for `plan_of`.
@@ -117,7 +117,7 @@ def whole_choice(
 
 
 def plan_for(problem: Problem, x: Tensor, changing: bool = False) -> ExecutionPlan | None:
-    """`plan_of` a problem for as many rows as x, which may be fake; None where they are unknown."""
+    """The `plan_of` a problem with the rows of x, which may be fake; None if they are unknown."""
     batch = (size_hint(x.numel()) or 0) // problem.chain.in_features
     if problem.is_factor or batch == 0 or x.device.type not in BACKENDS:
         return None

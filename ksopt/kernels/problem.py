@@ -1,4 +1,4 @@
-"""What is to be computed, on what, and what a choice is cached under."""
+"""Problems, the devices that compute them, and the keys that choices are cached under."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ksopt.jit import driver
 from ksopt.patterns.chain import Chain, Pattern
 
 SHARED_LIMIT = 227 * 1024
-"""Dynamic shared memory of a block on sm_90, in bytes: the most that any tile may ask for."""
+"""The most dynamic shared memory of a block on sm_90, in bytes."""
 
 RESERVED_SHARED = 1024
 """Bytes of shared memory that the system takes for each block."""
@@ -24,7 +24,7 @@ SIXTEEN_BIT = ("float16", "bfloat16")
 """Types whose products are summed in fp32 and rounded once."""
 
 FEW_ROWS = 128
-"""Products of so many rows or fewer are timed in series: see measure/interleaved.py."""
+"""Products of at most this many rows are timed in series: see measure/interleaved.py."""
 
 Rows = Literal["aligned", "unaligned", "scattered"]
 """Rows of x and y (batch_last: of features) that all begin at multiples of 16 bytes; others; and
@@ -33,7 +33,7 @@ those whose elements do not lie side by side. The fast kernels are for the first
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done with a chain's product before it is written: act(x W^T + bias) + residual.
+    """The operations on a chain's product before it is written: act(x W^T + bias) + residual.
 
     Attributes:
         bias: whether a bias, one value for each feature of the product, is added.
@@ -60,7 +60,7 @@ class Epilogue:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is done, in order.
+        """The names of the operations, in order.
 
         Example:
             >>> Epilogue(bias=True, activation="gelu").names
@@ -77,7 +77,7 @@ EMPTY = Epilogue()
 
 @dataclass(frozen=True)
 class SecondLayer:
-    """A layer that reads the result of another one, which nobody else reads: an MLP's second.
+    """The second layer of an MLP: the only reader of the first layer's result.
 
     Attributes:
         chain: its factors, left to right.
@@ -90,10 +90,10 @@ class SecondLayer:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is computed, whatever the batch: y = act(x (K_1 ... K_L)^T + bias) + residual.
+    """A computation for any batch size: y = act(x (K_1 ... K_L)^T + bias) + residual.
 
     That is a layer. A second one may follow, as in an MLP: then x meets both, one after the other.
-    Kernels are built for a problem, and run on every batch. What a choice is kept under has a range
+    Kernels are built for a problem, and run on every batch. The key of a choice has a range
     of batches beside it: `ProblemKey`.
 
     Attributes:
@@ -105,7 +105,7 @@ class Problem:
         siblings: chains of these patterns, each with weights of its own, that read one x; their
             results stand side by side in y, which has ``siblings`` times as many features. Two with
             a gate have one result, of as many features as one of them: act(a) * b.
-        second: a layer that reads that y, and gives the result; None for one layer.
+        second: a layer that reads that y and computes the result; None for one layer.
     """
 
     chain: Chain
@@ -135,7 +135,7 @@ class Problem:
     def of_factor(
         cls, pattern: Pattern, dtype: str, batch_last: bool, exact: bool = True
     ) -> Problem:
-        """One factor's product alone: a chain of one, with an empty epilogue.
+        """The problem of one factor's product: a chain of one factor, with an empty epilogue.
 
         Args:
             pattern: support of K.
@@ -149,7 +149,7 @@ class Problem:
 
     @property
     def is_factor(self) -> bool:
-        """Whether it is one factor's product alone."""
+        """Whether it is one factor's product, without an epilogue."""
         is_one = len(self.chain) == 1 and self.epilogue.is_empty and self.siblings == 1
         return is_one and self.second is None
 
@@ -171,7 +171,7 @@ class Problem:
 
     @property
     def product_features(self) -> int:
-        """Features of the last products, of all siblings: what a bias is added to."""
+        """Features of the products of all siblings, to which a bias is added."""
         return self.out_features * (self.siblings if self.epilogue.is_gated else 1)
 
     @property
@@ -222,7 +222,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """What a kernel must fit into.
+    """The limits of a device that a kernel must fit.
 
     Attributes:
         capability: compute capability, such as (9, 0).
@@ -251,7 +251,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a kernel is launched on any batch.
+    """The launch geometry of a kernel, for any batch.
 
     Attributes:
         threads: threads a block.
@@ -274,7 +274,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class ProblemKey:
-    """What a choice is cached under: a problem, how its rows lie in memory, how many they are.
+    """The key of a cached choice: a problem, the layout of its rows in memory, and their number.
 
     Attributes:
         problem: what is computed.
@@ -304,7 +304,7 @@ class ProblemKey:
 
     @classmethod
     def of_problem(cls, problem: Problem, batch: int) -> ProblemKey:
-        """The key of a problem for a contiguous x, of so many rows, which an allocator has placed.
+        """The key of a problem for a contiguous x of ``batch`` rows, placed by an allocator.
 
         Example:
             >>> chain = Chain.parse("(1,8,4,2)*(2,4,8,1)")
@@ -322,7 +322,7 @@ class ProblemKey:
         return int(2**self.bits)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; ``pattern`` is the chain's text, which for one factor is its pattern."""
+        """The key as plain values; ``pattern`` is the text of the chain, or of its only factor."""
         p = self.problem
         second = {}
         if p.second is not None:
@@ -383,7 +383,7 @@ def is_exact(dtype: str, exact: bool | None = None) -> bool:
 
 
 def bits_of(batch: int) -> int:
-    """The key's ``bits`` for so many rows.
+    """The key's ``bits`` for this many rows.
 
     Example:
         >>> [bits_of(batch) for batch in (1, 2, 3, 64, 65, 25_088)]
@@ -393,7 +393,7 @@ def bits_of(batch: int) -> int:
 
 
 def rows_of(x: Tensor, batch_last: bool, batch: int) -> Rows:
-    """How x lies in memory, as the launcher will see it.
+    """The layout of x in memory, as the launcher will see it.
 
     Args:
         x: (*batch, N), or (N, *batch) when batch_last.

@@ -1,7 +1,7 @@
-"""Prepared weights that recorded CUDA graphs read, and that are kept up to date for replays.
+"""Prepared weights that recorded CUDA graphs read, and their update before replays.
 
 A graph holds the addresses of what it read when it was recorded, and a weight that the model stores
-may be written before the next replay. So what the graph reads is prepared again, in place, before
+may be written before the next replay. So the graph's prepared weights are updated in place before
 the function that replays it is called. A graph that nothing precedes prepares its weights itself,
 at each replay: see weight_cache.py.
 """
@@ -24,7 +24,7 @@ Prepare = Callable[[Sequence[Tensor]], Tensor]
 
 @dataclass
 class _Source:
-    """What weights are views of: an argument of the function, or another preparation.
+    """The base of weights: an argument of the function, or another preparation.
 
     Attributes:
         index: of the argument; None for a preparation.
@@ -55,7 +55,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Preparation:
-    """What a graph reads, and how it is made: ``prepare`` of views of the sources.
+    """A tensor that a graph reads, computed by ``prepare`` from views of the sources.
 
     Attributes:
         views: size, stride and offset from the source's own, in elements.
@@ -83,7 +83,7 @@ class _Preparation:
 
 
 class RecordedWeights:
-    """A function that replays CUDA graphs, and what these read of the weights among its arguments.
+    """A function that replays CUDA graphs, with the prepared weights that these read.
 
     Args:
         function: of parameters, buffers and inputs.
@@ -97,7 +97,7 @@ class RecordedWeights:
         self._arguments: Sequence[Any] = ()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function, after what was written since the last call is prepared again."""
+        """Prepare again the weights written since the last call, then call the function."""
         if self._preparations:
             self._refresh(arguments)
         self._arguments = arguments
@@ -159,7 +159,7 @@ class RecordedWeights:
         self._see(arguments)
 
     def _see(self, arguments: Sequence[Any]) -> None:
-        """Remember what the arguments are whose change leads to a new preparation."""
+        """Store the state of the arguments, whose change leads to a new preparation."""
         indices = {source.index for one in self._preparations for source in one.sources}
         self._seen = [
             (index, weakref.ref(arguments[index]), arguments[index]._version)

@@ -1,9 +1,7 @@
-"""The candidates of a problem: kernels of the families, and PyTorch's own ways.
+"""The candidates proposed for a problem, by predicted time, and those that can be built here.
 
-Of a chain, or of a product with an epilogue, they are the kernels that take all of it, and
-`FACTORS`: a launch a factor, and PyTorch's operations behind the last; and `MERGED`, the product by
-one dense matrix or one factor. Of two layers they are the kernels that take both, and `LAYERS`:
-each layer by its own plan.
+A chain, or a product with an epilogue, has the kernels that compute all of it, `FACTORS` and
+`MERGED`. Two layers have the kernels that compute both, and `LAYERS`.
 """
 
 from __future__ import annotations
@@ -14,18 +12,16 @@ import math
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from ksopt.errors import KsoptError, UnavailableError
-from ksopt.kernels import mergeable, merged
+from ksopt.kernels import mergeable
+from ksopt.kernels.candidate import FACTORS, LAYERS, MERGED, Candidate
 from ksopt.kernels.families import pytorch_cost, pytorch_ops
 from ksopt.kernels.families.base import KernelFamily, families
-from ksopt.kernels.launcher import Launcher
 from ksopt.kernels.problem import SIXTEEN_BIT, DeviceSpec, Problem, Rows
 
 MOST_KERNELS = 11
@@ -37,176 +33,26 @@ _FAR = 3.0  # a family whose best tile is predicted to take this many times the 
 # tensor cores it takes up to 40 times as long, and finding out would take longer than all else.
 _FALLBACK_FAR = 2.0
 _COMPILERS = 8
-# The product of a chain's factors is made and timed only where it is predicted to come near: it
+# The product of a chain's factors is computed and timed only if predicted to be close: it
 # takes memory.
 _MERGED_FAR = 1.5
-# Kernels of a whole chain likewise, beside a launch a factor: each takes seconds to compile. Of few
-# rows the launches of factors are predicted in a series, those of chains by themselves, with what a
-# launch takes then: so many microseconds more.
+# The same for kernels of a whole chain, against a launch a factor: each takes seconds to compile.
+# For few rows the launches of factors are predicted in a series, those of chains alone, which adds
+# the time of a launch: this many microseconds.
 _WHOLE_FAR, _ALONE_US = 1.3, 7.0
-
-
-FACTORS = "factors"
-"""The name of the candidate that computes a problem by a launch a factor."""
-LAYERS = "layers"
-"""The name of the candidate that computes two layers by a plan each."""
-MERGED = "merged"
-"""The name of the candidate that multiplies by the product of the factors (kernels/merged.py)."""
-APART = frozenset({FACTORS, LAYERS})
-"""The candidates that are no single launch of a problem of more than a factor."""
-
-
-class Call(Protocol):
-    """What multiplies: (x, weight) -> y; written into ``out`` if there is one (`cuda.run`)."""
-
-    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None, /) -> Tensor: ...
-
-
-class ChainCall(Protocol):
-    """What computes all of a problem, and is launched once: y.
-
-    ``weights`` are of the chain's factors, left to right, sibling after sibling. ``bias`` and
-    ``residual`` are there where the problem's epilogue has them. ``out`` is as for `Call`.
-    """
-
-    def __call__(
-        self,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        out: Tensor | None = None,
-        /,
-    ) -> Tensor: ...
-
-
-class MlpCall(Protocol):
-    """What computes two layers: their result.
-
-    ``weights`` are of the first chain's factors, left to right, then of the second's.
-    ``hidden_bias`` is the first layer's; all else is as for `ChainCall`, and of the second.
-    """
-
-    def __call__(
-        self,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        hidden_bias: Tensor | None = None,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        out: Tensor | None = None,
-        /,
-    ) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to compute a problem, not built yet.
-
-    Attributes:
-        name: a kernel family's, or that of one of PyTorch's products (a baseline), or `MERGED`, or
-            of `APART`.
-        problem: what it computes.
-        predicted_us: for the batch that it was proposed for.
-        family: of kernels; None for PyTorch's own, and for those of `APART`.
-        tile: the family's configuration; None where there is no family.
-    """
-
-    name: str
-    problem: Problem
-    predicted_us: float
-    family: KernelFamily[Any] | None = None
-    tile: Any = None
-
-    @property
-    def config(self) -> dict[str, Any] | None:
-        """The tile as plain values."""
-        return None if self.tile is None else asdict(self.tile)
-
-    @property
-    def label(self) -> str:
-        """Name and configuration, for a person."""
-        if self.config is None:
-            return self.name
-        return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.config.items())})"
-
-    @property
-    def is_pytorch(self) -> bool:
-        """Whether it is one of PyTorch's own."""
-        return self.family is None and self.name not in APART
-
-    @property
-    def prepares_weight(self) -> bool:
-        """Whether the weight is prepared before the product."""
-        if self.name in (LAYERS, MERGED):
-            return True  # of a layer in one launch the weights always are
-        if self.name == FACTORS:
-            return any(pattern.d > 1 for pattern in self.problem.chain)
-        if self.family is None:
-            return pytorch_ops.prepares(self.name, self.problem)
-        patterns = [pattern for chain in self.problem.chains for pattern in chain]
-        return any(map(self.family.prepares_weight, patterns))
-
-    @property
-    def takes_parameters(self) -> bool:
-        """Whether it is for a module's parameters alone, of which it keeps what it prepares."""
-        return self.name == MERGED
-
-    @property
-    def needs_order(self) -> bool:
-        """Whether a weight whose elements are not in order is put in order before the product."""
-        return self.family is not None and not self.family.is_fallback
-
-    def with_epilogue_us(self, batch: int, device: DeviceSpec | None) -> float:
-        """``predicted_us``, the epilogue counted: see `KernelFamily.with_epilogue_us`."""
-        if self.family is None or device is None:
-            return self.predicted_us
-        return self.family.with_epilogue_us(self.problem, self.tile, batch, device)
-
-    def sources(self) -> list[str]:
-        """The generated files of all that `build` compiles for aligned rows."""
-        return [] if self.family is None else self.family.sources(self.problem, self.tile)
-
-    def build(self, device_index: int, rows: Rows = "aligned") -> Any:
-        """Compile and load what it needs on a device: a `Call`, a `ChainCall` or an `MlpCall`.
-
-        Args:
-            device_index: of the device.
-            rows: of x; what takes others is compiled when the first of them come.
-
-        Raises:
-            UnavailableError, CompilationError: see :mod:`ksopt.jit`.
-        """
-        if self.name == FACTORS:
-            from ksopt.kernels.by_factors import ByFactors  # here, for it knows all that chooses
-
-            return ByFactors(self.problem)
-        if self.name == LAYERS:
-            from ksopt.kernels.by_layers import ByLayers  # likewise
-
-            return ByLayers(self.problem)
-        if self.name == MERGED:
-            return merged.Merged(self.problem)
-        if self.family is None:
-            return pytorch_ops.multiplier(self.name, self.problem)
-        call = self.family.launcher(self.problem, self.tile, device_index)
-        if rows != "aligned" and isinstance(call, Launcher):
-            call.compile_fallback()
-        return call
-
 
 _by_prediction = attrgetter("predicted_us")
 
 
 def candidates(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
-    """The candidates worth timing: PyTorch's first, the simplest of all first; then by prediction.
+    """The candidates to time: PyTorch's, the simplest first, then kernels by predicted time.
 
     Of a problem of more than a factor, `FACTORS` is the first, or `LAYERS`.
 
     Args:
-        problem: what is to be computed.
+        problem: the problem to compute.
         batch: rows of x.
-        device: None where its driver cannot be asked, which leaves PyTorch's own.
+        device: None where its driver cannot be queried, which leaves PyTorch's candidates.
     """
     if device is None:
         return plain(problem, batch, None)
@@ -220,7 +66,7 @@ def candidates(problem: Problem, batch: int, device: DeviceSpec | None) -> list[
 def best_predicted(
     problem: Problem, batch: int, device: DeviceSpec | None, is_judged: bool = True
 ) -> list[Candidate]:
-    """The candidates without timing, best predicted first: the first that can be built is taken.
+    """The candidates for use without timing, by predicted time: the first that builds is used.
 
     Args:
         problem, batch, device: as for `candidates`.
@@ -261,9 +107,9 @@ def best_kernels(
     exact; then the next best of whatever family, a few of each.
 
     Args:
-        problem: what is to be computed.
+        problem: the problem to compute.
         batch: rows of x.
-        device: what they run on.
+        device: the device that they run on.
         most: how many at most; 1 gives the best predicted of all.
         is_judged: as for `best_predicted`.
     """
@@ -287,13 +133,13 @@ def best_kernels(
 def ranked(
     family: KernelFamily[Any], problem: Problem, batch: int, device: DeviceSpec
 ) -> list[Candidate]:
-    """The family's tiles that fit into the device, by predicted time; none where it cannot.
+    """The tiles of a family that fit a device, by predicted time; none if it is unsupported.
 
     Args:
         family: of kernels.
-        problem: what is to be computed.
+        problem: the problem to compute.
         batch: rows of x.
-        device: what they run on.
+        device: the device that they run on.
     """
     too_many = family.max_batch is not None and batch > family.max_batch
     if too_many or family.unsupported_reason(problem, device) is not None:
@@ -327,7 +173,7 @@ def _kernel(
 
 
 def pytorch(problem: Problem, batch: int, multiprocessors: int) -> list[Candidate]:
-    """PyTorch's own products of one factor that make sense, the simplest first."""
+    """PyTorch's applicable products by one factor, the simplest first."""
     return [
         _pytorch(name, problem, batch, multiprocessors)
         for name in pytorch_ops.names(problem, "cuda")
@@ -340,7 +186,7 @@ def _pytorch(name: str, problem: Problem, batch: int, multiprocessors: int) -> C
 
 
 def rule(problem: Problem) -> Candidate:
-    """What is taken where nothing is to be chosen: PyTorch's batched product, factors, layers."""
+    """The candidate where nothing is chosen: PyTorch's batched product, factors, or layers."""
     if problem.second is not None:
         return Candidate(LAYERS, problem, math.inf)
     if not problem.is_factor:
@@ -349,7 +195,7 @@ def rule(problem: Problem) -> Candidate:
 
 
 def plain(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
-    """The candidates that are no kernel of a family, the simplest first."""
+    """The candidates without a kernel family, the simplest first."""
     if problem.second is not None:
         return [_by_layers(problem, batch, device)]
     if not problem.is_factor:
@@ -358,7 +204,7 @@ def plain(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candi
 
 
 def _by_factors(problem: Problem, batch: int, device: DeviceSpec | None) -> Candidate:
-    """A launch a factor: the best predicted of each, and PyTorch's operations behind the last."""
+    """One launch per factor, each the best predicted, and PyTorch's operations after the last."""
     us = sum(best_predicted(one, batch, device)[0].predicted_us for one in problem.factors())
     us *= problem.siblings
     us += behind_us(problem, batch, 1 if device is None else device.multiprocessors)
@@ -366,7 +212,7 @@ def _by_factors(problem: Problem, batch: int, device: DeviceSpec | None) -> Cand
 
 
 def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
-    """What PyTorch's operations behind a problem's last launch are predicted to take."""
+    """Predicted microseconds of PyTorch's operations after a problem's last launch."""
     if problem.epilogue.is_empty:
         return 0.0
     size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
@@ -375,7 +221,7 @@ def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
 
 
 def by_merging(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
-    """The product by what a problem's factors are multiplied to, if it can be merged."""
+    """The product by the merged factors of a problem, if they can be merged."""
     if not mergeable.can_merge(problem):
         return []
     multiprocessors = 1 if device is None else device.multiprocessors
@@ -398,7 +244,7 @@ def _merged_near(
 
 
 def _by_layers(problem: Problem, batch: int, device: DeviceSpec | None) -> Candidate:
-    """Each layer by its own plan: the best predicted of each."""
+    """One plan per layer, each the best predicted."""
     best = [best_predicted(one, batch, device)[0] for one in problem.layers()]
     return Candidate(LAYERS, problem, sum(one.with_epilogue_us(batch, device) for one in best))
 
@@ -413,7 +259,7 @@ def restored(
     """The candidate that a record names, if it still exists here; otherwise None.
 
     Args:
-        problem: what is to be computed.
+        problem: the problem to compute.
         name: the candidate's name.
         config: its tile as plain values, None where it has none.
         batch: rows of x, for the predicted time.
@@ -436,7 +282,7 @@ def restored(
 def built(
     several: Sequence[Candidate], device_index: int, rows: Rows = "aligned"
 ) -> list[tuple[Candidate, Any]]:
-    """The candidates that can be built here, compiled side by side; of others one warning each.
+    """The candidates that can be built here, compiled in parallel; one warning for each other.
 
     Args:
         several: to build.

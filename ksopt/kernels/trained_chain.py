@@ -1,6 +1,6 @@
-"""A trained chain's forward pass in one launch: y, and what is between its two factors.
+"""The forward pass of a trained chain in one launch: y, and the values between its factors.
 
-The backward pass reads the latter for a weight's gradient. Which kernel, and whether one, is the
+The backward pass reads the latter for a weight's gradient. Whether one launch is used is the
 planner's choice for weights that change. Once it is known, the host library serves such calls
 without Python (csrc/host/trained_chain.hpp).
 """
@@ -18,25 +18,26 @@ from ksopt.errors import KsoptError
 from ksopt.jit import host
 from ksopt.kernels import layer_plans, plan_autotuner, registry
 from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.candidate import FACTORS, Candidate
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.plan import ExecutionPlan
 from ksopt.kernels.problem import Problem
 
 Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor, Tensor]]
-"""(x, weights, bias) -> y and what is between the factors."""
+"""(x, weights, bias) -> y and the values between the factors."""
 
 
 @runtime_checkable
 class Launched(Protocol):
-    """A `Keeping` that the host library can do by itself."""
+    """A `Keeping` that the host library can run without Python."""
 
     def launches(self) -> dict[str, int]:
-        """What holds for any rows, as ``know_trained_chain`` of csrc/host names it."""
+        """The launch for any number of rows, as ``know_trained_chain`` of csrc/host takes it."""
 
 
 def run(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """y [*batch, M] and what is between the factors, by a kernel; None for a launch a factor.
+    """y [*batch, M] and the values between the factors, by a kernel; None: a launch per factor.
 
     Args:
         x: [*batch, N].
@@ -55,22 +56,22 @@ def run(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> tuple[Tens
     call = _loaded(candidate, x.get_device())
     if call is None:
         return None
-    made = call(x, weights, bias)
+    result = call(x, weights, bias)
     if is_final and isinstance(call, Launched) and host.is_loaded():
         torch.ops.ksopt_host.know_trained_chain(x, *weights, bias, **call.launches())
-    return made
+    return result
 
 
-def is_kept_whole(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> bool:
-    """Whether one launch is expected to take operands, which may be fake."""
+def is_one_launch(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> bool:
+    """Whether one launch is expected to compute operands, which may be fake."""
     if len(weights) != 2:
         return False
     plan = layer_plans.plan_of_fakes(Operands(x, tuple(weights), bias, None), changing=True)
-    return plan is not None and is_kept(plan, x.device)
+    return plan is not None and has_kernel(plan, x.device)
 
 
-def is_kept(plan: ExecutionPlan, device: torch.device) -> bool:
-    """Whether one launch computes a plan's problem and keeps what is between the factors.
+def has_kernel(plan: ExecutionPlan, device: torch.device) -> bool:
+    """Whether one launch computes a plan's problem and stores the values between the factors.
 
     Args:
         plan: of weights that change.
@@ -83,23 +84,23 @@ def is_kept(plan: ExecutionPlan, device: torch.device) -> bool:
     return fastest_keeper(plan.problem, plan.batch, device) is not None
 
 
-def fastest_keeper(problem: Problem, batch: int, device: torch.device) -> registry.Candidate | None:
-    """The fastest kernel that keeps what is between the factors, if it beats a launch a factor.
+def fastest_keeper(problem: Problem, batch: int, device: torch.device) -> Candidate | None:
+    """The fastest kernel that stores the values between the factors, if it beats `FACTORS`.
 
-    What was measured of weights that change decides, else what is predicted.
+    A measurement with weights that change decides; without one, the predicted times.
     """
     backend = backend_of(device.type)
     key, spec = backend.key(problem, batch), backend.spec(device)
     known = plan_autotuner.known_record(key, device)
     if known is None:
         several = registry.best_predicted(problem, key.largest_batch, spec, is_judged=False)
-        keepers = [one for one in several if one.name == registry.FACTORS or _keeps(one)]
+        keepers = [one for one in several if one.name == FACTORS or _keeps(one)]
         return keepers[0] if keepers and _keeps(keepers[0]) else None
     record = known[0]
     for timed in sorted(record.timed, key=lambda one: one.median_us):
         if timed.weight in ("cached", "stored"):
             continue
-        if timed.way == registry.FACTORS:
+        if timed.way == FACTORS:
             return None
         candidate = registry.restored(problem, timed.way, timed.config, record.batch, spec)
         if candidate is not None and _keeps(candidate):
@@ -107,12 +108,12 @@ def fastest_keeper(problem: Problem, batch: int, device: torch.device) -> regist
     return None
 
 
-def _keeps(candidate: registry.Candidate) -> bool:
+def _keeps(candidate: Candidate) -> bool:
     return candidate.family is not None and candidate.family.keeps_between(candidate.problem)
 
 
 @functools.lru_cache(maxsize=1024)
-def _loaded(candidate: registry.Candidate, device: int) -> Keeping | None:
+def _loaded(candidate: Candidate, device: int) -> Keeping | None:
     problem, family = candidate.problem, candidate.family
     if family is None or not family.keeps_between(problem):
         return None

@@ -2,7 +2,7 @@
 
 Layout: ``<cache>/<ksopt version>/choices/<digest of the fingerprint>/<key>.json``. The fingerprint
 is the device, its driver, the versions of torch and CUDA, and a digest of ksopt's kernels and of
-the code that times them: a change of any of them starts anew. Every file says in full what it is
+the code that times them: a change of any of them starts over. Every file says in full what it is
 for; one that does not parse or is for something else counts as missing and is written again.
 
 A file is written aside and renamed into place in one step, so a process that is killed leaves the
@@ -30,12 +30,12 @@ from ksopt.patterns.chain import Chain
 from ksopt.system import locks, temporary_files
 
 Fingerprint = dict[str, str]
-"""What a choice depends on besides the key, in words."""
+"""The facts that a choice depends on besides the key, as text."""
 
 WeightMode = Literal["any", "cached", "repacked", "stored"]
 """Whether a time includes preparing the weight (repacked), not (cached), or has no such part.
 
-"stored" is as "cached", of what is prepared of a module's parameters alone: see merged.py."""
+"stored" is as "cached", but only for forms of a module's parameters: see merged.py."""
 
 _SCHEMA = 4
 _LONGEST_WAIT_S = 60.0
@@ -44,16 +44,16 @@ _LONGEST_CHAIN = 120  # letters of a file's name, of all layers; most systems al
 
 @dataclass(frozen=True)
 class Timed:
-    """One way that was timed.
+    """One timed candidate of a race.
 
     Attributes:
         way: its name.
         config: its tile's configuration, None where it has none.
-        weight: what the time says about preparing the weight.
-        predicted_us: what its cost model said for the batch that was timed; None if it has none.
+        weight: whether the time includes preparing the weight.
+        predicted_us: by its cost model, for the batch that was timed; None if it has none.
         median_us, p20_us, p80_us: microseconds on the device.
-        host_us: microseconds that a call takes the host; None on a CPU, which has no such part,
-            and for a way that was given up before it was timed.
+        host_us: microseconds of a call on the host; None on a CPU, which has no such part,
+            and for a candidate that was given up before it was timed.
     """
 
     way: str
@@ -74,7 +74,7 @@ class Timed:
         config: dict[str, Any] | None = None,
         predicted_us: float | None = None,
     ) -> Timed:
-        """What a race has seen of a way that could run."""
+        """The times that a race has measured of a candidate."""
         took = result.measurement
         assert took is not None
         host_us = result.host_us if math.isfinite(result.host_us) else None
@@ -92,13 +92,13 @@ class Timed:
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured for a key, and what was chosen.
+    """The measurements for a key, and the choices.
 
     Attributes:
         key: what it is for.
         batch: rows that were timed.
-        timed: every way that was.
-        cached: index into ``timed`` of the choice for weights whose preparation is kept.
+        timed: every timed candidate.
+        cached: index into ``timed`` of the choice for weights whose prepared form is cached.
         repacked: that for weights that are prepared on every call.
         stored: that for a module's parameters; None where it is ``cached``.
     """
@@ -116,7 +116,7 @@ class Record:
 
     @property
     def indices(self) -> set[int]:
-        """Of all choices."""
+        """The indices of all choices."""
         return {self.cached, self.repacked, *([] if self.stored is None else [self.stored])}
 
     def chosen(self, changing: bool) -> Timed:
@@ -126,7 +126,7 @@ class Record:
         return self.timed[self.cached if self.stored is None else self.stored]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The record as plain values."""
         return {
             "key": self.key.to_json(),
             "batch": self.batch,
@@ -164,7 +164,7 @@ def _timed(values: Any) -> Timed:
 
 
 def code_digest() -> str:
-    """Digest of the code that is timed, that compiles it and that times it.
+    """A digest of the code that is timed, of its compiler and of its timer.
 
     Comments and docstrings of Python do not count: `ksopt.jit.source_digest`.
     """
@@ -175,13 +175,13 @@ def code_digest() -> str:
 
 
 def folder_of(fingerprint: Fingerprint) -> Path:
-    """Where the choices for a fingerprint are."""
+    """The folder of the choices for a fingerprint."""
     digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
     return cache.store_root() / "choices" / digest
 
 
 def path_of(fingerprint: Fingerprint, key: ProblemKey) -> Path:
-    """The file of a key; its name can be read, but what counts is what stands in it."""
+    """The file of a key; its name is readable, but its content decides."""
     problem = key.problem
     siblings = (f"{problem.siblings}x",) if problem.siblings > 1 else ()
     precision = problem.dtype if problem.exact else "tf32"
@@ -202,13 +202,13 @@ def _name_of(chain: Chain, longest: int) -> str:
 
 
 def load(fingerprint: Fingerprint, key: ProblemKey) -> Record | None:
-    """What was recorded for a key; None if nothing was, or nothing that can be used."""
+    """The record of a key; None if there is none that can be used."""
     record = _read(path_of(fingerprint, key), fingerprint)
     return record if record is not None and record.key == key else None
 
 
 def load_all(fingerprint: Fingerprint) -> list[Record]:
-    """Everything recorded for a fingerprint, in order of the keys' names."""
+    """All records for a fingerprint, in order of the keys' names."""
     try:
         files = sorted(folder_of(fingerprint).glob("*.json"))
     except OSError:
@@ -218,7 +218,7 @@ def load_all(fingerprint: Fingerprint) -> list[Record]:
 
 
 def save(fingerprint: Fingerprint, record: Record) -> bool:
-    """Write a record into place in one step; whether it was possible. Never raises for the disk."""
+    """Write a record atomically; whether it was possible. Never raises for the disk."""
     path = path_of(fingerprint, record.key)
     values = {"schema": _SCHEMA, "fingerprint": fingerprint, **record.to_json()}
     try:
@@ -244,7 +244,7 @@ def alone(fingerprint: Fingerprint, key: ProblemKey) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(measured: Path) -> Iterator[None]:
-    """Let one process at a time measure what is to be kept in a file.
+    """Let one process at a time measure what a file will store.
 
     The lock, a file beside that one, ends with its holder, however it ends. Where there can be no
     lock there is none.

@@ -1,4 +1,4 @@
-"""What the operators refuse, in words: eager, fake and meta tensors get the same sentences."""
+"""The operators' argument checks, with the same errors for eager, fake and meta tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_tensors(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> None:
-    """Refuse what is no tensor where one is needed.
+    """Refuse arguments that are no tensor where one is needed.
 
     Args:
         op: the operator's name.
@@ -72,7 +72,7 @@ def check_memory(op: str, **operands: Tensor) -> None:
 
 
 def check_ks_mm(x: Tensor, weight: Tensor, batch_last: bool, *, any_dtype: bool = False) -> None:
-    """Refuse what ks_mm cannot multiply, and say why.
+    """Refuse operands that ks_mm cannot multiply, with the reason.
 
     Args:
         x, weight, batch_last: the operator's.
@@ -105,7 +105,7 @@ def check_ks_mm(x: Tensor, weight: Tensor, batch_last: bool, *, any_dtype: bool 
 
 
 def check_out(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor) -> None:
-    """Refuse what cannot hold the product of operands that `check_ks_mm` has let pass.
+    """Refuse an ``out`` that cannot hold the product of operands that `check_ks_mm` accepts.
 
     Raises:
         InvalidInputError: another shape, dtype or device than the product has.
@@ -125,7 +125,7 @@ def check_out(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor) -> None:
 
 
 def check_chain_out(y: Tensor, out: Tensor) -> None:
-    """Refuse what cannot hold a chain's result, such as y.
+    """Refuse an ``out`` that cannot hold a chain's result, such as y.
 
     Raises:
         InvalidInputError: another shape, dtype or device than y has.
@@ -142,7 +142,7 @@ def check_chain_out(y: Tensor, out: Tensor) -> None:
 
 
 def is_written_straight(out: Tensor, *operands: Tensor | None) -> bool:
-    """Whether kernels may write into out: all else is copied into it, as by torch's own operators.
+    """Whether kernels may write straight into out; other results are copied into it.
 
     That is where it is contiguous, aligned to 16 bytes, and shares no memory with the operands.
     """
@@ -194,7 +194,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def check_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> None:
-    """Refuse what ks_mm_weight_grad cannot multiply.
+    """Refuse operands that ks_mm_weight_grad cannot multiply.
 
     Raises:
         InvalidInputError: shapes, dtypes or devices that do not fit together; tensors that are not
@@ -223,7 +223,7 @@ def check_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool)
 
 
 def check_chain(op: str, weights: Sequence[Tensor], siblings: int, activation: str) -> None:
-    """Refuse a chain whose parts cannot be told apart, and an unknown activation.
+    """Refuse a chain that cannot be split into siblings, and an unknown activation.
 
     Args:
         op: the operator's name.
@@ -257,7 +257,7 @@ def check_chain(op: str, weights: Sequence[Tensor], siblings: int, activation: s
 
 
 def shape_of_result(y: Tensor, activation: str, batch_last: bool) -> list[int]:
-    """The shape of what an activation makes of a chain's product y, that of all siblings."""
+    """The shape of an activation's result for a chain's product y of all siblings."""
     shape = list(y.shape)
     if activation in GATES:
         shape[0 if batch_last else -1] //= 2
@@ -272,7 +272,7 @@ def check_epilogue(
     residual: Tensor | None,
     batch_last: bool,
 ) -> None:
-    """Refuse what cannot be added to a chain's product y, or to a gate's of its halves.
+    """Refuse a bias or residual that cannot be added to a chain's product y, or to a gate's.
 
     Raises:
         InvalidInputError: another shape or dtype than the product's.

@@ -1,13 +1,13 @@
-"""Weights in the form that a way to multiply wants, prepared once for each version of a weight.
+"""The cache of prepared weights: each form is prepared once per version of a weight.
 
-What was prepared is kept for as long as the weight lives, beside it and not in it: nothing is added
-to modules, their state_dicts or their copies. It is used again only for the same memory in the same
+A prepared form lives as long as its weight, beside it and not in it: nothing is added
+to modules, their state_dicts or their copies. It is reused only for the same memory in the same
 version (torch counts in-place changes), so an optimizer's step, ``copy_``, ``load_state_dict``,
 ``.to()`` and ``weight.data = ...`` all lead to a new preparation. Views (a transposed weight) are
-kept with the tensor that they view. A tensor that compiled code has made of the same memory does
+cached with the tensor that they view. A tensor that compiled code created on the same memory does
 not know what it is a view of, and counts versions of its own: see `scopes.owned_by`.
 
-Prepared anew on every call:
+A weight is prepared on every call:
 
 - while autograd records a weight's gradient or computes it (see `scopes.changing`);
 - for what a compiled graph computes (see `ksopt.ops.graph_inputs`);
@@ -15,15 +15,15 @@ Prepared anew on every call:
   have changed when the graph is replayed (but see recorded_weights.py);
 - for inference tensors, which count no versions, for subclasses of Tensor, and for lazily negated
   views;
-- where keeping it would take more memory than `limit_bytes`.
+- where caching it would take more memory than `limit_bytes`.
 
-A product under autograd also forgets what was kept of its weight, so that an evaluation after
-training steps prepares anew, whatever the steps did to the weight. The step of one of torch's
-optimizers forgets all weights but those that it trains around (see `scopes.frozen`): fused ones
-leave the versions of what they train alone (seen with 2.13), and a teacher that follows its student
-is often written to through ``.data``.
+A product under autograd also drops the entries of its weight, so that an evaluation after training
+steps prepares the weight again, whatever the steps did to it. The step of a torch optimizer drops
+the entries of all weights but those declared frozen (see `scopes.frozen`): fused optimizers do not
+count versions of the weights that they train (seen with 2.13), and a teacher that follows its
+student is often written to through ``.data``.
 
-Otherwise, what torch does not count goes unseen: a write through ``weight.data``, one to the same
+Otherwise, writes that torch does not count go unseen: one through ``weight.data``, one to the same
 memory from outside torch, and one under ``torch.autograd._unsafe_preserve_version_counter``, as
 FSDP's gathering of shards is. After such a write, call ``ksopt.refresh()``.
 """
@@ -47,7 +47,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ksopt.jit import host
 from ksopt.kernels import cached_tensors
-from ksopt.kernels.weight_scopes import root_of, said
+from ksopt.kernels.weight_scopes import root_of, thread_state
 
 Prepare = Callable[[Tensor], Tensor]
 
@@ -56,14 +56,14 @@ _LIMIT_CPU = 2**30
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A prepared weight, and what it was prepared from.
+class CachedWeight:
+    """A prepared weight and the state of the weight that it was prepared from.
 
     It is ``lasting`` if it was prepared while gradients passed through the weight. The weak
-    reference keeps the storage's address from being given to another storage, so equal addresses
-    mean the same storage. The ``token``, ``prepared`` once more, is held by nobody else: the host
-    library, which holds it weakly, knows by it whether this is still kept. It knows it by the forms
-    and streams that are ``noted``.
+    reference keeps the storage's address from being reused, so equal addresses mean the same
+    storage. The ``token`` is an alias of ``prepared`` that only this entry holds: the host library
+    holds it weakly, and by it checks that this entry is still cached. The library has a note of it
+    for each form and stream in ``noted``.
     """
 
     version: int
@@ -81,7 +81,7 @@ class Kept:
         )
 
     def on_current_stream(self) -> Tensor:
-        """The prepared weight, once the current stream may read it."""
+        """The prepared weight, after the current stream waits until it may read it."""
         if self.ready is not None and _stream(self.prepared) != self.stream:
             current = torch.cuda.current_stream(self.prepared.device)
             current.wait_event(self.ready)
@@ -94,10 +94,10 @@ _FormKey = tuple[str, int, torch.Size, tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class _Forms:
-    """What is kept of one weight, and which of its forms are no more than views of it."""
+    """The cached forms of one weight, and the forms that are mere views of it."""
 
     owner: weakref.ref[Tensor]
-    kept: dict[_FormKey, Kept]
+    cached: dict[_FormKey, CachedWeight]
     views: set[_FormKey]
 
 
@@ -107,11 +107,11 @@ _lock = threading.RLock()
 
 
 partners: dict[int, set[int]] = {}
-"""Of a tensor, by its id, those with which something is kept that was made of both."""
+"""Ids of tensors by a tensor's id: those whose entries were prepared from both."""
 
 
 def join(owner: Tensor, first: Tensor) -> None:
-    """Note that something is kept with ``first`` that was made of ``owner``'s values, too."""
+    """Register that an entry of ``first`` was prepared from ``owner``'s values, too."""
     with _lock:
         partners.setdefault(id(owner), set()).add(id(first))
         cached_tensors.add(owner)
@@ -127,18 +127,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def are_said_to_change() -> bool:
+def are_marked_changing() -> bool:
     """Whether this is inside `scopes.changing`."""
-    return said.changing
+    return thread_state.changing
 
 
 def are_changing(device: int) -> bool:
-    """Whether weights on CUDA are prepared anew: they are said to change, or a graph is captured.
+    """Whether weights on CUDA are not cached: marked as changing, or a graph is captured.
 
     Args:
         device: the weights', which need not be the current one.
     """
-    return said.changing or (said.recorder is None and is_capturing(device))
+    return thread_state.changing or (thread_state.recorder is None and is_capturing(device))
 
 
 def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
@@ -148,10 +148,10 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
         weight: on any device, any strides; a real tensor, not a fake or batched one.
         form: names what ``prepare`` does; equal names must mean equal results.
         prepare: computes a new tensor from a detached weight; if it returns a view of its argument
-            there is nothing to keep.
+            nothing is cached.
 
     Returns:
-        The prepared weight, which nobody may write to.
+        The prepared weight, which must not be written to.
 
     Example:
         >>> weight = torch.arange(4.0).reshape(1, 2, 2, 1)
@@ -163,14 +163,14 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
         False
     """
     owner = owner_of(weight)
-    if not is_keepable(weight, owner):
+    if not is_cacheable(weight, owner):
         return prepare(weight.detach())
-    kept = kept_of(weight, owner, form)
+    cached = cached_of(weight, owner, form)
     if is_recorded(weight):
-        read = recorded((weight,), (owner,), kept, lambda weights: prepare(weights[0]))
+        read = recorded((weight,), (owner,), cached, lambda weights: prepare(weights[0]))
         return prepare(weight.detach()) if read is None else read
-    if kept is not None:
-        return kept.on_current_stream()
+    if cached is not None:
+        return cached.on_current_stream()
     key = _key(weight, form)
     forms = _by_weight.get(id(owner))
     if forms is not None and key in forms.views:
@@ -178,42 +178,44 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
     return _prepare(weight, owner, key, prepare)
 
 
-def kept_of(weight: Tensor, owner: Tensor, form: str) -> Kept | None:
-    """What is kept of this version of a weight in this form; None if nothing is.
+def cached_of(weight: Tensor, owner: Tensor, form: str) -> CachedWeight | None:
+    """The entry of this version of a weight in this form; None if there is none.
 
     Args:
         weight, form: as for `prepared`.
         owner: its `owner_of`.
     """
     forms = _by_weight.get(id(owner))
-    kept = None if forms is None else forms.kept.get(_key(weight, form))
-    return kept if kept is not None and kept.is_of(weight, owner) else None
+    cached = None if forms is None else forms.cached.get(_key(weight, form))
+    return cached if cached is not None and cached.is_of(weight, owner) else None
 
 
 def is_recorded(weight: Tensor) -> bool:
     """Whether a CUDA graph is captured whose weights are prepared again before its replays."""
-    return said.recorder is not None and weight.is_cuda and is_capturing(weight.get_device())
+    return (
+        thread_state.recorder is not None and weight.is_cuda and is_capturing(weight.get_device())
+    )
 
 
 def recorded(
     weights: Sequence[Tensor],
     owners: Sequence[Tensor],
-    kept: Kept | None,
+    cached: CachedWeight | None,
     prepare: Callable[[Sequence[Tensor]], Tensor],
 ) -> Tensor | None:
-    """What is kept of weights, where a graph that is being captured may read it.
+    """The cached form of weights, where a graph that is being captured may read it.
 
     Args:
         weights, prepare: of the preparation.
         owners: their `owner_of`.
-        kept: what is kept of them; torch has waited for it before it captures.
+        cached: their entry; torch has waited for it before it captures.
 
     Returns:
         None where the graph has to prepare them itself.
     """
-    assert said.recorder is not None
-    if kept is not None and said.recorder.add(weights, owners, kept.prepared, prepare):
-        return kept.prepared
+    assert thread_state.recorder is not None
+    if cached is not None and thread_state.recorder.add(weights, owners, cached.prepared, prepare):
+        return cached.prepared
     return None
 
 
@@ -222,7 +224,7 @@ def _key(weight: Tensor, form: str) -> _FormKey:
 
 
 def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous copy of a weight in another dtype, kept as all that is prepared.
+    """A contiguous copy of a weight in another dtype, cached like all prepared forms.
 
     It is a weight itself, of which other forms may be prepared.
 
@@ -243,21 +245,21 @@ def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def drop(weight: Tensor, is_outdated: Callable[[str, Tensor], bool]) -> None:
-    """Forget some of what is kept of a weight.
+    """Drop some of the cached forms of a weight.
 
     Args:
         weight: as for `prepared`.
-        is_outdated: of a form and what was prepared, whether that goes.
+        is_outdated: (form, prepared weight) -> whether to drop it.
     """
     with _lock:
         forms = _by_weight.get(id(owner_of(weight)))
-        kept = {} if forms is None else forms.kept
-        for key in [key for key, one in kept.items() if is_outdated(key[0], one.prepared)]:
-            del kept[key]
+        cached = {} if forms is None else forms.cached
+        for key in [key for key, one in cached.items() if is_outdated(key[0], one.prepared)]:
+            del cached[key]
 
 
 def forget(weight: Tensor) -> None:
-    """Forget what is kept of a weight and of its views: it is being trained.
+    """Drop the cached forms of a weight and of its views: it is being trained.
 
     Example:
         >>> weight = torch.arange(4.0).reshape(1, 2, 2, 1)
@@ -277,13 +279,13 @@ def forget(weight: Tensor) -> None:
 
 @_disable_dynamo  # which leaves it in place behind a compiled step, whose versions stay, too
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Forget what the step may have changed unseen, or what follows it may change so."""
+    """Drop the forms of weights that the step, or code after it, may have changed unseen."""
     _count_forgotten()
     with _lock:
         for place, forms in list(_by_weight.items()):
-            for key in [key for key, kept in forms.kept.items() if not kept.lasting]:
-                del forms.kept[key]
-            if not forms.kept and not forms.views:
+            for key in [key for key, cached in forms.cached.items() if not cached.lasting]:
+                del forms.cached[key]
+            if not forms.cached and not forms.views:
                 _by_weight.pop(place, None)
     for group in optimizer.param_groups if _by_weight else ():
         for parameter in group["params"]:
@@ -292,7 +294,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 
 @functools.cache
 def _watch_optimizers() -> None:
-    # Only once something is kept: until then ksopt changes nothing of torch's.
+    # Only once something is cached: until then ksopt changes nothing of torch's.
     register_optimizer_step_post_hook(_after_step)
 
 
@@ -300,7 +302,7 @@ _times_forgotten = 0
 
 
 def forgotten() -> int:
-    """A number that changes whenever weights may have been written unseen by their versions."""
+    """A counter that changes whenever weights may have been written unseen by their versions."""
     by_library: int = torch.ops.ksopt_host.times_forgotten() if host.is_loaded() else 0
     return _times_forgotten + by_library
 
@@ -311,11 +313,11 @@ def _count_forgotten() -> None:
 
 
 refreshes = 0
-"""How often `refresh` was called: whoever else keeps something of a weight's values compares it."""
+"""The number of `refresh` calls, which other caches of weights' values compare."""
 
 
 def refresh() -> None:
-    """Forget all prepared weights, after a change to a weight that torch does not count.
+    """Drop all prepared weights, after a change to a weight that torch does not count.
 
     Those are writes through ``weight.data``, and writes to its memory from outside torch.
 
@@ -334,19 +336,19 @@ def refresh() -> None:
     _count_forgotten()
 
 
-def kept_bytes(device: torch.device) -> int:
-    """Memory of all prepared weights that are kept on ``device``."""
+def cached_bytes(device: torch.device) -> int:
+    """Bytes of all prepared weights that are cached on ``device``."""
     with _lock:
         return sum(
-            kept.prepared.untyped_storage().nbytes()
+            cached.prepared.untyped_storage().nbytes()
             for forms in list(_by_weight.values())
-            for kept in list(forms.kept.values())
-            if kept.prepared.device == device
+            for cached in list(forms.cached.values())
+            if cached.prepared.device == device
         )
 
 
 def limit_bytes(device: torch.device) -> int:
-    """The most memory that prepared weights may take on ``device``."""
+    """The most bytes that prepared weights may take on ``device``."""
     if device.type != "cuda":
         return _LIMIT_CPU
     return int(_LIMIT_SHARE * torch.cuda.get_device_properties(device).total_memory)
@@ -358,19 +360,19 @@ def is_stored(weight: Tensor) -> bool:
 
 
 def has_room(size_bytes: int, device: torch.device) -> bool:
-    """Whether prepared weights of such a size may be kept on ``device``, beside those that are."""
-    return kept_bytes(device) + size_bytes <= limit_bytes(device)
+    """Whether prepared weights of such a size may be added to those cached on ``device``."""
+    return cached_bytes(device) + size_bytes <= limit_bytes(device)
 
 
 def owner_of(weight: Tensor) -> Tensor:
-    """The tensor that a weight is a view of, maybe itself: what is kept is kept with that one."""
+    """The tensor that a weight is a view of, or itself: the cache's entries belong to it."""
     base = weight._base
     if base is not None:
         return base
-    owner = said.owner
+    owner = thread_state.owner
     if owner is not None and owner is not weight and _share_memory(owner, weight):
         return owner
-    return next((one for one in said.owners if _share_memory(one, weight)), weight)
+    return next((one for one in thread_state.owners if _share_memory(one, weight)), weight)
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:
@@ -383,26 +385,26 @@ def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
 
 
-def is_keepable(weight: Tensor, owner: Tensor) -> bool:
-    """Whether anything may be kept of a weight; ``owner`` is its `owner_of`."""
+def is_cacheable(weight: Tensor, owner: Tensor) -> bool:
+    """Whether forms of a weight may be cached; ``owner`` is its `owner_of`."""
     return not (
-        said.changing
+        thread_state.changing
         or not _is_plain(weight)
         or owner.is_inference()
         or weight.is_neg()  # its memory holds other values
-        or (said.recorder is None and weight.is_cuda and is_capturing(weight.get_device()))
+        or (thread_state.recorder is None and weight.is_cuda and is_capturing(weight.get_device()))
     )
 
 
 def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> Tensor:
     version = owner._version
     if weight.is_cuda:
-        result = _in_a_thread_of_its_own(_prepare_to_keep, weight, prepare)
+        result = _in_a_thread_of_its_own(_prepare_for_cache, weight, prepare)
     else:
-        result = _prepare_to_keep(weight, prepare)
+        result = _prepare_for_cache(weight, prepare)
     storage = weight.untyped_storage()
     if result.untyped_storage()._cdata == storage._cdata:
-        # A view: it would keep the weight alive, and costs little to make again without a thread.
+        # A view: it would keep the weight alive, and costs little to recreate without a thread.
         with _lock:
             _forms_of(owner).views.add(key)
         return result
@@ -411,24 +413,24 @@ def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> 
     with _lock:
         forms = _forms_of(owner)
         outdated = [
-            k for k, kept in forms.kept.items() if k == key or not kept.is_of(weight, owner)
+            k for k, cached in forms.cached.items() if k == key or not cached.is_of(weight, owner)
         ]
         for stale in outdated:
-            del forms.kept[stale]
+            del forms.cached[stale]
         if has_room(size, result.device):
             ready = None
             if result.is_cuda:
                 ready = torch.cuda.Event()
                 ready.record(torch.cuda.current_stream(result.device))
             stream, token = _stream(result), result.detach()
-            forms.kept[key] = Kept(
-                version, StorageWeakRef(storage), result, token, stream, ready, said.frozen
+            forms.cached[key] = CachedWeight(
+                version, StorageWeakRef(storage), result, token, stream, ready, thread_state.frozen
             )
     return result
 
 
-def _prepare_to_keep(weight: Tensor, prepare: Prepare) -> Tensor:
-    # Kept longer than this call, so it must be of use outside inference mode too.
+def _prepare_for_cache(weight: Tensor, prepare: Prepare) -> Tensor:
+    # It outlives this call, so it must be usable outside inference mode too.
     with torch.inference_mode(False), torch.no_grad():
         return prepare(weight.detach())
 
@@ -436,9 +438,9 @@ def _prepare_to_keep(weight: Tensor, prepare: Prepare) -> Tensor:
 def _in_a_thread_of_its_own(function: Callable[..., Tensor], weight: Tensor, *args: Any) -> Tensor:
     """``function(weight, *args)`` on the current stream, its memory from torch's common pool.
 
-    This thread's memory may come from a pool where nothing may stay: in the first run of a graph
-    that ``torch.compile(mode="reduce-overhead")`` is about to capture, torch refuses what is still
-    alive there at the end, or gives it to others. Torch redirects one thread, not all.
+    This thread's memory may come from a pool that is cleared: in the first run of a graph
+    that ``torch.compile(mode="reduce-overhead")`` is about to capture, torch refuses tensors still
+    alive there at the end, or reuses their memory. Torch redirects one thread, not all.
     """
     stream = torch.cuda.current_stream(weight.device)
 
@@ -451,19 +453,19 @@ def _in_a_thread_of_its_own(function: Callable[..., Tensor], weight: Tensor, *ar
 
 
 def _forms_of(owner: Tensor) -> _Forms:
-    """The entry of ``owner``, made if it was missing; the lock is held."""
+    """The entry of ``owner``, created if it is missing; the lock is held."""
     place = id(owner)
     forms = _by_weight.get(place)
     if forms is None or forms.owner() is not owner:
 
         def gone(reference: weakref.ref[Tensor]) -> None:
             with _lock:
-                found = _by_weight.get(place)
-                if found is not None and found.owner is reference:
+                entry = _by_weight.get(place)
+                if entry is not None and entry.owner is reference:
                     del _by_weight[place]
-                cached_tensors.discard(told)
+                cached_tensors.discard(address)
 
-        told = cached_tensors.add(owner)
+        address = cached_tensors.add(owner)
         forms = _by_weight[place] = _Forms(weakref.ref(owner, gone), {}, set())
     return forms
 

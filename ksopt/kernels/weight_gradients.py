@@ -1,4 +1,4 @@
-"""Which weight gradients a kernel of ksopt's computes, and by which launch."""
+"""Weight gradients by ksopt's kernels: where, and by which launch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_by_kernel(p: Pattern, dtype: torch.dtype, rows: int, device: torch.device
 def run(
     grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool, with_bias: bool = False
 ) -> tuple[Tensor, Tensor | None] | None:
-    """The gradient, and that of a bias behind the product, by a kernel.
+    """The weight gradient, and the gradient of a bias after the product, by a kernel.
 
     Args:
         grad: [*batch, a*b*d]; x: [*batch, a*c*d], on one device.
@@ -76,19 +76,19 @@ def is_faster(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> bool:
 
 
 def predicted_us(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> float:
-    """Microseconds predicted of the faster way."""
+    """Predicted microseconds of the faster implementation."""
     if is_faster(p, dtype, rows, spec):
         return kernels.predicted_us(kernels.best(p, rows, spec), p, rows, spec)
     return pytorch_us(p, rows)
 
 
 def bias_us(features: int, rows: int) -> float:
-    """Microseconds predicted of PyTorch's sum over rows of 16 bits: one reading of them."""
+    """Predicted microseconds of PyTorch's sum over rows of 16 bits, which reads them once."""
     return _BMM_LAUNCH_US + 2.0 * rows * features / _COPY_BYTES_PER_US
 
 
 def pytorch_us(p: Pattern, rows: int) -> float:
-    """Microseconds predicted of ``torch.bmm`` and the copies before it, in 16 bits."""
+    """Predicted microseconds of ``torch.bmm`` and the copies before it, in 16 bits."""
     size = 2.0 * rows * (p.in_features + p.out_features)
     product = _BMM_LAUNCH_US + max(_BMM_US_PER_ROW * rows, size / _BMM_BYTES_PER_US)
     return product + (0.0 if p.d == 1 else 2 * _BMM_LAUNCH_US + 2 * size / _COPY_BYTES_PER_US)

@@ -1,7 +1,7 @@
 """Several weights prepared as one tensor, as a kernel of a whole chain reads them.
 
-What was prepared is kept with the first of them, by the rules of weight_cache.py, for as long as
-all of them are what they were: the same tensors with the same memory in the same version.
+The result is cached with the first weight, by the rules of weight_cache.py, for as long as all of
+them are unchanged: the same tensors with the same memory in the same version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Part:
     Attributes:
         owner: the tensor that counts its versions, not that of another name of the same memory.
         storage, address, strides, version: of the weight when it was prepared. Who holds this
-            keeps the storage's address from being given to another storage.
+            keeps the storage's address from being reused.
     """
 
     owner: weakref.ref[Tensor]
@@ -34,19 +34,19 @@ class Part:
 
     @classmethod
     def of(cls, weight: Tensor, owner: Tensor) -> Part:
-        """As it is now; ``owner`` is its `weight_cache.owner_of`."""
+        """The present state of a weight; ``owner`` is its `weight_cache.owner_of`."""
         return cls(weakref.ref(owner), *_state(weight, owner))
 
     @property
     def is_outdated(self) -> bool:
-        """Whether no weight is any more what this one was."""
+        """Whether the weight has changed or is gone."""
         owner = self.owner()
         if owner is None or owner._version != self.version:
             return True
         return owner.untyped_storage()._cdata != self.storage
 
     def is_of(self, weight: Tensor, owner: Tensor) -> bool:
-        """Whether the weight is what it was."""
+        """Whether a weight is unchanged since it was prepared."""
         state = (self.storage, self.address, self.strides, self.version)
         return self.owner() is owner and not weight.is_neg() and state == _state(weight, owner)
 
@@ -67,7 +67,7 @@ def prepared_together(
         prepare: computes a new tensor from detached weights.
 
     Returns:
-        The prepared weights, which nobody may write to.
+        The prepared weights, which must not be written to.
 
     Example:
         >>> import torch
@@ -86,22 +86,22 @@ def prepared_together(
     return result
 
 
-def kept_together(
+def cached_together(
     weights: Sequence[Tensor],
     form: str,
     prepare: Callable[[Sequence[Tensor]], Tensor],
     size_bytes: int,
     is_sound: Callable[[Tensor], bool],
 ) -> Tensor | None:
-    """`prepared_together`, of what is worth preparing only where it stays.
+    """`prepared_together`, but only where the result is cached.
 
     Args:
         weights, form, prepare: as there.
         size_bytes: memory of the prepared weights.
-        is_sound: whether what was prepared may be used; else it is not kept.
+        is_sound: whether a result may be used; else it is not cached.
 
     Returns:
-        None where they would not be kept, or would become part of a CUDA graph: nothing is
+        None where they would not be cached, or would become part of a CUDA graph: nothing is
         prepared then. None, too, where they are not sound.
     """
     try:
@@ -111,7 +111,7 @@ def kept_together(
 
 
 class _UnsoundError(Exception):
-    """What was prepared may not be used."""
+    """The prepared weights may not be used."""
 
 
 def _together(
@@ -121,31 +121,31 @@ def _together(
     size_bytes: int | None = None,
     is_sound: Callable[[Tensor], bool] | None = None,
 ) -> Tensor | None:
-    """As `kept_together`; without ``size_bytes`` in any case, without ``is_sound`` all is.
+    """As `cached_together`; without ``size_bytes`` always, without ``is_sound`` unchecked.
 
     Raises:
-        _UnsoundError: it is not.
+        _UnsoundError: the result may not be used.
     """
     must_stay = size_bytes is not None
     owners = [weight_cache.owner_of(weight) for weight in weights]
     detached = [weight.detach() for weight in weights]
-    if not all(map(weight_cache.is_keepable, weights, owners)):
+    if not all(map(weight_cache.is_cacheable, weights, owners)):
         return None if must_stay else prepare(detached)
     first, *others = weights
     parts = tuple(map(Part.of, others, owners[1:]))
     dtype = str(first.dtype).removeprefix("torch.")
     number = number_of(form, [weight.shape for weight in weights], dtype)
     whole_form = _whole_form(form, others, parts)
-    kept = _kept(weights, owners, whole_form)
+    cached = _cached(weights, owners, whole_form)
     if weight_cache.is_recorded(first):
-        read = weight_cache.recorded(weights, owners, kept, prepare)
+        read = weight_cache.recorded(weights, owners, cached, prepare)
         return prepare(detached) if read is None and not must_stay else read
-    if kept is not None:
-        result = kept.on_current_stream()
+    if cached is not None:
+        result = cached.on_current_stream()
         weight_table.note_prepared(weights, whole_form, number, result, _versions(parts))
         return result
-    # Of what others made with the same first weight, what is still of use stays.
-    weight_cache.drop(first, lambda _, made: any(one.is_outdated for one in _parts_of(made)))
+    # Other groups' entries with the same first weight stay if they are still current.
+    weight_cache.drop(first, lambda _, tensor: any(part.is_outdated for part in _parts_of(tensor)))
     if size_bytes is not None and not weight_cache.has_room(size_bytes, first.device):
         return None
     for owner in owners[1:]:
@@ -167,20 +167,20 @@ def _together(
     return result
 
 
-def is_kept(weights: Sequence[Tensor], form: str) -> bool:
-    """Whether this form of these weights is kept: `kept_together` then returns it."""
+def is_cached(weights: Sequence[Tensor], form: str) -> bool:
+    """Whether this form of these weights is cached: `cached_together` then returns it."""
     owners = [weight_cache.owner_of(weight) for weight in weights]
     parts = tuple(map(Part.of, weights[1:], owners[1:]))
-    return _kept(weights, owners, _whole_form(form, weights[1:], parts)) is not None
+    return _cached(weights, owners, _whole_form(form, weights[1:], parts)) is not None
 
 
 def _parts_of(prepared: Tensor) -> tuple[Part, ...]:
-    """All weights but the first that something was prepared of; none where it was of one."""
+    """All weights but the first that a tensor was prepared from; none where it was one."""
     return getattr(prepared, "parts", ())
 
 
 def _whole_form(form: str, others: Sequence[Tensor], parts: Sequence[Part]) -> str:
-    """The name under which something is kept with the first weight, which says of what others."""
+    """The form's name in the first weight's entry, which identifies the other weights."""
     kinds = [
         (tuple(weight.shape), str(weight.dtype), part.storage)
         for weight, part in zip(others, parts, strict=True)
@@ -189,13 +189,15 @@ def _whole_form(form: str, others: Sequence[Tensor], parts: Sequence[Part]) -> s
     return f"{form} {kinds} {places}"
 
 
-def _kept(
+def _cached(
     weights: Sequence[Tensor], owners: Sequence[Tensor], whole_form: str
-) -> weight_cache.Kept | None:
-    kept = weight_cache.kept_of(weights[0], owners[0], whole_form)
-    if kept is None or not all(map(Part.is_of, _parts_of(kept.prepared), weights[1:], owners[1:])):
+) -> weight_cache.CachedWeight | None:
+    cached = weight_cache.cached_of(weights[0], owners[0], whole_form)
+    if cached is None or not all(
+        map(Part.is_of, _parts_of(cached.prepared), weights[1:], owners[1:])
+    ):
         return None
-    return kept
+    return cached
 
 
 def _versions(parts: Sequence[Part]) -> list[int]:
@@ -203,7 +205,7 @@ def _versions(parts: Sequence[Part]) -> list[int]:
 
 
 def number_of(form: str, shapes: Sequence[Sequence[int]], dtype: str) -> int:
-    """`weight_table.number_of` a form of several weights, of one dtype.
+    """The `weight_table.number_of` a form of several weights, of one dtype.
 
     Example:
         >>> number_of("packed", [(1, 2, 3, 4)], "float16") > 0

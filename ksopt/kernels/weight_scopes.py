@@ -1,7 +1,7 @@
-"""What the caller says of the weights in a block of code, for the thread that runs it.
+"""Scopes in which a caller declares properties of weights, for the thread that runs the block.
 
-Deep inside a product, weight_cache.py has to know more of a weight than the tensor tells. Where
-weights change the host library, too, has to know: it runs what it knows without Python.
+weight_cache.py needs properties of a weight that its tensor does not have. The host library, which
+runs known products without Python, needs to know where weights change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ksopt.jit import host
 
 
 class Recorder(Protocol):
-    """What keeps weights prepared that recorded CUDA graphs read: see recorded_weights.py."""
+    """Updates the prepared weights that recorded CUDA graphs read: see recorded_weights.py."""
 
     def add(
         self,
@@ -31,7 +31,7 @@ class Recorder(Protocol):
         """Let the graph that is being recorded read a preparation; False if it must not."""
 
 
-class _Said(threading.local):
+class _ThreadState(threading.local):
     changing = False
     frozen = False
     owner: Tensor | None = None
@@ -39,23 +39,23 @@ class _Said(threading.local):
     recorder: Recorder | None = None
 
 
-said = _Said()
-"""What is said in this thread at this moment."""
+thread_state = _ThreadState()
+"""The state of the scopes that this thread is in."""
 
-# What the overload itself calls, once the library is loaded. Of a thread that has told it nothing
-# yet all products enter Python, which tells it.
-_say_changing: Callable[[bool], None] | None = None
+# The overload's implementation, once the library is loaded. All products of a thread enter Python
+# until it has called this once.
+_mark_changing: Callable[[bool], None] | None = None
 
 
-def tell_host() -> None:
-    """Tell the host library, if it is loaded, what this thread says."""
-    if _say_changing is not None:
-        _say_changing(said.changing)
+def sync_host() -> None:
+    """Copy this thread's state of ``changing`` to the host library, if that is loaded."""
+    if _mark_changing is not None:
+        _mark_changing(thread_state.changing)
 
 
 def _follow_host() -> None:
-    global _say_changing
-    _say_changing = torch.ops.ksopt_host.say_changing.default._op
+    global _mark_changing
+    _mark_changing = torch.ops.ksopt_host.mark_changing.default._op
 
 
 host.when_loaded(_follow_host)
@@ -69,8 +69,8 @@ class _Scope:  # a class, because a generator costs twice as much
         self._value = value
 
     def __enter__(self) -> None:
-        self._before = getattr(said, self._what)
-        setattr(said, self._what, self._value)
+        self._before = getattr(thread_state, self._what)
+        setattr(thread_state, self._what, self._value)
 
     def __exit__(
         self,
@@ -78,11 +78,11 @@ class _Scope:  # a class, because a generator costs twice as much
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        setattr(said, self._what, self._before)
+        setattr(thread_state, self._what, self._before)
 
 
 class changing(_Scope):
-    """In this block weights are about to change: nothing is kept.
+    """A scope in which weights are about to change: nothing is cached.
 
     Args:
         value: False for a block inside such a block whose weights do not change.
@@ -94,18 +94,18 @@ class changing(_Scope):
     def __enter__(self) -> None:
         super().__enter__()
         if self._value != self._before:
-            tell_host()
+            sync_host()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         if self._value != self._before:
-            tell_host()
+            sync_host()
 
 
 class frozen(_Scope):
-    """In this block weights stay as they are while others are trained: gradients pass through them.
+    """A scope in which weights are frozen while others are trained: gradients pass through them.
 
-    What is kept of them outlives an optimizer's step.
+    Their cached forms outlive an optimizer's step.
     """
 
     __slots__ = ()
@@ -113,10 +113,10 @@ class frozen(_Scope):
 
 
 class owned_by(_Scope):
-    """In this block weights in an owner's memory are kept with it, as its views.
+    """A scope in which weights in an owner's memory are cached with it, as its views.
 
-    Inductor gives an operator a new tensor for each view at each call. It has the memory, and none
-    of what torch knows: what it is a view of, and how often that was changed.
+    Inductor passes an operator a new tensor for each view at each call. It has the memory, and none
+    of torch's records: which tensor it is a view of, and how often that was changed.
 
     Args:
         owner: the tensor that a model stores, a parameter or a buffer. Weights in other memory have
@@ -131,7 +131,7 @@ class owned_by(_Scope):
 
 
 class owned_by_each(_Scope):
-    """The same of several weights: each in one owner's memory.
+    """The same scope for several weights, each in one owner's memory.
 
     Args:
         owners: of the weights of a layer.
@@ -145,10 +145,10 @@ class owned_by_each(_Scope):
 
 
 class recorded_by(_Scope):
-    """In this block CUDA graphs may be recorded, before whose replays weights are prepared again.
+    """A scope in which CUDA graphs are recorded whose weights are prepared again before replays.
 
     Args:
-        recorder: which does so.
+        recorder: prepares them again.
     """
 
     __slots__ = ()

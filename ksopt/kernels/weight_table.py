@@ -1,14 +1,14 @@
-"""Prepared weights that the host library may multiply by at once, without Python.
+"""Registers prepared weights with the host library, which then multiplies by them without Python.
 
-weight_cache.py keeps prepared weights, and is the only one to decide how long. Here the library is
-told which of them were used last (csrc/host/kept_weights.cpp has the table), so that the next call
-finds them there. A note holds nothing alive: when weight_cache.py forgets what it keeps (a training
-step, `ksopt.refresh`, the memory limit, the weight's death), the note is void.
+weight_cache.py stores prepared weights and alone decides for how long. This module registers the
+ones used last in the library's table (csrc/host/cached_weights.cpp), where the next call looks them
+up. A note holds nothing alive: when weight_cache.py drops an entry (a training step,
+`ksopt.refresh`, the memory limit, the weight's death), its note is void.
 
-What proves that a preparation is still that of a weight, or of several that were prepared together:
+A note serves a call if these match the weight, or all weights that were prepared together:
 
 - each weight's storage, its address, its strides, and the version of what it is a view of:
-  csrc/host/kept_weights.cpp;
+  csrc/host/cached_weights.cpp;
 - its form, that the current stream may read it, and that no CUDA graph is captured:
   csrc/host/dispatch_table.hpp.
 """
@@ -28,12 +28,12 @@ from ksopt.kernels import weight_cache
 _numbers: dict[tuple[Any, ...], int] = {}
 _next_number = itertools.count(1)
 
-# What the overload itself calls, once the library is loaded.
+# The overload's own implementation, once the library is loaded.
 _note_in_library: Callable[..., None] | None = None
 
 
 def number_of(form: str, shape: tuple[int, ...], dtype: str) -> int:
-    """A number, never 0, for what a preparation does and to which weights; the same in a process.
+    """A number, never 0, of a form of weights with a shape and dtype; constant in a process.
 
     Example:
         >>> number_of("adbc", (1, 2, 3, 4), "float32") == number_of("adbc", (1, 2, 3, 4), "float32")
@@ -44,7 +44,7 @@ def number_of(form: str, shape: tuple[int, ...], dtype: str) -> int:
 
 
 def prepared(weight: Tensor, form: str, number: int, prepare: weight_cache.Prepare) -> Tensor:
-    """What `weight_cache.prepared` returns; noted where it may serve again.
+    """The result of `weight_cache.prepared`, registered where later calls may use it.
 
     Args:
         weight, form, prepare: as there.
@@ -56,15 +56,15 @@ def prepared(weight: Tensor, form: str, number: int, prepare: weight_cache.Prepa
 
 
 def of(weight: Tensor, owner: Tensor | None = None) -> list[tuple[Tensor, int]]:
-    """What is at hand of a weight and the numbers of its forms, the newest first.
+    """The registered forms of a weight with their numbers, the newest first.
 
     Args:
         weight: any tensor with memory.
-        owner: the tensor that it is said to be a view of; None for nobody's.
+        owner: the tensor that it is declared a view of, or None.
 
     Returns:
-        What was prepared from the weight's present values and is still kept; nothing where there is
-        no library.
+        The forms prepared from the weight's present values that are still cached; none without the
+        library.
     """
     if not host.is_loaded():
         return []
@@ -79,26 +79,26 @@ def note_prepared(
     result: Tensor,
     versions: Sequence[int] = (),
 ) -> None:
-    """Note what weight_cache.py keeps of weights, where it may serve again.
+    """Register an entry of weight_cache.py with the library, where later calls may use it.
 
     Args:
-        weights: what it was made of; it is kept with the first.
+        weights: those that it was prepared from; the entry belongs to the first.
         form, number: as for `prepared`.
-        result: what weight_cache.py has returned.
-        versions: of all but the first weight, when it was made.
+        result: the tensor that weight_cache.py has returned.
+        versions: of all but the first weight, when it was prepared.
     """
-    if _note_in_library is None or weight_cache.are_said_to_change():
+    if _note_in_library is None or weight_cache.are_marked_changing():
         return
     first = weights[0]
     owners = [weight_cache.owner_of(weight) for weight in weights]
-    kept = weight_cache.kept_of(first, owners[0], form)
-    if kept is None or kept.prepared is not result:
+    cached = weight_cache.cached_of(first, owners[0], form)
+    if cached is None or cached.prepared is not result:
         return
     stream = torch._C._cuda_getCurrentRawStream(first.get_device()) if first.is_cuda else 0
-    if (number, stream) not in kept.noted:
-        when = (kept.version, *versions)
-        _note_in_library(weights, owners, when, kept.token, result, number, stream)
-        kept.noted.add((number, stream))
+    if (number, stream) not in cached.noted:
+        when = (cached.version, *versions)
+        _note_in_library(weights, owners, when, cached.token, result, number, stream)
+        cached.noted.add((number, stream))
 
 
 def _follow_host() -> None:

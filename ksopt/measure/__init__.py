@@ -1,1 +1,1 @@
-"""What times and judges results: clocks, accuracy, rooflines, energy."""
+"""Timing and judging of results: clocks, accuracy, rooflines, energy."""

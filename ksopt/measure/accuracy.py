@@ -1,4 +1,4 @@
-"""Whether a product is right: compared with float64 on some rows, before it is timed or chosen.
+"""The accuracy check of products against float64 on some rows, before timing or choosing.
 
 The truth is `chain_reference` in float64, and what is allowed is measured: PyTorch's own product in
 the operands' dtype is compared with the same truth.
@@ -25,7 +25,7 @@ _ALLOWED_ERROR = 2.0  # times PyTorch's own: another order of summation rounds d
 TF32_ROUNDING = 2.0**-11  # allowed where TF32 is, though cuBLAS may have been more exact
 # Of the largest result: more is not rounding, even where PyTorch itself were that far off.
 _LARGEST_SHARE = 0.02
-# Sums of 16-bit products are kept in fp32 and rounded once. What tensor cores lose of them, in
+# Sums of 16-bit products are computed in fp32 and rounded once. The loss of tensor cores, in
 # shares of sum |x||w|: a few units in fp32's last place for each 8 terms. 16-bit partial sums lose
 # hundreds of times as much, and hide behind the last rounding in the error of all outputs together.
 _UNIT, _TERMS = 2.0**-22, 8
@@ -35,7 +35,7 @@ _FEW = 1024
 
 @dataclass(frozen=True)
 class Errors:
-    """How far a result is from the truth.
+    """The errors of a result against the float64 truth.
 
     Attributes:
         relative: norm of the difference over the norm of the truth.
@@ -55,7 +55,7 @@ def relative_error(result: Tensor, truth: Tensor) -> float:
 
 
 def allowed_error(pytorch: float, rounding: float) -> float:
-    """The relative error that is allowed where PyTorch has one, too.
+    """The allowed relative error, where PyTorch's own error is known too.
 
     Of few results PyTorch's may all be exact by luck, so no less than rounding is allowed.
 
@@ -72,7 +72,7 @@ def allowed_error(pytorch: float, rounding: float) -> float:
 
 
 def cancellation(x: Tensor, weights: Sequence[Tensor], layout: str) -> float:
-    """How many times as large the errors of a chain's product are as those of ordinary sums.
+    """The ratio of the errors of a chain's product to those of ordinary sums.
 
     Rounding n terms leaves an error that grows with the norm of the terms, which a sum of random
     ones has, too. Where the terms cancel the sum is smaller, and its relative error larger: the
@@ -127,7 +127,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Around:
-    """What is computed beside a chain's product.
+    """The operations around a chain's product.
 
     Attributes:
         bias, activation, residual: behind it, as `ksopt.epilogue.with_epilogue` does.
@@ -144,7 +144,7 @@ class Around:
 
     @property
     def steps(self) -> int:
-        """Operations beside the products, each of which may round."""
+        """The number of operations beside the products, each of which may round."""
         several = [self.bias is not None, self.activation != "none", self.residual is not None]
         several += [self.activation in GATES]  # it multiplies, too
         if self.ahead is not None:
@@ -156,7 +156,7 @@ _NOTHING = Around()
 
 
 class AccuracyCheck:
-    """The float64 truth of a chain's product on some rows of an input, and what may differ from it.
+    """The float64 truth of a chain's product on some rows of an input, and the allowed errors.
 
     It is used in two ways, because operands differ: a kernel that is to be chosen is called on the
     user's, which may hold NaN themselves (`judge`, and `checking`); what is benchmarked is called
@@ -167,7 +167,7 @@ class AccuracyCheck:
         weights: (a, b, c, d) of the chain's factors, left to right.
         layout: "batch_first" or "batch_last".
         rounded_once: for kernels, of one factor: sums in 16 bit are a fault, and so is any error of
-            more than twice PyTorch's. A kernel's sums are kept in fp32. PyTorch's may be rounded
+            more than twice PyTorch's. A kernel's sums are fp32 numbers. PyTorch's may be rounded
             in between, or added in another order, which makes no wrong rival.
         product: what else than a chain's product the result should be; its weights are ``weights``.
         around: what else is computed.
@@ -225,7 +225,7 @@ class AccuracyCheck:
         weights: Sequence[Tensor],
         multiply: Callable[[Tensor, Sequence[Tensor]], Tensor],
     ) -> Tensor:
-        """Of the rows that are compared: what is ahead, all siblings' products, what follows."""
+        """The truth on the compared rows: the layer ahead, all siblings' products, the epilogue."""
         around, dtype = self._around, few.dtype
         if around.ahead is not None:
             first, weights = weights[: around.ahead.factors], weights[around.ahead.factors :]
@@ -266,7 +266,7 @@ class AccuracyCheck:
 
     @property
     def tells(self) -> bool:
-        """Whether the operands say anything about a result.
+        """Whether the operands can tell a right result from a wrong one.
 
         They do not where the truth is nothing but zeros, where it or PyTorch's own result is not
         finite, or where PyTorch is further off than rounding can be.
@@ -275,11 +275,11 @@ class AccuracyCheck:
         return 0 < largest < math.inf and self.pytorch.largest <= _LARGEST_SHARE
 
     def errors(self, y: Tensor) -> Errors:
-        """How far a result for all rows of x is from the truth."""
+        """The errors of a result for all rows of x."""
         return self._errors(self._picked(y))
 
     def fault(self, errors: Errors, closely: bool = False) -> str | None:
-        """What is wrong with a result of such errors, in words; None if nothing is.
+        """The fault of a result with such errors, as text; None if there is none.
 
         Args:
             errors: of the result.
@@ -304,7 +304,7 @@ class AccuracyCheck:
         return None
 
     def judge(self, y: Tensor, closely: bool = False) -> str | None:
-        """What is wrong with a kernel's result, in words; None if nothing is, or can be said.
+        """The fault of a kernel's result, as text; None if there is none, or none can be seen.
 
         Overwrites it: the next way's result is likely to get its memory, and must not be right
         there without being written. ``closely`` is as for `fault`.
@@ -325,24 +325,24 @@ class AccuracyCheck:
         )
 
     def fault_of(self, way: Callable[[Tensor], Tensor]) -> str | None:
-        """What is wrong with a way's result for x, in words; None if nothing is.
+        """The fault of an implementation's result for x, as text; None if there is none.
 
         It is looked through for NaN everywhere: before the call, memory of its size is filled with
         NaN and freed, so that the allocator hands it out again and what is left unwritten shows.
         """
         self.poison()
         y = way(self._x)
-        wanted = list(self._x.shape)
-        wanted[0 if self._last else -1] = self._features
-        if list(y.shape) != wanted or y.dtype != self._x.dtype:
-            return f"the result is {list(y.shape)} of {y.dtype}, not {wanted} of {self._x.dtype}"
+        shape = list(self._x.shape)
+        shape[0 if self._last else -1] = self._features
+        if list(y.shape) != shape or y.dtype != self._x.dtype:
+            return f"the result is {list(y.shape)} of {y.dtype}, not {shape} of {self._x.dtype}"
         fault = self.fault(self.errors(y))
         if fault is None and torch.isnan(y.sum(dtype=torch.float32)).item():
             return "parts of the result are NaN: they were not written"
         return fault
 
     def poison(self) -> None:
-        """Fill memory that the way's result may be given with NaN."""
+        """Fill with NaN the memory that an implementation's result may reuse."""
         x = self._x
         blocks = [x.new_empty(size) for size in (self._elements, self._elements, x.numel())]
         for block in blocks:
@@ -370,7 +370,7 @@ class AccuracyCheck:
 
 
 def checked_rows(batch: int, together: int = 1) -> list[int]:
-    """The rows that are compared: both ends, and some between them at an odd distance.
+    """The rows to compare: both ends, and some between them at an odd distance.
 
     Odd, so that they fall on every place of a tile, whose height is a power of two. Of rows that
     are multiplied ``together`` all are compared.
@@ -389,10 +389,10 @@ def checked_rows(batch: int, together: int = 1) -> list[int]:
 
 
 def checking(x: Tensor, weight: Tensor, batch_last: bool) -> tuple[AccuracyCheck, Tensor, Tensor]:
-    """A check of kernels that tells right from wrong, and the operands that it is for.
+    """An accuracy check that can tell right from wrong, and the operands that it is for.
 
-    They are those given, or random ones that lie in memory as these do: what is chosen now, on NaN
-    or zeros, multiplies ordinary numbers later.
+    They are the arguments, or random ones with the same layout: a choice taken on NaN or zeros
+    multiplies ordinary numbers later.
 
     Args:
         x: (*batch, N), or (N, *batch) when batch_last.

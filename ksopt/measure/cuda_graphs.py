@@ -1,4 +1,4 @@
-"""Calls as a model in service makes them: captured in a CUDA graph, every weight cold.
+"""Timing of calls as in a served model: captured in a CUDA graph, with cold weights.
 
 A graph holds a call for each of several copies of the weight, and L2 is emptied before each replay:
 so every call reads its weight from memory, as every layer of a model does that runs token by token,
@@ -15,23 +15,23 @@ import torch
 from torch import Tensor
 
 _FILLS = 8
-"""How often the copies fill L2: emptying it leaves it full of what is yet to be written to memory,
-and that, which is no part of a product, is shared by so many reads."""
+"""How often the copies fill L2: emptying it leaves it full of data still to be written to memory,
+and that cost, which is no part of a product, is shared by this many reads."""
 
 _LEAST, _FEW, _MOST = 8, 32, 256
 _MOST_BYTES = 4 << 30  # of more than the least copies
 
 
 def copies(weight_bytes: int, device: torch.device) -> int:
-    """How many copies of the weights fill L2 eight times.
+    """The number of copies of the weights that fill L2 eight times.
 
     From 32, so that a replay's start hardly counts, to 256; of large weights as many as 4 GiB hold,
     but at least 8.
     """
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     size = max(weight_bytes, 1)
-    wanted = min(max(math.ceil(_FILLS * l2_bytes / size), _FEW), _MOST)
-    return max(min(wanted, _MOST_BYTES // size), _LEAST)
+    count = min(max(math.ceil(_FILLS * l2_bytes / size), _FEW), _MOST)
+    return max(min(count, _MOST_BYTES // size), _LEAST)
 
 
 class Replay:
@@ -44,7 +44,7 @@ class Replay:
 
     def __init__(self, calls: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> None:
         # A graph knows addresses only: what is at them must live as long as it does.
-        self._kept = (tuple(calls), x)
+        self._alive = (tuple(calls), x)
         side = torch.cuda.Stream(x.device)
         side.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(side):

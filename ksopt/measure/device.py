@@ -1,4 +1,4 @@
-"""Which device a number was measured on: chosen, named and recorded."""
+"""The device of a measurement: chosen, named and recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ksopt.system.cpu import cpu_name, cpus_allowed
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """What a measurement depends on besides the code measured. None where it cannot be seen.
+    """The conditions of a measurement besides the code. None where they cannot be seen.
 
     Args:
         device: torch's name: ``cpu``, ``cuda:0``.
@@ -61,12 +61,12 @@ class DeviceRecord:
     commit: str | None
 
     def rows(self) -> list[tuple[str, str]]:
-        """(name, value) of what is known, for a table."""
+        """(name, value) of the known fields, for a table."""
         return [(key, str(value)) for key, value in asdict(self).items() if value is not None]
 
 
 def resolve(name: str = "auto") -> torch.device:
-    """The device that a user's word names.
+    """The device that a user's text names.
 
     Args:
         name: "auto" for the first GPU if there is one and the CPU otherwise, or torch's own name.
@@ -84,13 +84,13 @@ def resolve(name: str = "auto") -> torch.device:
     here = available()
     if name == "auto":
         return torch.device("cuda:0" if "cuda:0" in here else "cpu")
-    wanted = "cuda:0" if name == "cuda" else name
-    if wanted not in here:
+    full_name = "cuda:0" if name == "cuda" else name
+    if full_name not in here:
         raise InvalidInputError(
             f"device {name!r} is not available: this machine has {', '.join(here)} "
             f"(torch {torch.__version__}); 'auto' takes the first GPU, else the CPU"
         )
-    return torch.device(wanted)
+    return torch.device(full_name)
 
 
 def available() -> list[str]:
@@ -100,7 +100,7 @@ def available() -> list[str]:
 
 
 def record(device: torch.device | str) -> DeviceRecord:
-    """Describe a device and what runs on it. What cannot be seen is None; nothing is raised."""
+    """Describe a device and the software on it. Unknown fields are None; nothing is raised."""
     device = torch.device(device)
     gpu = _gpu(device) if device.type == "cuda" else _Gpu()
     processor = cpu_name() or "unknown CPU"
@@ -161,7 +161,7 @@ def _gpu(device: torch.device) -> _Gpu:
 def _memory_gib() -> float | None:
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError, AttributeError):  # not a POSIX system, or it does not tell
+    except (ValueError, OSError, AttributeError):  # not a POSIX system, or unknown to it
         return None
 
 

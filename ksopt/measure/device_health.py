@@ -1,4 +1,4 @@
-"""Whether a device still works after something has failed on it."""
+"""A check that a device still works after a failure on it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ksopt.errors import KsoptError
 
 
 class DeviceLostError(KsoptError, RuntimeError):
-    """Every further call on the device would fail in this process, whatever it computes."""
+    """The device is unusable for this process: every further call would fail."""
 
 
 def check(device: torch.device, chain: object) -> None:
-    """Nothing, but where a failure has left the device unusable for this process.
+    """Raise if a failure has left the device unusable for this process.
 
     After an illegal access or a trap every call fails: chains that come later must not be blamed.
 
     Args:
-        device: Where the chain failed.
-        chain: What failed: a chain, or another operator, that has a text.
+        device: The device on which the chain failed.
+        chain: The chain, or another operator, that failed; it has a text.
 
     Raises:
         DeviceLostError: The device does not work in this process any more.

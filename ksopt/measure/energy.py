@@ -1,9 +1,9 @@
-"""Energy of a call, by the counter of an NVIDIA GPU that its driver keeps (NVML).
+"""The energy of a call, by an NVIDIA GPU's energy counter (NVML).
 
 The counter is the whole board's, idle draw included. A function is called without a pause, from
 warm caches, and the energy of that time is shared out over the calls: so it is the energy of a
-device that does nothing else. Where calls are so short that the host cannot keep up, what the
-device draws while it waits is in it.
+device that does nothing else. Where calls are so short that the host cannot keep up, it includes
+the energy of the waiting device.
 
 The counter advances in steps, a few in a tenth of a second. Read at any moment it is up to a step
 behind, at both ends: that could be a tenth of half a second. So what is measured lies between two
@@ -45,7 +45,7 @@ class Meter:
         device: An NVIDIA GPU.
 
     Raises:
-        InvalidInputError: It has no such counter, or it cannot be read; the sentence says why.
+        InvalidInputError: It has no such counter, or it cannot be read; the message says why.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,7 +73,7 @@ class Meter:
             ) from None
 
     def millijoules(self) -> float:
-        """What the device has used since its driver was loaded.
+        """The energy that the device has used since its driver was loaded.
 
         Raises:
             EnergyError: The counter cannot be read any more.
@@ -105,13 +105,13 @@ def millijoules(
     Raises:
         EnergyError: The counter cannot be read, or stands still.
     """
-    found = per_call(calls, meter, seconds, clock)
-    return {name: one.millijoules for name, one in found.items()}
+    energies = per_call(calls, meter, seconds, clock)
+    return {name: one.millijoules for name, one in energies.items()}
 
 
 @dataclass(frozen=True)
 class PerCall:
-    """What one call took while a function was called without a pause.
+    """The energy and the time of one call while a function was called without a pause.
 
     Attributes:
         millijoules: of the whole board, idle draw included.
@@ -136,7 +136,7 @@ def per_call(
     Raises:
         EnergyError: The counter cannot be read, or stands still.
     """
-    found = {}
+    energies = {}
     for name, call in calls.items():
         at_work = _AtWork.begin(call, meter, clock)
         # The first burst also lets the draw settle, after other work or none.
@@ -147,8 +147,8 @@ def per_call(
             at_work.burst()
         last = at_work.until_step()
         count = at_work.count - counted
-        found[name] = PerCall((last - first) / count, (clock() - began) / count)
-    return found
+        energies[name] = PerCall((last - first) / count, (clock() - began) / count)
+    return energies
 
 
 def idle_watts(
@@ -157,13 +157,13 @@ def idle_watts(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], object] = time.sleep,
 ) -> float:
-    """What the device draws while it does nothing, its context kept: between two steps.
+    """The power of the idle device with its context alive, between two steps of the counter.
 
     Args:
         meter: Of the device.
         seconds: How long to do nothing, besides the waits for a step of the counter.
         clock: Seconds, rising.
-        sleep: Waits for so many seconds.
+        sleep: Waits for a number of seconds.
 
     Raises:
         EnergyError: The counter cannot be read, or stands still.
@@ -194,7 +194,7 @@ class _AtWork:
         call: The function.
         meter: Of its device.
         clock: Seconds, rising.
-        call_s: What a call takes, waiting for the device.
+        call_s: Seconds of a call, waiting for the device.
         count: Calls so far.
     """
 
@@ -206,7 +206,7 @@ class _AtWork:
 
     @classmethod
     def begin(cls, call: Callable[[], object], meter: Meter, clock: Callable[[], float]) -> _AtWork:
-        """Call it twice, of which the second tells how long a call takes."""
+        """Call it twice; the second call is timed."""
         call()
         meter.synchronize()
         began = clock()
@@ -220,7 +220,7 @@ class _AtWork:
         self.meter.synchronize()
 
     def until_step(self) -> float:
-        """What the counter says, in millijoules, once it has advanced."""
+        """The counter's value in millijoules, once it has advanced."""
         before, began = self.meter.millijoules(), self.clock()
         while True:
             self._queue(_STEP_BURST_S)
@@ -237,7 +237,7 @@ class _AtWork:
                 )
 
     def _queue(self, seconds: float) -> None:
-        """Calls that take about so long, at least one."""
+        """Queue calls for about this long, at least one."""
         count = max(1, int(seconds / self.call_s))
         for _ in range(count):
             self.call()

@@ -1,4 +1,4 @@
-"""What takes part in a race, and what a race has seen of it so far."""
+"""The entries of a race, and the samples taken of each so far."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ksopt.measure.measurement import Measurement, Quantile
 
 @dataclass(frozen=True)
 class BenchmarkEntry:
-    """What takes part in a race.
+    """A function that takes part in a race.
 
     Attributes:
         name: for messages.
         call: what is timed.
-        weight_modes: for which weights it competes, those that are prepared once ("cached") or at
-            each call ("repacked"): it is given up when it is hopeless for all of them; never, if
-            there are none.
+        weight_modes: the weights that it competes for: prepared once ("cached") or at each call
+            ("repacked"). It is given up when it is hopeless for all of them; never, if there are
+            none.
         products: of one call; times are of one product.
     """
 
@@ -31,7 +31,7 @@ class BenchmarkEntry:
 
 @dataclass
 class Lane:
-    """What a race has seen of an entry so far.
+    """The samples of an entry in a race so far.
 
     Attributes:
         entry: the entry.
@@ -40,7 +40,7 @@ class Lane:
         late_us: samples that the host was late for: they hold a part of its time.
         launches_us: what launching each sample took the host, the warm-up's last one first.
         given_up: whether it is sampled no longer.
-        events: around a sample on CUDA, made once: the host would make them anew between a sample's
+        events: around a sample on CUDA, created once: else the host creates them between a sample's
             overwriting and its end.
     """
 
@@ -53,13 +53,13 @@ class Lane:
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def measurement(self, quantile: Quantile) -> Measurement | None:
-        """Summary of the samples; of those that the host was late for where there are no others."""
+        """The summary of the samples; of those that the host was late for only if all are."""
         samples_us = self.samples_us or self.late_us
         if not samples_us:
             return None
         return Measurement.of(samples_us, self.calls, given_up=self.given_up, quantile=quantile)
 
     def launch(self) -> None:
-        """The calls of a sample."""
+        """Launch the calls of a sample."""
         for _ in range(self.calls):
             self.entry.call()

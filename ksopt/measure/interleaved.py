@@ -1,7 +1,7 @@
-"""Race entries that compute the same against each other, within a bound, and say who wins.
+"""Races between entries that compute the same, within a time bound, and their winners.
 
 Entries take turns, round by round, in an order that rotates, so that a clock that drops or a
-neighbour that wakes up hurts them all alike. What cannot win is sampled no longer, and a race ends
+neighbour that wakes up hurts them all alike. Entries that cannot win are dropped, and a race ends
 where its medians are certain.
 
 A product of a few rows takes hardly longer than the start and the end of its kernels, and follows
@@ -28,11 +28,11 @@ BUDGET_S = 0.5
 
 # Entries so slow that the fewest rounds would take three times the budget get fewer, at least 3.
 _FEWEST_IF_SLOW, _SLOW = 3, 3.0
-# Dropped in the warm-up: what keeps the device busy for this many times the fastest, and so long.
+# Dropped in the warm-up: entries of more than this many times the fastest, and this long.
 _FAR_BEHIND = 5.0
 _LONG_US = 2000.0
-# Medians closer than the first, or whose samples differ by fewer microseconds, have not been told
-# apart; nor have those closer than the last that lie inside the fastest's own spread.
+# Medians closer than the first, or whose samples differ by fewer microseconds, are not told
+# apart; nor are those closer than the last that lie inside the fastest's own spread.
 _TIE, _TIE_US, _NOISY_TIE = 1.01, 0.2, 1.05
 # A host's times vary: a launch that takes less than this share of another's is quicker.
 _QUICKER = 0.8
@@ -43,13 +43,13 @@ WarmUp = Callable[[Sequence[Lane], Timer], list[Lane]]
 
 @dataclass(frozen=True)
 class EntryResult:
-    """What a race has seen of an entry.
+    """The result of an entry in a race.
 
     Attributes:
         entry: the entry.
         samples_us: of a product; empty if it could not run.
         measurement: their summary; None if it could not run.
-        host_us: what a product takes the host where nobody wants its core; infinite if unknown.
+        host_us: host time of a product while its core is free; infinite if unknown.
     """
 
     entry: BenchmarkEntry
@@ -60,7 +60,7 @@ class EntryResult:
 
 @dataclass(frozen=True)
 class Rules:
-    """How a race is run, and when it ends.
+    """The rules of a race: how it is run, and when it ends.
 
     Attributes:
         warm_up: what comes before the first round.
@@ -70,8 +70,8 @@ class Rules:
         precision: it ends where every median's standard error is below this share of it; None: not
             before the budget.
         enough_rounds: that are taken even if the medians are as certain.
-        hopeless: after so many rounds, what takes more than so many times the fastest of each of
-            its weight modes is given up. One round alone may have met a hiccup.
+        hopeless: rounds -> ratio: after these rounds, an entry slower than this ratio times the
+            fastest of each of its weight modes is given up. One round may have met a hiccup.
         against: name of the entry that takes the place of each mode's fastest, and is not given
             up itself; where all others are, the race is over.
         budget_with_warm_up: whether the warm-up is part of the budget.
@@ -90,7 +90,7 @@ class Rules:
     quantile: Quantile = quantile_sample
 
     def hopeful(self, rounds: int, alive: list[Lane]) -> list[Lane]:
-        """Those that are sampled on after so many rounds; the others are given up."""
+        """The lanes to sample further after this many rounds; the others are given up."""
         if rounds not in self.hopeless:
             return alive
         # Of no sample that counts nothing is known yet.
@@ -109,7 +109,7 @@ class Rules:
         return [lane for lane in alive if not lane.given_up]
 
     def is_over(self, rounds: int, spent_s: float, alive: Sequence[Lane]) -> bool:
-        """Whether a race is over after so many rounds and seconds."""
+        """Whether a race is over after this many rounds and seconds."""
         if rounds in self.hopeless and all(lane.entry.name == self.against for lane in alive):
             return True
         fewest = self._at_least(self.fewest_rounds, rounds, spent_s)
@@ -118,10 +118,10 @@ class Rules:
         enough = self._at_least(self.enough_rounds, rounds, spent_s)
         return rounds >= enough and all(map(self._is_certain, alive))
 
-    def _at_least(self, wanted: int, rounds: int, spent_s: float) -> int:
-        if spent_s / rounds * wanted <= _SLOW * self.budget_s:
-            return wanted
-        return min(wanted, max(_FEWEST_IF_SLOW, int(_SLOW * self.budget_s * rounds / spent_s)))
+    def _at_least(self, least: int, rounds: int, spent_s: float) -> int:
+        if spent_s / rounds * least <= _SLOW * self.budget_s:
+            return least
+        return min(least, max(_FEWEST_IF_SLOW, int(_SLOW * self.budget_s * rounds / spent_s)))
 
     def _is_certain(self, lane: Lane) -> bool:
         if self.precision is None or not lane.samples_us:
@@ -136,7 +136,7 @@ def race(entries: Sequence[BenchmarkEntry], timer: Timer, rules: Rules) -> list[
     Args:
         entries: what takes part.
         timer: of the device that they compute on.
-        rules: how long, and who is given up.
+        rules: how long to sample, and when to give up an entry.
 
     Returns:
         A result for each entry, in their order.
@@ -162,10 +162,10 @@ def _result(lane: Lane, quantile: Quantile) -> EntryResult:
 
 
 def candidate_rules(budget_s: float) -> Rules:
-    """Those for a problem's candidates on a device whose caches are cold: some tens of rounds.
+    """The rules for a problem's candidates on a device with cold caches: some tens of rounds.
 
     Args:
-        budget_s: about how long the timed rounds may take; at least three are made.
+        budget_s: about how long the timed rounds may take; at least three are run.
     """
     return Rules(
         warm_up=warm_up_candidates,
@@ -179,7 +179,7 @@ def candidate_rules(budget_s: float) -> Rules:
 
 
 def warm_up_candidates(lanes: Sequence[Lane], timer: Timer) -> list[Lane]:
-    """Two calls of each; what fails is left out, and what is far behind is not called again."""
+    """Call each entry twice; leave out those that fail, and call those far behind no further."""
     alive: list[Lane] = []
     fastest: dict[str, float] = {}
     for lane in lanes:
@@ -209,13 +209,13 @@ def warm_up_candidates(lanes: Sequence[Lane], timer: Timer) -> list[Lane]:
 
 
 def warm_up_calls(calls: int, long_us: float = math.inf) -> WarmUp:
-    """So many calls of each, of which the last counts where it is so long that it has to.
+    """Call each entry this many times; the last call counts as a sample if calls are long.
 
-    What takes long, and twice as long as another that does, is not worth another call.
+    A lane with a long call is given up if it takes twice as long as another such lane.
 
     Args:
         calls: of each, at least 1.
-        long_us: what is long.
+        long_us: the time from which a call is long.
     """
 
     def warm_up(lanes: Sequence[Lane], timer: Timer) -> list[Lane]:
@@ -232,7 +232,7 @@ def warm_up_calls(calls: int, long_us: float = math.inf) -> WarmUp:
 
 
 def quickest(results: Sequence[EntryResult]) -> int:
-    """Index of the entry with the least sample: the one to take on a CPU.
+    """The index of the entry with the least sample, which is chosen on a CPU.
 
     Anything else that runs makes a product slower, never faster: the least time is the truest.
     """
@@ -241,7 +241,7 @@ def quickest(results: Sequence[EntryResult]) -> int:
 
 
 def winner(results: Sequence[EntryResult], mode: str, previous: str | None = None) -> int:
-    """Index of the one to take: the fastest, or of those it was not told apart from, the first.
+    """The index of the winner: the first of the fastest and those not distinguished from it.
 
     Where the device would wait for the host, only those count that take the host least, of those
     that the device does as fast within a fifth of a microsecond.
@@ -249,7 +249,7 @@ def winner(results: Sequence[EntryResult], mode: str, previous: str | None = Non
     Args:
         results: of a `race`, the simplest first.
         mode: of the entries that count.
-        previous: name of what was chosen before, which stays where it is not told apart either.
+        previous: name of the previous choice, which stays if it is not distinguished either.
 
     Raises:
         ValueError: none of them ran.

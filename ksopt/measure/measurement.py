@@ -1,4 +1,4 @@
-"""What samples of a time say: median, band, standard error, and whether two are told apart."""
+"""Statistics of time samples: median, band, standard error, and comparison of two."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def quantile_sample(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How long one call takes, cold.
+    """The time of one call with cold caches.
 
     Args:
         median_us: Median over the repeats, microseconds.
@@ -67,7 +67,7 @@ class Measurement:
         given_up: bool = False,
         quantile: Quantile = quantile,
     ) -> Measurement:
-        """Summary of samples in microseconds a call.
+        """The summary of samples in microseconds per call.
 
         Example:
             >>> Measurement.of([3.0, 1.0, 2.0, 5.0, 4.0]).median_us
@@ -90,7 +90,7 @@ class Measurement:
 
     @property
     def standard_error(self) -> float:
-        """Of the median, as a share of it, were the samples normal.
+        """The standard error of the median, as a share of it, for normal samples.
 
         Their middle 60 % would then span 1.683 standard deviations, and the median's own deviation
         would be 1.2533 / sqrt(n) of theirs.
@@ -98,7 +98,7 @@ class Measurement:
         return 1.2533 / 1.683 * self.noise / math.sqrt(self.repeats)
 
     def each_of(self, calls: int) -> Measurement:
-        """The share of one call, where what was timed makes that many.
+        """The measurement of one call, where the timed function makes this many.
 
         Example:
             >>> Measurement(30.0, 20.0, 50.0, 9).each_of(10).median_us
@@ -107,7 +107,7 @@ class Measurement:
         return replace(self.scaled(1 / calls), calls_per_sample=self.calls_per_sample * calls)
 
     def scaled(self, by: float) -> Measurement:
-        """The time that it would be if the clock ran ``1 / by`` times as fast.
+        """The measurement at a clock ``1 / by`` times as fast.
 
         Example:
             >>> Measurement(30.0, 20.0, 50.0, 9).scaled(2).p80_us
@@ -122,7 +122,7 @@ class Measurement:
 
 
 class Comparison(enum.Enum):
-    """How one measurement stands to another; the value is a phrase for a sentence."""
+    """The result of comparing two measurements; the value is a phrase for a sentence."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -130,9 +130,9 @@ class Comparison(enum.Enum):
 
 
 def compare(this: Measurement, other: Measurement) -> Comparison:
-    """Whether ``this`` is faster or slower than ``other``, or has not been told apart from it.
+    """Whether ``this`` is faster or slower than ``other``, or cannot be distinguished from it.
 
-    They are told apart when each median lies outside the other's band from p20 to p80. That is
+    They are distinguished when each median lies outside the other's band from p20 to p80. That is
     stricter than a test of the medians, and meant to be: the band is what the next run will show.
 
     Example:

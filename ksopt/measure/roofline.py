@@ -1,4 +1,4 @@
-"""The floor under a product's time: what this device's memory and arithmetic allow at best.
+"""The floor of a product's time: the least that the device's memory and arithmetic allow.
 
 floor = max(bytes / bandwidth, flops / rate). The ceilings are measured in the process that uses
 them: bandwidth by a large copy from device to device, rate by a large square GEMM of the dtype.
@@ -36,7 +36,7 @@ _CPU_LONGEST_US = 250_000.0
 
 @dataclass(frozen=True)
 class Roofline:
-    """Measured ceilings of a device for one dtype.
+    """The measured ceilings of a device for one dtype.
 
     Args:
         device: torch's name of the device.
@@ -45,7 +45,7 @@ class Roofline:
         rate: Floating-point operations per second of the GEMM.
         copy_bytes: Bytes that the copy moved, read and written.
         gemm_side: Side of the square matrices of the GEMM.
-        rate_from: What was measured for the rate: "float32 GEMM", "TF32 GEMM / 3", ...
+        rate_from: The measurement behind the rate: "float32 GEMM", "TF32 GEMM / 3", ...
     """
 
     device: str
@@ -66,7 +66,7 @@ class Roofline:
         return 1e6 * max(bytes_moved / self.bandwidth, flops / self.rate)
 
     def chain_floor_us(self, chain: Chain, batch: int) -> float:
-        """Sum of the factors' floors: no run of the chain factor by factor is faster.
+        """The sum of the factors' floors: no run of the chain factor by factor is faster.
 
         A kernel that runs the whole chain in one pass moves fewer bytes and may beat it.
         """
@@ -77,7 +77,7 @@ class Roofline:
         return self.floor_us(pattern.bytes(batch, self.dtype), pattern.flops(batch))
 
     def efficiency(self, bytes_moved: int, flops: int, latency_us: float) -> float:
-        """Floor over measured time. Above 1 where a CPU's caches keep what the floor moves.
+        """Floor over measured time. Above 1 where a CPU's caches hold the bytes of the floor.
 
         Example:
             >>> Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "").efficiency(10**6, 10**6, 200.0)

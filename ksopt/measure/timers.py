@@ -1,4 +1,4 @@
-"""How a sample of an entry's time is taken: on a CPU by its clock, on CUDA between two events.
+"""Timers of samples: by the clock on a CPU, between two events on CUDA.
 
 On CUDA the L2 cache is overwritten before each sample: in a model, other layers have been there
 since, and small operands that stayed in the cache would make the fastest look faster than it will
@@ -22,7 +22,7 @@ from ksopt.measure.entries import Lane
 
 _MOST_FLUSHES = 50
 _FLUSHES_TIMED = 3
-# Of the host's time for a sample that the device is kept busy with overwriting: its events come on
+# Of the host's time for a sample that the device is busy overwriting: its events come on
 # top of its launches, and other processes on the same cores.
 _COVERED, _EVENTS_US = 2.0, 20.0
 _LARGEST_FLUSH_BYTES = 2**28
@@ -43,12 +43,12 @@ class Timer(Protocol):
     shortest_sample_us: float
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
-        """In which entries are called."""
+        """The context in which entries are called."""
 
     def called(self, call: Callable[[], object]) -> tuple[float, float]:
-        """Microseconds of one call, caches as they are, and those that its launches took the host.
+        """Microseconds of one call with caches as they are, and of its launches on the host.
 
-        A first call loads libraries and asks for memory, which is no work of a CUDA device.
+        A first call loads libraries and allocates memory, which is no work of a CUDA device.
         """
 
     def sample(self, lanes: Sequence[Lane]) -> None:
@@ -73,7 +73,7 @@ class CpuTimer:
             self._scratch = torch.zeros(size, dtype=torch.uint8)
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
-        """None is needed."""
+        """An empty context."""
         return contextlib.nullcontext()
 
     def called(self, call: Callable[[], object]) -> tuple[float, float]:
@@ -110,7 +110,7 @@ class CudaTimer:
         self._tries = tries
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
-        """The device is the current one."""
+        """The context in which the device is the current one."""
         return torch.cuda.device(self._device)
 
     def called(self, call: Callable[[], object]) -> tuple[float, float]:
@@ -128,7 +128,7 @@ class CudaTimer:
             samples_us.append(took_us / lane.calls / lane.entry.products)
 
     def _queue(self, lane: Lane) -> bool:
-        """Queue a sample; whether the host was late for it, each time that it was taken."""
+        """Queue a sample; whether the host was late for it at each attempt."""
         start, stop = _events_of(lane)
         for _ in range(self._tries):
             # Overwrite for so long that the host has launched the sample before the device is free.
@@ -148,7 +148,7 @@ class CudaTimer:
 
 
 def timer_of(device: torch.device) -> Timer:
-    """The timer by which candidates of one problem race, with no more memory than there is.
+    """The timer for a race of one problem's candidates, within the free memory.
 
     On a CPU caches stay warm: the candidates are timed at a product that waits for its result.
 
@@ -166,8 +166,8 @@ class Overwriter:
     """Overwrites the L2 cache.
 
     Attributes:
-        once: does so.
-        us: how long that keeps the device busy; infinite if it does nothing.
+        once: overwrites the cache once.
+        us: how long the device is busy with it; infinite if it does nothing.
         host_us: how long it takes the host to launch.
     """
 
@@ -177,27 +177,27 @@ class Overwriter:
 
     @classmethod
     def of(cls, scratch: torch.Tensor) -> Overwriter:
-        """One that writes a tensor on the current device, and is timed here."""
+        """An overwriter that writes a tensor on the current device; its time is measured here."""
         for _ in range(2):  # the first one loads the kernel
             took_us, host_us = _called(lambda: [scratch.zero_() for _ in range(_FLUSHES_TIMED)])
         return cls(scratch.zero_, max(1.0, took_us / _FLUSHES_TIMED), host_us / _FLUSHES_TIMED)
 
     @classmethod
     def none(cls) -> Overwriter:
-        """One that does nothing: caches stay warm, and the host is never late."""
+        """An overwriter that does nothing: caches stay warm, and the host is never late."""
         return cls(lambda: None, math.inf, 0.0)
 
     def times_to_cover(self, launch_us: float) -> int:
-        """How often to overwrite, so that the device is busy until the host has launched a sample.
+        """The number of overwrites that keep the device busy until the host has launched a sample.
 
         Args:
             launch_us: what the last one took the host.
         """
-        wanted_us = _COVERED * launch_us + _EVENTS_US
-        return min(max(1, math.ceil(wanted_us / self._gained_us)), _MOST_FLUSHES)
+        needed_us = _COVERED * launch_us + _EVENTS_US
+        return min(max(1, math.ceil(needed_us / self._gained_us)), _MOST_FLUSHES)
 
     def covered_us(self, times: int) -> float:
-        """How long the host may take for so many times and a sample, or that is the host's.
+        """Microseconds that the host may take for this many overwrites and a sample.
 
         The device cannot have begun before the host, so it is busy for at least so long.
         """
@@ -210,7 +210,7 @@ class Overwriter:
 
 
 def spare_overwriter(device: torch.device) -> Overwriter:
-    """The one that takes as much memory as there is beside a model; none where there is too little.
+    """The overwriter that fits the memory beside a model; `none` where there is too little.
 
     Args:
         device: the CUDA device, which is current.
@@ -231,7 +231,7 @@ def flush_bytes(cache_bytes: int) -> int:
 
 
 def last_level_cache_bytes() -> int:
-    """Size of the largest cache that CPU 0 sees; 32 MiB where the system does not tell."""
+    """Size of the largest cache that CPU 0 sees; 32 MiB where it is unknown."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = file.read_text(encoding="ascii").strip()

@@ -1,11 +1,11 @@
-"""The one way that ksopt measures: cold caches, variants in turns, median with p20 and p80.
+"""Timing of variants: cold caches, variants in turns, median with p20 and p80.
 
 Variants race (interleaved.py), each sampled by its device's own clock (timers.py). Before each
 sample the caches are overwritten, because a layer in a model finds its input and weights in memory,
 not in a cache that the previous repeat has filled. A sample that the host was too late for is taken
 again, after more overwriting.
 
-The spread is part of the result: two functions whose bands overlap have not been told apart.
+The spread is part of the result: two functions whose bands overlap cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def measure(
             estimated from the band from p20 to p80, is below this share of it; None: use the time.
         hopeless: After two rounds, give up rivals whose fastest sample is more than this many times
             the fastest rival's; on CUDA, without ``against``, also before the first round those
-            whose last warm-up takes twice that and more than 3 ms. Their measurements say so.
+            whose last warm-up takes twice that and more than 3 ms: their `given_up` is true.
             None: sample all alike.
         rivals: Names of the functions that are rivals of each other; empty: all are.
         against: Name of the function that ``hopeless`` compares the others with, in place of the
             fastest rival. It is not given up itself; if all others are, sampling ends.
 
     Returns:
-        A Measurement by name, in the order given.
+        A Measurement by name, in the order of the variants.
 
     Raises:
         InvalidInputError: No variants, limits below 1, or a device that is neither CPU nor CUDA.
@@ -81,13 +81,13 @@ def measure(
 
     Example:
         >>> x = torch.randn(64, 64)
-        >>> found = measure({"mm": lambda: x @ x}, "cpu", max_seconds=0.05)
-        >>> found["mm"].repeats >= 3 and found["mm"].p20_us <= found["mm"].p80_us
+        >>> results = measure({"mm": lambda: x @ x}, "cpu", max_seconds=0.05)
+        >>> results["mm"].repeats >= 3 and results["mm"].p20_us <= results["mm"].p80_us
         True
     """
     timer = _timer(torch.device(device), cold)
     if not variants:
-        raise InvalidInputError("measure: no variants were given, there must be at least one")
+        raise InvalidInputError("measure: no variants were passed, there must be at least one")
     if min(min_repeats, max_repeats, warmup_calls) < 1 or max_seconds <= 0:
         raise InvalidInputError(
             f"measure: min_repeats={min_repeats}, max_repeats={max_repeats}, "
@@ -124,7 +124,7 @@ def measure(
 
 
 def _warm_up(calls: int, hopeless: float | None) -> WarmUp:
-    """Calls of each, and one more that says how long it takes, and how many make a sample.
+    """Call each entry, time one more call, and set the number of calls of a sample.
 
     On a device where what takes long once takes long again, rivals that are far behind are given
     up: they have no sample but that call.
@@ -136,8 +136,8 @@ def _warm_up(calls: int, hopeless: float | None) -> WarmUp:
             for _ in range(calls):
                 timer.called(lane.entry.call)
             took_us, host_us = timer.called(lane.entry.call)
-            wanted = math.ceil(timer.shortest_sample_us / max(took_us, 1e-3))
-            lane.calls = min(max(1, wanted), _MOST_CALLS_PER_SAMPLE)
+            needed = math.ceil(timer.shortest_sample_us / max(took_us, 1e-3))
+            lane.calls = min(max(1, needed), _MOST_CALLS_PER_SAMPLE)
             lane.launches_us.append(host_us * lane.calls)
             if lane.entry.weight_modes:
                 call_us[id(lane)] = took_us
@@ -155,7 +155,7 @@ def _warm_up(calls: int, hopeless: float | None) -> WarmUp:
 
 @functools.lru_cache(maxsize=4)
 def _timer(device: torch.device, cold: bool) -> Timer:
-    """The timer of a device, with its scratch memory: made once for the process."""
+    """The timer of a device with its scratch memory, created once for the process."""
     with torch.inference_mode(False):  # its memory is written outside of that mode, too
         if device.type == "cpu":
             return CpuTimer(cold)

@@ -1,4 +1,4 @@
-"""Layers whose matrix is a chain, how their factors are drawn, and what trains them."""
+"""Layers whose matrix is a chain, their initialization and their training."""
 
 from ksopt.nn import init
 from ksopt.nn.layers import KSLinear, KSStacked

@@ -1,4 +1,4 @@
-r"""Initialisation of the factors of a chain, so that a signal keeps its size on the way through.
+r"""Initialization of the factors of a chain that preserves the variance of a signal.
 
 Factor l with independent weights of mean 0 and variance v_l adds c_l inputs up to each of its
 outputs, and sends each of its inputs to b_l outputs. So it multiplies the mean square of what comes
@@ -32,12 +32,12 @@ def chain_uniform_(weights: Iterable[Tensor], gain: float = 1.0, mode: str = "fa
 
     Args:
         weights: The factors, [a, b, c, d] each: ``layer.weights`` of a `KSLinear`.
-        gain: What the chain multiplies the root of the mean square by. 1 keeps it;
-            `torch.nn.init.calculate_gain` has those for activations behind the chain.
-        mode: "fan_in" keeps the signal that comes forward, "fan_out" the gradient that comes back.
+        gain: The factor by which the chain scales the root mean square. 1 preserves it;
+            `torch.nn.init.calculate_gain` has those for activations after the chain.
+        mode: "fan_in" preserves the signal of the forward pass, "fan_out" the gradient.
             "mup" is the initialisation of Qiu et al. 2024, for `ksopt.param_groups`: fan_in with
             the variance of a factor that has fewer outputs than inputs times b_l/c_l, so that its
-            spectral norm is about sqrt(b_l/c_l); it does not keep a random signal there.
+            spectral norm is about sqrt(b_l/c_l); it does not preserve a random signal there.
 
     Raises:
         InvalidInputError: The mode is unknown, or the gain is not above 0.
@@ -68,7 +68,7 @@ def product_uniform_(weights: Iterable[Tensor], fans: Sequence[float], gain: flo
     Args:
         weights: The factors, of any shapes.
         fans: For each, how many of its entries are added up to one output.
-        gain: What the product multiplies the root of the mean square by.
+        gain: The factor by which the product scales the root mean square.
 
     Raises:
         InvalidInputError: The gain is not above 0.

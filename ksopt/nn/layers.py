@@ -40,14 +40,15 @@ class KSLinear(nn.Module):
         weights: the factors' nonzero entries, left to right: ``weights[l]`` is [a, b, c, d] of
             K_{l+1}. In a state_dict they are ``weights.0``, ``weights.1``, ...
         bias: [out_features], or None.
-        chain: the chain; ``in_features``, ``out_features``, ``layout`` and ``activation`` as given.
+        chain: the chain.
+        in_features, out_features, layout, activation: as passed.
 
     Shape:
         x: [*batch, in_features] -> y: [*batch, out_features], or, in the layout batch_last,
         [in_features, *batch] -> [out_features, *batch].
 
     Initialisation. `torch.nn.Linear` draws its N*M weights and its bias from U(-1/√N, 1/√N), so
-    that inputs of mean square σ² give outputs of variance N σ² · 1/(3N) = σ²/3, and the bias adds
+    that inputs of mean square σ² have outputs of variance N σ² · 1/(3N) = σ²/3, and the bias adds
     1/(3N). Here `ksopt.nn.init.chain_uniform_` with a gain of sqrt(1/3) does the same for chains ::
 
         weights[l] ~ U(-β_l, β_l),   β_l = sqrt(3^(1 - 1/L) / c_l),   v_l = β_l²/3 = 3^(-1/L) / c_l
@@ -56,7 +57,7 @@ class KSLinear(nn.Module):
     For one factor (1, M, N, 1) this is nn.Linear's own rule. The bias is U(-1/√N, 1/√N), as there.
 
     Raises:
-        InvalidInputError: there is no chain, its features are not those given, or the layout or the
+        InvalidInputError: there is no chain, its features do not match, or the layout or the
             activation is unknown.
 
     Source: the paper, section 1; the patterns of `ksopt.patterns.chain.Chain`.
@@ -128,7 +129,7 @@ class KSLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew (see the class for the distribution)."""
+        """Draw all parameters again (see the class for the distribution)."""
         init.chain_uniform_(self.weights, init.LINEAR_GAIN)
         if self.bias is not None:
             init.bias_uniform_(self.bias, self.in_features)
@@ -159,11 +160,11 @@ class KSLinear(nn.Module):
         layout: str = "batch_first",
         tolerance: float | None = None,
     ) -> KSLinear:
-        """The same map as ``linear``, whose weight is already a product of ``chain``.
+        """A layer that computes the same as ``linear``, whose weight is a product of ``chain``.
 
         Args:
             linear: a dense layer; its bias, dtype, device, requires_grad and training mode are
-                kept.
+                preserved.
             chain: a chain of the layer's features.
             layout: of the new layer.
             tolerance: the largest ||W - K_1 ... K_L|| / ||W|| (Frobenius norm) that counts as the
@@ -173,7 +174,7 @@ class KSLinear(nn.Module):
 
         Raises:
             InvalidInputError: the features differ, or the weight is not a product of the chain as
-                far as `ksopt.project` can tell; the message tells the relative error.
+                far as `ksopt.project` can tell; the message has the relative error.
 
         Source: Le, Zheng, Riccietti, Gribonval 2024 (arXiv 2411.04506).
 
@@ -199,8 +200,8 @@ class KSLinear(nn.Module):
         )
         with torch.no_grad():
             projection = project(weight, layer.chain)
-            for own, found in zip(layer.weights, projection.weights, strict=True):
-                own.copy_(found)
+            for own, projected in zip(layer.weights, projection.weights, strict=True):
+                own.copy_(projected)
             if layer.bias is not None:
                 layer.bias.copy_(linear.bias)
         error = projection.relative_error
@@ -218,7 +219,7 @@ class KSLinear(nn.Module):
         return layer.train(linear.training)
 
     def extra_repr(self) -> str:
-        """What stands between the parentheses of the module's repr."""
+        """The text between the parentheses of the module's repr."""
         activation = "" if self.activation is None else f", activation={self.activation}"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
@@ -227,7 +228,7 @@ class KSLinear(nn.Module):
 
 
 class KSStacked(nn.Module):
-    """Layers that share their input, outputs side by side: a fused q, k, v as one chain for each.
+    """Layers on one input, outputs concatenated: a fused q, k, v with one chain for each.
 
     Parts of one chain are one operator's work: one launch, where that is the fastest.
 
@@ -235,7 +236,7 @@ class KSStacked(nn.Module):
         parts: one layer or more, of equal in_features, batch_first.
 
     Attributes:
-        parts: the layers; ``parts[0]`` gives the first outputs.
+        parts: the layers; ``parts[0]`` computes the first outputs.
         in_features: size of each input.
         out_features: size of each output, the sum of the parts'.
 
@@ -278,7 +279,7 @@ class KSStacked(nn.Module):
         )  # fmt: skip
 
     def _are_siblings(self) -> bool:
-        """Whether the parts are layers of one chain, called as they are: one operator's work."""
+        """Whether the parts are plain layers with one chain, which one operator computes."""
         first = self.parts[0]
         return not _has_any_global_hook() and all(
             type(part) is KSLinear

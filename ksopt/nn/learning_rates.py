@@ -11,7 +11,7 @@ from ksopt.nn.layers import KSLinear
 
 
 def param_groups(model: nn.Module, lr: float, base: int | None = None) -> list[dict[str, Any]]:
-    """Parameter groups that give each factor of a chain the learning rate that its fan-in asks for.
+    """Parameter groups that set the learning rate of each factor of a chain by its fan-in.
 
     Adam changes every entry of a weight by about lr, whatever the gradient's size, so the outputs
     of a product with fan-in n change by about n lr. A factor has a fan-in of c_l where a dense

@@ -54,8 +54,8 @@ class SelfGuided:
     after t steps: the dense layer at t = 0, the chain alone at t = steps. Then W is dropped, and
     the model is what it was: the same modules, parameters and names in its state_dict. Until then
     each layer is a `SelfGuidedLinear` with one more parameter, ``dense``, and computes both
-    products. Make the optimizer after this, for W is to be among its parameters. What counts
-    parameters once, as DistributedDataParallel does, is made anew when W is dropped.
+    products. Create the optimizer after this, for W is to be among its parameters. What counts
+    parameters once, as DistributedDataParallel does, is created again when W is dropped.
 
     Args:
         model: Its layers of the class `KSLinear` whose factors are trained are guided, those within
@@ -121,7 +121,7 @@ class SelfGuided:
         return 0.5 * (1 + math.cos(math.pi * self._step / self.steps)) if self.layers else 0.0
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Go on by a step, after the optimizer's; the last one is `finish`.
+        """Advance by a step, after the optimizer's; the last one is `finish`.
 
         Args:
             optimizer: One that shall forget the dense matrices when they are dropped.
@@ -136,7 +136,7 @@ class SelfGuided:
         """Drop the dense matrices now.
 
         Args:
-            optimizer: One that shall forget them too, with what it keeps of each. Its groups stay.
+            optimizer: One that drops them and their states too. Its groups stay.
         """
         dropped = {id(layer.dense): layer.dense for layer in self.layers}
         for layer in self.layers:
@@ -150,11 +150,11 @@ class SelfGuided:
                 optimizer.state.pop(matrix, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it is, for a checkpoint beside the model's and the optimizer's."""
+        """The progress, for a checkpoint beside the model's and the optimizer's."""
         return {"step": self._step, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint whose model was loaded too.
+        """Continue from a checkpoint whose model was loaded too.
 
         Raises:
             InvalidInputError: It is of another number of steps, or of one that was over.

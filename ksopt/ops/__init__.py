@@ -1,4 +1,4 @@
-"""The torch operators of ksopt: the only door to the kernels.
+"""The torch operators of ksopt, the only entry to the kernels.
 
 Importing this module registers:
 
@@ -12,24 +12,23 @@ Tensor``
     may be one of `ksopt.epilogue.GATES`: "silu_gate" makes silu(a) * b of their products a and b,
     bias included, and y has M features. Between two factors the tensor is rounded to x's dtype.
     owners are those of the weights, as for ``ks_mm``.
-    ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out` does. ops/chain.py says what it is
-    made of. It is the public operator; those below multiply by one factor, and are what it is made
-    of.
+    ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out` does. It is the public operator;
+    ops/chain.py composes it of those below, which multiply by one factor.
 
 ``ksopt::ks_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias=None, Tensor?
 bias=None, Tensor? residual=None, str hidden_activation="none", str activation="none", Tensor[]?
 owners=None) -> Tensor``
     Two layers, batch first: ``ks_chain`` of x by weights, hidden_bias and hidden_activation, and
     ``ks_chain`` of its result by all else. owners are those of weights, then of last_weights.
-    ``ks_mlp.out`` writes y into ``out``. ops/mlp.py says what it is made of.
+    ``ks_mlp.out`` writes y into ``out``. ops/mlp.py composes it.
 
 ``ksopt::ks_mm(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor``
     y = x Kᵀ. x is [*batch, N] or, when batch_last, [N, *batch]; weight is [a, b, c, d], of x's
     dtype and device; y is [*batch, M] or [M, *batch], contiguous, and never shares x's memory.
     owner is for compiled graphs: the parameter or buffer that weight is a view of, which Inductor
-    does not tell. What is prepared of the weight is then kept with it (see
-    :mod:`ksopt.kernels.weight_cache`). Where a graph is traced it need not be named, and nothing is
-    kept of a weight that the graph computes. Beside an owner the weight may be of another dtype: it
+    does not record. The weight's prepared forms are then cached with it (see
+    :mod:`ksopt.kernels.weight_cache`). Where a graph is traced it need not be named, and a weight
+    that the graph computes is not cached. Beside an owner the weight may be of another dtype: it
     is converted to x's, once a version. The owner's values are not read.
 
 ``ksopt::ks_mm_weight_grad(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor``
@@ -37,7 +36,7 @@ owners=None) -> Tensor``
     grad[..., i, k, j] * x[..., i, l, j], as a contiguous [a, b, c, d].
 
 ``ksopt::ks_mm_once(Tensor x, Tensor weight, bool batch_last=False) -> Tensor``
-    ks_mm by a weight that was computed for this product: nothing is kept of it.
+    ks_mm by a weight that was computed for this product: nothing is cached of it.
 
 ``ksopt::ks_mm_saving(Tensor x, Tensor weight, Tensor saved, Tensor owner, bool batch_last=False) ->
 Tensor``
@@ -48,25 +47,25 @@ All work in autograd (to any order), torch.compile, vmap, and on fake and meta t
 follows autocast, like torch.nn.functional.linear. ks_mm has a twin, ``ks_mm_inner``, that only
 multiplies: compiled graphs call it, to save the time that finding out that no gradient is needed
 takes at each call. ``ks_mm_changing`` is a second twin, for weights that are trained or computed:
-in compiled graphs too it takes the way that is fastest where a weight is prepared anew at each
-call, keeps nothing, and forgets what was kept of the weight. ``ks_mm_frozen`` is a third, for
+in compiled graphs too it runs the fastest candidate for a weight that is prepared at each call,
+caches nothing, and drops the weight's cached forms. ``ks_mm_frozen`` is a third, for
 weights that gradients pass through.
 
 In compiled graphs ks_mm_weight_grad is ``ks_mm_weight_grad_inner`` where a kernel of ksopt's is
-faster (:mod:`ksopt.kernels.weight_gradients`). Else it is what it is made of: one ``torch.bmm``,
+faster (:mod:`ksopt.kernels.weight_gradients`). Else it is decomposed: one ``torch.bmm``,
 for d > 1 between permuting copies, which Inductor fuses with what stands beside them.
 ``ks_mm_weight_bias_grad_inner(Tensor grad, Tensor x, SymInt a, SymInt d) -> (Tensor, Tensor)`` is
 both that, batch first, and the sum of ``grad`` over all but its last dim, the gradient of a bias.
 ``ks_chain_input_grad(Tensor grad, Tensor left, Tensor right) -> (Tensor, Tensor)`` is the gradient
-of what a chain of two factors reads, batch first, and of what is between them, where one kernel of
+of the input of a chain of two factors, batch first, and of the values between, where one kernel of
 ksopt's computes both faster (:mod:`ksopt.kernels.input_gradients`).
 ``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of both factors of a chain.
 
-``ks_mm_inner.out`` and ``ks_mm_changing.out`` write y into a tensor that is given, ``(Tensor x,
+``ks_mm_inner.out`` and ``ks_mm_changing.out`` write y into a tensor, ``(Tensor x,
 Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled
 graphs call them with memory that Inductor has planned. ``out`` has y's shape and x's dtype and
 device. Nothing is copied if it is contiguous, aligned to 16 bytes, and shares no memory with x and
-weight; else y is computed first. They record no gradient, and refuse operands that ask for one.
+weight; else y is computed first. They record no gradient, and refuse operands that require one.
 
 Compiled graphs are cached by torch with the operators' *names* in them, not with what they do. A
 new kernel is picked up by an old graph, which is right. The shapes, dtypes and strides above and

@@ -11,8 +11,8 @@ from ksopt.ops.schemas import LIBRARY, ks_mm, ks_mm_weight_grad
 
 # Autocast, as for torch.nn.functional.linear: float32 and 16-bit tensors of the autocast device
 # are cast to the dtype in force, float64 is left alone. (torch.library.register_autocast casts to
-# one dtype for ever.) The cast of a weight is kept where no gradient of it is recorded; torch casts
-# such a weight at each call.
+# one dtype for ever.) The cast of a weight is cached where its gradient is not recorded; torch
+# casts such a weight at each call.
 
 
 def _register_autocast(device_type: str, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Gradients of the operators, to any order, and what runs where none is needed."""
+"""Gradients of the operators, to any order, and the operators without gradients."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _KsMm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None
     ) -> Tensor:
         needs_x, needs_weight, *_ = ctx.needs_input_grad
-        # A frozen weight, through which gradients go on to x, is kept, there and back.
-        ctx.changing = needs_weight or weight_cache.are_said_to_change()
+        # A frozen weight, through which gradients reach x, is cached for both passes.
+        ctx.changing = needs_weight or weight_cache.are_marked_changing()
         if not ctx.changing:
             weight, owner = _with_lasting_owner(x, weight, owner)
         product = ks_mm_changing if ctx.changing else ks_mm_frozen
@@ -55,7 +55,7 @@ class _KsMm(torch.autograd.Function):
         x, weight, owner = ctx.saved_tensors
         grad_x = grad_weight = None
         if weight is not None:
-            changing = ctx.changing or owner is None or weight_cache.are_said_to_change()
+            changing = ctx.changing or owner is None or weight_cache.are_marked_changing()
             with weight_scopes.changing(changing), weight_scopes.frozen(not changing):
                 grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last, owner)
         if x is not None:
@@ -64,10 +64,10 @@ class _KsMm(torch.autograd.Function):
 
 
 def in_rows(grad: Tensor) -> Tensor:
-    """A gradient whose last dim's elements lie side by side, as all that multiplies it wants it.
+    """A gradient with contiguous elements along its last dim, as all kernels read it.
 
     Both products of a backward pass read it: one copy for both, which a compiler fuses with what
-    made the gradient (that of attention's keys comes transposed).
+    computed the gradient (that of attention's keys comes transposed).
     """
     step = grad.stride(-1)  # no int where the sizes are symbolic; 1 is one there, too
     return grad if isinstance(step, int) and step == 1 else grad.contiguous()
@@ -83,7 +83,7 @@ def _with_gradients(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor |
 def _with_lasting_owner(
     x: Tensor, weight: Tensor, owner: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """A weight, and what may keep things that are prepared of it."""
+    """A weight, and the tensor that the cache stores its forms with."""
     if owner is None:  # of which a weight of another dtype is refused
         return weight, lasting(weight) if weight.dtype == x.dtype else None
     owner = lasting(owner)
@@ -122,12 +122,12 @@ def _register_autograd(
     """Make ``op`` differentiable by ``differentiable``, which records an autograd.Function.
 
     A graph that torch.compile traced through this kernel calls ``inner``, or what that calls, and
-    never comes back here. Where nobody traces, ``kernel_of_inner`` is called at once, which saves a
+    never comes back here. Without tracing, ``kernel_of_inner`` is called at once, which saves a
     way through the dispatcher: about 2 us of a call.
 
     torch.library.register_autograd is not used: it refuses torch.func.grad, drops the tangents of
     forward mode without a word, and adds 7 us to a call that needs no gradient instead of 4. Under
-    transforms of torch.func and in forward mode ``decomposed``, made of torch's own operators,
+    transforms of torch.func and in forward mode ``decomposed``, in torch's own operators,
     stands in: slower, and right for any nesting.
     """
 
@@ -151,9 +151,9 @@ def _register_autograd(
 
 
 def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
-    """The twin that says in a compiled graph what `ksopt.kernels.weight_scopes` says here."""
-    twin = ks_mm_frozen if weight_scopes.said.frozen else ks_mm_inner
-    if weight_cache.are_said_to_change():
+    """The twin operator that carries the state of `weight_scopes` into a compiled graph."""
+    twin = ks_mm_frozen if weight_scopes.thread_state.frozen else ks_mm_inner
+    if weight_cache.are_marked_changing():
         twin = ks_mm_changing
     else:
         weight, owner = _with_lasting_owner(x, weight, owner)
@@ -162,16 +162,16 @@ def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | N
 
 
 def _weight_grad_traced(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    """ks_mm_weight_grad below autograd: what compiled graphs hold of it.
+    """ks_mm_weight_grad below autograd, as compiled graphs contain it.
 
     It is in torch's own operators where no kernel of ksopt's is faster.
     """
-    # They may end in a view of what they make: torch would forbid in-place operations on it. And
+    # They may return a view of their result: torch would forbid in-place operations on it. And
     # autocast would cast for them, as it does not for the operator.
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
         if weight_gradient.is_weight_grad_by_kernel(grad, x, a, d, batch_last):
-            made: Tensor = ks_mm_weight_grad_inner(grad, x, a, d, batch_last)
-            return made
+            gradient: Tensor = ks_mm_weight_grad_inner(grad, x, a, d, batch_last)
+            return gradient
         return weight_gradient.weight_grad_decomposed(grad, x, a, d, batch_last)
 
 

@@ -1,6 +1,6 @@
-"""``ks_chain``: all that a layer computes, as one operator.
+"""``ks_chain``: a whole layer as one operator.
 
-It is made of ``ks_mm`` and torch's own operations, so it is all that they are: differentiable to
+It is composed of ``ks_mm`` and torch's operations, so it is all that they are: differentiable to
 any order, and known to torch.compile, vmap and autocast; and a compiler fuses what follows the
 products. Only where a kernel takes all of it, and no gradient is recorded, is it another operator,
 ``ks_chain_inner``, which runs the plan's launch.
@@ -43,7 +43,7 @@ def chain(
     siblings: int = 1,
     op: str = "ks_chain",
 ) -> Tensor:
-    """`ks_chain`, past torch's dispatcher where that has nothing to do.
+    """`ks_chain`, without torch's dispatcher where that has nothing to do.
 
     Args:
         x, weights, bias, residual, activation, batch_last, siblings: see `ksopt.ops`.
@@ -54,7 +54,7 @@ def chain(
             x, weights, bias, residual, activation, batch_last, siblings, op=op
         )
     if CHAIN_FAMILIES and torch.compiler.is_compiling():
-        # Dynamo's graph holds one node, and AOTAutograd what it is made of, or the kernel's.
+        # Dynamo's graph holds one node, and AOTAutograd its parts, or the kernel's operator.
         node: Tensor = torch.ops.ksopt.ks_chain(
             x, list(weights), bias, residual, activation, batch_last, siblings
         )
@@ -77,16 +77,16 @@ def composed(
     owners: Sequence[Tensor] | None = None,
     op: str = "ks_chain",
 ) -> Tensor:
-    """What ``ks_chain`` is made of; ``op`` is what errors call it."""
+    """``ks_chain`` composed of other operators; ``op`` is its name in errors."""
     check_chain(op, weights, siblings, activation)
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
         operands = Operands(x, tuple(weights), bias, residual)
         around = (bias, residual, activation, batch_last, siblings)
         check = partial(implementation.chain_fake, x, weights, *around, None, op)
-        kept_with = all_lasting(weights if owners is None else owners)
-        how = (activation, batch_last, siblings, check, kept_with is None)
+        lasting_owners = all_lasting(weights if owners is None else owners)
+        how = (activation, batch_last, siblings, check, lasting_owners is None)
         if not are_parts_seen(operands) and layer_plans.is_whole(operands, *how):
-            whole: Tensor = ks_chain_inner(x, list(weights), *around, kept_with)
+            whole: Tensor = ks_chain_inner(x, list(weights), *around, lasting_owners)
             return whole
         if siblings == 1 and not batch_last and _is_trained_whole(operands):
             y = trained_product(x, weights[0], weights[1], bias)
@@ -109,14 +109,14 @@ def _behind(
 
 
 def _cast(summand: Tensor | None, y: Tensor) -> Tensor | None:
-    """What is added to y, in y's dtype where autocast is on; what refuses others comes later."""
+    """A summand of y, cast to y's dtype under autocast; other dtypes are refused later."""
     if summand is None or summand.dtype == y.dtype:
         return summand
     return summand.to(y.dtype) if torch.is_autocast_enabled(y.device.type) else summand
 
 
 def are_parts_seen(operands: Operands) -> bool:
-    """Whether something has to see the parts of a layer: gradients, transforms, lazy negation."""
+    """Whether the parts of a layer must be visible: to gradients, transforms, lazy negation."""
     present = operands.present
     return (
         (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present))
@@ -126,7 +126,7 @@ def are_parts_seen(operands: Operands) -> bool:
 
 
 def _is_trained_whole(operands: Operands) -> bool:
-    """Whether a compiler traces a trained chain of which one launch takes the forward pass."""
+    """Whether a compiler traces a trained chain whose forward pass one launch computes."""
     x, weights, bias = operands.x, operands.weights, operands.bias
     present = [x, *weights, *([] if bias is None else [bias])]
     return (
@@ -137,7 +137,7 @@ def _is_trained_whole(operands: Operands) -> bool:
         and (bias is None or bias.dim() == 1)
         and not _is_watched_by_transforms()
         and not any(tensor.is_neg() for tensor in present)
-        and trained_chain.is_kept_whole(x, weights, bias)
+        and trained_chain.is_one_launch(x, weights, bias)
     )
 
 

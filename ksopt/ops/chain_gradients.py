@@ -36,16 +36,16 @@ def _kernel(
     right_d: int,
     with_bias: bool,
 ) -> Three:
-    """Entered where the host library's kernel does not know the call."""
+    """The Python kernel, for calls that the host library's kernel does not know."""
     check_weight_grad(grad, between, left_a, left_d, False)
     check_weight_grad(grad_between, x, right_a, right_d, False)
     of = Factors(left_a, left_d, right_a, right_d)
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
-        made = None
+        gradients = None
         if between.shape[:-1] == x.shape[:-1]:
-            made = chain_gradients.run(grad, between, grad_between, x, of, with_bias)
-    if made is not None:
-        left, right, bias = made
+            gradients = chain_gradients.run(grad, between, grad_between, x, of, with_bias)
+    if gradients is not None:
+        left, right, bias = gradients
         return left, right, grad.new_empty(0) if bias is None else bias
     right = weight_gradient.weight_grad(grad_between, x, right_a, right_d, False)
     if with_bias:
@@ -111,7 +111,7 @@ def weight_grads(
     right: Tensor,
     with_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of the left weight, of the right one and, if ``with_bias``, of the bias.
+    """The gradients of the left weight, the right one and, if ``with_bias``, the bias.
 
     Args:
         grad: [*batch, M], the gradient of y.

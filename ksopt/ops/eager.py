@@ -1,4 +1,4 @@
-"""Products past torch's dispatcher, where that has nothing to do beside running them."""
+"""Products without torch's dispatcher, where that would only run them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN_OR_NONE = PLAIN | {type(None)}
 
 
 def multiply(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
-    """`ks_mm`, past torch's dispatcher where that has nothing to do: some 2 us less of a call.
+    """`ks_mm`, without torch's dispatcher where that has nothing to do: about 2 us faster.
 
     That is outside of compilation, where no gradient is recorded and neither a mode nor a transform
     nor autocast is on, for ordinary tensors.
@@ -26,7 +26,7 @@ def multiply(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
 
 
 def are_ordinary(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether torch would do nothing with a call on these tensors beside running it."""
+    """Whether torch would do nothing for a call on these tensors but run it."""
     return (
         not torch.compiler.is_compiling()
         and not is_watched()
@@ -37,12 +37,12 @@ def are_ordinary(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def is_watched() -> bool:
-    """Whether torch may have something to do with a call beside running it."""
+    """Whether torch may have to do more for a call than run it."""
     return torch.is_grad_enabled() or is_intercepted()
 
 
 def is_intercepted() -> bool:
-    """Whether a mode, a transform or autocast may have something to do with a call."""
+    """Whether a mode, a transform or autocast may intercept a call."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0

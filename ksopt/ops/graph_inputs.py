@@ -1,8 +1,8 @@
-"""Which tensors outlive a compiled graph's call: its inputs, and not what it computes.
+"""The tensors that outlive a call of a compiled graph: its inputs, not its results.
 
-What is prepared of a weight is kept until the weight's version changes. Inductor counts no versions
-inside a graph: it writes what it computes into the memory, and the tensor, of what nobody reads any
-more. So a traced product names its weight's owner only where that is an input of the graph.
+A weight's prepared form is cached until its version changes. Inductor counts no versions
+inside a graph: it writes results into the memory, and the tensors, of values that are no longer
+read. So a traced product names its weight's owner only where that is an input of the graph.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ksopt.kernels.weight_scopes import root_of
 
 
 def lasting(owner: Tensor) -> Tensor | None:
-    """The tensor with which something may be kept of a weight; None where there is none.
+    """The tensor that the cache may store a weight's forms with; None where there is none.
 
     Args:
         owner: the weight, or the tensor whose memory it is in.
 
     Returns:
-        ``owner`` itself where nobody traces, for torch counts what is written to it. The input that
-        it is, or is a view of, where a graph is traced. One that the graph has written is none.
+        ``owner`` itself without tracing, as torch counts writes to it. Where a graph is traced: the
+        input that it is, or is a view of, unless the graph has written to it.
     """
     mode = get_proxy_mode()
     if mode is None:
@@ -41,13 +41,13 @@ def lasting(owner: Tensor) -> Tensor | None:
 
 
 def all_lasting(owners: Sequence[Tensor]) -> list[Tensor] | None:
-    """`lasting` of each; None where one has none."""
-    found = [one for owner in owners if (one := lasting(owner)) is not None]
-    return found if len(found) == len(owners) else None
+    """The `lasting` tensor of each owner; None where one has none."""
+    lasting_owners = [one for owner in owners if (one := lasting(owner)) is not None]
+    return lasting_owners if len(lasting_owners) == len(owners) else None
 
 
 def _traced(tensor: Tensor) -> Tensor:
-    """What the tracer knows of a tensor that counts its writes instead of making them."""
+    """The tracer's record of a functional tensor, which counts writes instead of executing them."""
     inner = tensor.elem if isinstance(tensor, FunctionalTensor) else tensor
     if not torch._is_functional_tensor(inner):
         return tensor

@@ -1,6 +1,6 @@
-"""What ksopt's products compute, below autograd: for real tensors, for fakes, under transforms.
+"""The products below autograd: for real tensors, for fakes, and under transforms.
 
-:mod:`ksopt.ops` registers these functions, and says what the operators are.
+:mod:`ksopt.ops` registers these functions, and documents the operators.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def product(
     if y is not None:
         return y
     # `scopes.owned_by`, in a third of the time.
-    before, weight_scopes.said.owner = weight_scopes.said.owner, root
+    before, weight_scopes.thread_state.owner = weight_scopes.thread_state.owner, root
     try:
         if weight.dtype != x.dtype:
             check_ks_mm(x, weight, batch_last, any_dtype=True)
             weight = weight_cache.cast(weight, x.dtype)
         return _multiplied(x, weight, batch_last, out)
     finally:
-        weight_scopes.said.owner = before
+        weight_scopes.thread_state.owner = before
 
 
 def _multiplied(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None) -> Tensor:
@@ -66,7 +66,7 @@ def _multiplied(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None)
     check_ks_mm(x, weight, batch_last)
     if out is not None:
         check_out(x, weight, batch_last, out)
-    # Some ways end in a view of what they have made: torch would forbid in-place operations on y,
+    # Some candidates return a view of a tensor of theirs: torch would forbid in-place operations,
     # were it to know.
     with torch._C._AutoDispatchBelowADInplaceOrView():
         if out is None or is_written_straight(out, x, weight):
@@ -81,7 +81,7 @@ def changing(
     owner: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`product`, the weight prepared for it alone.
+    """`product` with the weight prepared for this call alone.
 
     As `product` and `frozen`, entered where the host library's kernel does not know the call.
     """
@@ -106,9 +106,9 @@ def inner(
     owner: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`product` as graphs call it, where a weight without an owner is one that they compute.
+    """`product` as graphs call it; a weight without an owner is computed by the graph.
 
-    Nothing is kept of that: see `ksopt.ops.graph_inputs`.
+    Such a weight is not cached: see `ksopt.ops.graph_inputs`.
     """
     if owner is None:
         return _once(x, weight, batch_last, None, out)
@@ -118,7 +118,7 @@ def inner(
 def frozen(
     x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
 ) -> Tensor:
-    """`inner`, what is prepared of the weight kept over steps of an optimizer."""
+    """`inner` whose prepared weight outlives steps of an optimizer."""
     with weight_scopes.frozen():
         return inner(x, weight, batch_last, owner)
 
@@ -135,7 +135,7 @@ def fake(
 
 
 def writing(product: Callable[..., Tensor]) -> Callable[..., None]:
-    """The kernel of an operator that writes into ``out`` what ``product`` would return."""
+    """The kernel of an operator that writes the result of ``product`` into ``out``."""
 
     def kernel(
         x: Tensor,
@@ -159,7 +159,7 @@ def writing(product: Callable[..., Tensor]) -> Callable[..., None]:
 
 
 def copying(product: Callable[..., Tensor]) -> Callable[..., None]:
-    """The same, by way of a copy of what ``product`` returns."""
+    """`writing` by a copy of the result of ``product``."""
 
     def kernel(
         x: Tensor,
@@ -183,7 +183,7 @@ def writing_fake(
     *,
     out: Tensor,
 ) -> None:
-    """What `writing` refuses."""
+    """The checks of `writing` on fakes."""
     check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
     check_out(x, weight, batch_last, out)
 
@@ -234,7 +234,7 @@ def chain_inner(
     owners: Sequence[Tensor] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`chain` as graphs call it: without owners nothing is kept of the weights, as by `inner`."""
+    """`chain` as graphs call it: weights without owners are not cached, as by `inner`."""
     arguments = (x, weights, bias, residual, activation, batch_last, siblings, owners, out)
     if owners is not None:
         return chain(*arguments)
@@ -285,7 +285,7 @@ def chain_writing(
     *,
     out: Tensor,
 ) -> None:
-    """Write into ``out`` what `chain_inner` would return."""
+    """Write the result of `chain_inner` into ``out``."""
     operands = (x, *weights, bias, residual)
     if torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (*operands, out)
@@ -308,7 +308,7 @@ def chain_writing(
 def _holds_result(
     out: Tensor, x: Tensor, weights: Sequence[Tensor], batch_last: bool, parts: int
 ) -> bool:
-    """Whether a result has out's shape, dtype and device; what refuses others says why."""
+    """Whether a result has out's shape, dtype and device; others are refused elsewhere."""
     if not weights or weights[0].dim() != 4 or x.dim() == 0:
         return False
     a, b, _, d = weights[0].shape
@@ -329,7 +329,7 @@ def chain_writing_fake(
     *,
     out: Tensor,
 ) -> None:
-    """What `chain_writing` refuses."""
+    """The checks of `chain_writing` on fakes."""
     y = chain_fake(x, weights, bias, residual, activation, batch_last, siblings)
     check_chain_out(y, out)
 

@@ -1,6 +1,6 @@
-"""The gradient of what a chain of two factors reads, in one launch: ``ks_chain_input_grad``.
+"""The gradient of the input of a chain of two factors, in one launch: ``ks_chain_input_grad``.
 
-It is no public operator: the backward pass of a trained chain is made of it where that is faster
+It is no public operator: the backward pass of a trained chain uses it where that is faster
 (:mod:`ksopt.kernels.input_gradients`).
 """
 
@@ -20,13 +20,13 @@ from ksopt.patterns.chain import Pattern
 
 
 def _kernel(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of what the chain reads, and of what is between its factors."""
+    """The gradients of the chain's input, and of the values between its factors."""
     for weight in (left, right):
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        made = input_gradients.run(grad, left, right)
-    if made is not None:
-        return made
+        gradients = input_gradients.run(grad, left, right)
+    if gradients is not None:
+        return gradients
     between = implementation.changing(grad, left.transpose(1, 2))
     return implementation.changing(between, right.transpose(1, 2)), between
 

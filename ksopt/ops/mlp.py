@@ -1,9 +1,9 @@
-"""``ks_mlp``: two layers, one behind the other, as one operator.
+"""``ks_mlp``: two consecutive layers as one operator.
 
-It is made of two ``ks_chain``, so it is all that they are. Only where a kernel takes both, and no
+It is composed of two ``ks_chain``, with their properties. Only where a kernel takes both, and no
 gradient is recorded, is it another operator, ``ks_mlp_inner``, which runs the plan's launch: the
-features between the layers are never in memory then. What the host library's table knows runs
-without Python (csrc/host/mlp_kernels.cpp).
+features between the layers are never in memory then. Calls in the host library's table run without
+Python (csrc/host/mlp_kernels.cpp).
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def _composed(
         around = (hidden_bias, bias, residual, hidden_activation, activation)
         check = partial(_fake, x, weights, last_weights, *around)
         if not are_parts_seen(operands) and mlp_plans.is_whole(operands, mlp, check):
-            kept_with = all_lasting(every if owners is None else owners)
+            lasting_owners = all_lasting(every if owners is None else owners)
             both = (list(weights), list(last_weights))
-            whole: Tensor = ks_mlp_inner(x, *both, *around, kept_with)
+            whole: Tensor = ks_mlp_inner(x, *both, *around, lasting_owners)
             return whole
     own, others = _owners_of(owners, len(weights))
     hidden = composed(x, weights, hidden_bias, None, hidden_activation, False, 1, own, _OP)
@@ -81,7 +81,7 @@ def _run(
     owners: Sequence[Tensor] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Both layers' result by their plan; nothing is kept of weights without owners."""
+    """The result of both layers by their plan; weights without owners are not cached."""
     if owners is None:
         with weight_scopes.changing():
             return _planned(
@@ -152,7 +152,7 @@ def _writing(
     out: Tensor,
     **named: Any,
 ) -> None:
-    """Write into ``out`` what `_run` would return."""
+    """Write the result of `_run` into ``out``."""
     names = ("hidden_bias", "bias", "residual", "hidden_activation", "activation", "owners")
     named = dict(zip(names, around, strict=False)) | named
     summands = (named.get(name) for name in names[:3])
@@ -175,7 +175,7 @@ def _writing(
 
 
 def _holds_result(out: Tensor, x: Tensor, last_weights: Sequence[Tensor]) -> bool:
-    """Whether a result has out's shape, dtype and device; what refuses others says why."""
+    """Whether a result has out's shape, dtype and device; others are refused elsewhere."""
     if not last_weights or last_weights[0].dim() != 4 or x.dim() == 0:
         return False
     a, b, _, d = last_weights[0].shape
@@ -191,7 +191,7 @@ def _writing_fake(
     out: Tensor,
     **named: Any,
 ) -> None:
-    """What `_writing` refuses."""
+    """The checks of `_writing` on fakes."""
     check_chain_out(_fake(x, weights, last_weights, *around, **named), out)
 
 

@@ -11,7 +11,7 @@ from ksopt.ops import implementation
 from ksopt.ops.autograd import in_rows
 from ksopt.ops.schemas import LIBRARY, define, ks_mm, ks_mm_once
 
-# What is to be saved is an argument, so that a compiler computes it in the forward pass.
+# The tensor to save is an argument, so that a compiler computes it in the forward pass.
 _SCHEMA = "(Tensor x, Tensor weight, Tensor saved, Tensor owner, bool batch_last=False) -> Tensor"
 define(
     ("ks_mm_saving_inner",),

@@ -1,4 +1,4 @@
-"""The operators' schemas, their kernels and their shapes: what `ksopt.ops` says of them."""
+"""The operators' schemas, kernels and fake implementations, as `ksopt.ops` describes them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Layers whose weights are trained, by one operator of the host library, forward and backward.
 
-What it computes and saves is what ``ks_chain`` is composed of; see csrc/host/trained_layer.cpp.
+It computes and saves the same as ``ks_chain``; see csrc/host/trained_layer.cpp.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def run(
     batch_last: bool,
     siblings: int,
 ) -> Tensor | None:
-    """A layer's result, its gradients recorded, where nothing beside autograd sees the call.
+    """A layer's result with its gradients recorded, where only autograd handles the call.
 
     Args:
         x, weights, bias, residual, activation, batch_last, siblings: see `ksopt.ops`. Nothing is
@@ -37,7 +37,7 @@ def run(
 
     Returns:
         None where the host library is not loaded, a weight is frozen, or the operands do not fit
-        together: the operators that the layer is composed of say what is wrong.
+        together: the operators of the composed layer then report the error.
     """
     if not (_is_loaded() and torch.is_grad_enabled()) or is_intercepted():
         return None

@@ -1,7 +1,7 @@
 """A trained chain in one launch, for compiled graphs: ``ks_chain_keeping``.
 
-The forward pass keeps what is between the two factors, so that the backward pass computes no
-product again. It is no public operator: ``ks_chain`` is made of it where that is faster.
+The forward pass stores the values between the two factors, so that the backward pass computes no
+product again. It is no public operator: ``ks_chain`` uses it where that is faster.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ksopt.ops.schemas import (
 
 
 def _kernel(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """y and what is between; entered where the host library's kernel does not know the call."""
+    """y and the values between, for calls that the host library's kernel does not know."""
     for weight in (left, right):
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        made = trained_chain.run(x, (left, right), bias)
-    if made is not None:
-        return made
+        result = trained_chain.run(x, (left, right), bias)
+    if result is not None:
+        return result
     between = implementation.changing(x, right)
     y = implementation.changing(between, left)
     return (y if bias is None else y.add_(bias)), between
@@ -100,7 +100,7 @@ def _are_together(grad: Tensor, between: Tensor, left: Tensor) -> bool:
 
 
 def _is_one_launch(grad: Tensor, left: Tensor, right: Tensor) -> bool:
-    """Whether one kernel computes the gradients of x and of what is between the factors."""
+    """Whether one kernel computes the gradients of x and of the values between the factors."""
     if torch.is_grad_enabled():  # it has no gradient of its own
         return False
     return input_gradient.is_one_launch(grad, left, right)

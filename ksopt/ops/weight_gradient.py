@@ -1,4 +1,4 @@
-"""The gradient of a product by one factor with respect to its weight, and of a bias behind it.
+"""The gradients of a product by one factor: of its weight, and of a bias added to it.
 
 :mod:`ksopt.ops.schemas` registers these functions.
 """
@@ -18,20 +18,22 @@ from ksopt.patterns.chain import Pattern
 
 def weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
     """The gradient of a `product` with respect to its weight."""
-    # As for `product`; and autocast would cast for the operators that this is made of.
+    # As for `product`; and autocast would cast for the operators that this calls.
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
         check_weight_grad(grad, x, a, d, batch_last)
-        made = weight_gradients.run(grad, x, a, d, batch_last)
-        return weight_grad_decomposed(grad, x, a, d, batch_last) if made is None else made[0]
+        gradients = weight_gradients.run(grad, x, a, d, batch_last)
+        return (
+            weight_grad_decomposed(grad, x, a, d, batch_last) if gradients is None else gradients[0]
+        )
 
 
 def weight_bias_grad(grad: Tensor, x: Tensor, a: int, d: int) -> tuple[Tensor, Tensor]:
-    """`weight_grad`, batch first, and the gradient of a bias behind the product."""
+    """The `weight_grad`, batch first, and the gradient of a bias added to the product."""
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
         check_weight_grad(grad, x, a, d, False)
-        made = weight_gradients.run(grad, x, a, d, False, with_bias=True)
-        if made is not None and made[1] is not None:
-            return made[0], made[1]
+        gradients = weight_gradients.run(grad, x, a, d, False, with_bias=True)
+        if gradients is not None and gradients[1] is not None:
+            return gradients[0], gradients[1]
         return weight_grad_decomposed(grad, x, a, d, False), bias_grad(grad)
 
 
@@ -68,7 +70,7 @@ def is_weight_grad_by_kernel(grad: Tensor, x: Tensor, a: int, d: int, batch_last
 
 
 def weight_grad_decomposed(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    """`weight_grad` in torch's own operators, which all transforms and all compilers know."""
+    """The `weight_grad` in torch's own operators, which transforms and compilers know."""
     check_weight_grad(grad, x, a, d, batch_last)
     at = 0 if batch_last else -1
     b, c = grad.shape[at] // (a * d), x.shape[at] // (a * d)

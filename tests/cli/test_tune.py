@@ -194,7 +194,7 @@ def test_tuned_weights_are_not_cached():
     weight_cache.refresh()
     request = tuning.TuneRequest((Pattern(2, 8, 8, 2),), (8,), torch.device("cpu"), budget_s=0.01)
     list(tuning.tune(request))
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 0
 
 
 @pytest.mark.parametrize("tf32", [False, True])

@@ -1,9 +1,9 @@
 """The host library on a CPU, with a driver played by C.
 
 It is compiled with its operators registered for CPU tensors, and with a driver and a stream of the
-test's own. The driver keeps what it was given last, can refuse as the real one does, and has two
+test's own. The driver stores its last arguments, can refuse as the real one does, and has two
 kernels that compute: one packs a weight, one multiplies by what is packed, or by a weight as it is.
-Of a trained chain's kernels, and of those of its gradients, it keeps how they were launched.
+Of a trained chain's kernels, and of those of its gradients, it stores how they were launched.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from ksopt.kernels import (
 )
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.registry import Candidate
+from ksopt.kernels.candidate import Candidate
 from ksopt.reference import ks_reference
 
 PACK, MULTIPLY, MULTIPLY_AS_IT_IS, CHAIN, PACK_TRAINED, TRAINED = 2, 3, 4, 5, 6, 7
@@ -61,10 +61,10 @@ struct Seen {
   long number, blocks, threads, shared, attributes, stream;
   char arguments[264];
 } trained[2], gradients[2]; /* the latter: those of a chain's gradients, and of their shares */
-static void see(struct Seen* seen, const struct Config* config, const void* given, int size) {
+static void see(struct Seen* seen, const struct Config* config, const void* params, int size) {
   *seen = (struct Seen){launches, config->blocks[0], config->threads[0], config->shared,
                         config->count, (long)config->stream};
-  memcpy(seen->arguments, given, size);
+  memcpy(seen->arguments, params, size);
 }
 /* What is packed cannot be mistaken for a weight. */
 static void pack() {
@@ -109,31 +109,31 @@ static void multiply_chain() {
       }
     }
 }
-int cuLaunchKernelEx(const struct Config* config, void* kernel, void** given, void** extra) {
+int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, void** extra) {
   if (!has_context) return 201;
   blocks = config->blocks[0];
   ++launches;
   if (kernel == (void*)CHAIN) {
-    chain = *(struct ChainArguments*)given[0];
+    chain = *(struct ChainArguments*)params[0];
     multiply_chain();
     return 0;
   }
   if (kernel == (void*)PACK_TRAINED || kernel == (void*)TRAINED) {
     const int is_pack = kernel == (void*)PACK_TRAINED;
-    see(&trained[is_pack ? 0 : 1], config, given[0], is_pack ? 264 : 88);
+    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? 264 : 88);
     return 0;
   }
   if (kernel == (void*)GRADIENTS || kernel == (void*)ADDING) {
     const int is_adding = kernel == (void*)ADDING;
-    see(&gradients[is_adding], config, given[0], is_adding ? 104 : 128);
+    see(&gradients[is_adding], config, params[0], is_adding ? 104 : 128);
     return 0;
   }
   if (kernel == (void*)PACK_INPUT_GRAD || kernel == (void*)INPUT_GRAD) {
     const int is_pack = kernel == (void*)PACK_INPUT_GRAD;
-    see(&trained[is_pack ? 0 : 1], config, given[0], is_pack ? 72 : 56);
+    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? 72 : 56);
     return 0;
   }
-  arguments = *(struct Arguments*)given[0];
+  arguments = *(struct Arguments*)params[0];
   if (kernel == (void*)PACK) pack();
   if (kernel == (void*)MULTIPLY) multiply(-2);
   if (kernel == (void*)MULTIPLY_AS_IT_IS) multiply(1);
@@ -146,11 +146,11 @@ int cuGetErrorString(int status, const char** words) {
 int cuDeviceGet(int* handle, int ordinal) { *handle = ordinal; return 0; }
 int cuDevicePrimaryCtxRetain(void** context, int handle) { *context = &blocks; return 0; }
 int cuCtxSetCurrent(void* context) { has_context = context == &blocks; return 0; }
-int aoti_torch_get_current_cuda_stream(int device, void** given) {
-  *given = (void*)(long)stream;
+int aoti_torch_get_current_cuda_stream(int device, void** params) {
+  *params = (void*)(long)stream;
   return 0;
 }
-int cuStreamIsCapturing(void* asked, int* answer) {
+int cuStreamIsCapturing(void* queried, int* answer) {
   *answer = capturing;
   return 0;
 }
@@ -206,7 +206,7 @@ def stand_ins(library):
         (weight_cache, "is_capturing", lambda _: False),
         (host_products, "_run_product", None),
         (host_plans, "_run_layer", None),
-        (weight_scopes, "_say_changing", ops.say_changing.default._op),
+        (weight_scopes, "_mark_changing", ops.mark_changing.default._op),
         (weight_table, "_note_in_library", ops.note_prepared.default._op),
     ]
 
@@ -267,9 +267,9 @@ def chain_of(library, chain, siblings=1, parts=None):
 
 def decide(x, weight, launcher):
     """The product of such operands, batch first, is this launcher's."""
-    found = cuda.problem_key_of(x, weight, False)
-    choice = Choice(Candidate("played", found.problem, 1.0), launcher, "model")
-    cuda.remember(found, x.get_device(), Decision(choice, choice))
+    key = cuda.problem_key_of(x, weight, False)
+    choice = Choice(Candidate("played", key.problem, 1.0), launcher, "model")
+    cuda.remember(key, x.get_device(), Decision(choice, choice))
 
 
 class Product:

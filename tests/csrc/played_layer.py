@@ -17,11 +17,11 @@ from ksopt.epilogue import with_epilogue
 from ksopt.kernels import host_plans, merged, plan_autotuner, weight_groups
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.by_factors import ByFactors
+from ksopt.kernels.candidate import FACTORS, MERGED, Candidate
 from ksopt.kernels.launcher import HostLauncher, chain_entry
 from ksopt.kernels.merged import merge
 from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of
 from ksopt.kernels.problem import Epilogue, Geometry, Problem
-from ksopt.kernels.registry import FACTORS, MERGED, Candidate
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_reference, chain_to_dense
 

@@ -18,10 +18,10 @@ from ksopt import functional, ops
 from ksopt.kernels import dispatch, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
+from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.launcher import HostLauncher, _Arguments
 from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of
 from ksopt.kernels.problem import Geometry, Problem
-from ksopt.kernels.registry import Candidate
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
@@ -37,14 +37,14 @@ class Device(Product):
         multiplies_by(library, PATTERN)
         self.x = torch.randn(ROWS, PATTERN.in_features)
         self.renew()
-        found = cuda.problem_key_of(self.x, self.weight, False)
+        key = cuda.problem_key_of(self.x, self.weight, False)
         packing = Problem.of_factor(
-            Pattern(1, PATTERN.nnz, PATTERN.nnz, 1), found.problem.dtype, False
+            Pattern(1, PATTERN.nnz, PATTERN.nnz, 1), key.problem.dtype, False
         )
         launcher = PackedLauncher(
             "doubled",
             HostLauncher(packing, geometry_of(PATTERN.nnz), PACK, None),
-            HostLauncher(found.problem, Geometry(32, 0, 16, 1, 100), MULTIPLY, None),
+            HostLauncher(key.problem, Geometry(32, 0, 16, 1, 100), MULTIPLY, None),
             fallback=None,
         )
         decide(self.x, self.weight, launcher)
@@ -73,11 +73,11 @@ class Dispatched(Device):
         if torch.is_grad_enabled():
             return super().product()
         # What compiled graphs hold for such a scope.
-        twin = ops.ks_mm_changing if weight_scopes.said.changing else ops.ks_mm_frozen
+        twin = ops.ks_mm_changing if weight_scopes.thread_state.changing else ops.ks_mm_frozen
         return twin(self.x, self.weight, False, self.weight)
 
     def known(self):
-        twin = ops.ks_mm_changing if weight_scopes.said.changing else ops.ks_mm_inner
+        twin = ops.ks_mm_changing if weight_scopes.thread_state.changing else ops.ks_mm_inner
 
         def entered(*_):
             raise EnteredPython
@@ -144,7 +144,7 @@ def a_training_step(device):
 
 
 def a_write_behind_a_training_forward(device):
-    """A product under autograd forgets what was kept, whatever is not counted after it."""
+    """A product under autograd forgets what was cached, whatever is not counted after it."""
     device.weight.requires_grad_()
     with torch.enable_grad():
         device.product()
@@ -152,7 +152,7 @@ def a_write_behind_a_training_forward(device):
     device.weight.requires_grad_(False)
 
 
-def said_to_change(device):
+def marked_changing(device):
     with weight_scopes.changing():
         device.weight.data.mul_(0.5)
         device.check(device.product())
@@ -178,13 +178,13 @@ EVENTS = [
     the_same_memory_by_another_name,
     a_training_step,
     a_write_behind_a_training_forward,
-    said_to_change,
+    marked_changing,
     a_state_dict,
 ]
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_what_has_changed_is_packed_anew_and_known_again(device, event):
+def test_what_has_changed_is_packed_again_and_known_again(device, event):
     device.product()
     assert device.known() is not None
     event(device)
@@ -216,11 +216,11 @@ def test_a_deterministic_product_is_not_known(device, deterministic):
         assert device.known() is None
 
 
-def test_where_the_changing_weight_takes_another_way_the_kept_one_is_known(device):
-    found = cuda.problem_key_of(device.x, device.weight, False)
-    decision = cuda.known(found, device.x.get_device())
-    other = Choice(Candidate("other", found.problem, 1.0), lambda x, w: ks_reference(x, w), "model")
-    cuda.remember(found, device.x.get_device(), Decision(decision.cached, other))
+def test_where_the_changing_weight_takes_another_way_the_cached_one_is_known(device):
+    key = cuda.problem_key_of(device.x, device.weight, False)
+    decision = cuda.known(key, device.x.get_device())
+    other = Choice(Candidate("other", key.problem, 1.0), lambda x, w: ks_reference(x, w), "model")
+    cuda.remember(key, device.x.get_device(), Decision(decision.cached, other))
     device.check(device.product())
     before = device.packs
     device.check(device.known())
@@ -245,8 +245,8 @@ def by_frozen(x, weight):
 
 
 @pytest.mark.parametrize("multiply", [by_inner, by_frozen, by_inner_out])
-def test_graphs_products_see_what_is_said_of_their_weights(serving, multiply):
-    """Nothing is taken that was kept of them, for torch may not have counted the change."""
+def test_graphs_products_see_the_scopes_of_their_weights(serving, multiply):
+    """Nothing is taken that was cached of them, for torch may not have counted the change."""
     device = Dispatched(serving)
     for _ in range(2):
         device.check(multiply(device.x, device.weight))
@@ -267,7 +267,7 @@ def test_graphs_products_see_what_is_said_of_their_weights(serving, multiply):
 
 
 @pytest.mark.parametrize("multiply", [ops.ks_mm_inner, ops.ks_mm_frozen])
-def test_nothing_is_kept_of_a_weight_that_a_graph_computes(serving, multiply):
+def test_nothing_is_cached_of_a_weight_that_a_graph_computes(serving, multiply):
     """Inductor may write the next one into its memory, and counts no version."""
     device = Dispatched(serving)
     device.check(device.product())
@@ -277,7 +277,7 @@ def test_nothing_is_kept_of_a_weight_that_a_graph_computes(serving, multiply):
         assert device.packs == packs + 1
 
 
-def test_a_thread_is_asked_once_what_it_says_of_weights(serving):
+def test_python_sets_the_state_of_a_thread_once(serving):
     device = Dispatched(serving)
     device.check(device.product())
     took_python = []
@@ -337,7 +337,7 @@ def test_forgotten_choices_are_not_known(device):
     assert device.known() is None
 
 
-def test_products_are_written_into_given_memory_by_the_kernel_itself(device):
+def test_products_are_written_into_passed_memory_by_the_kernel_itself(device):
     out = torch.full((ROWS, PATTERN.out_features), torch.nan)
     arguments = _Arguments.in_dll(device.library.driver, "arguments")
     launches = variable(device.library, "launches")

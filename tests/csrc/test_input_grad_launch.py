@@ -96,30 +96,30 @@ def test_it_launches_what_python_launches(device, batch):
         assert (seen_pack.grid, seen.grid) == (pack_grid, grid)
         assert (seen_pack.attributes, seen.attributes) == (1, 1)  # both may start early
 
-        found_packing = kernels.PackArguments.from_buffer_copy(seen_pack.arguments)
-        found = kernels.Arguments.from_buffer_copy(seen.arguments)
-        assert found_packing.packed == found.weights
-        assert (found.grad, found.grad_stride) == (grad.data_ptr(), grad.stride(-2))
-        assert (found.to, found.between) == (to.data_ptr(), between.data_ptr())
-        assert found.batch == grad[..., 0].numel()
-        weights = found_packing.weights
+        actual_packing = kernels.PackArguments.from_buffer_copy(seen_pack.arguments)
+        actual = kernels.Arguments.from_buffer_copy(seen.arguments)
+        assert actual_packing.packed == actual.weights
+        assert (actual.grad, actual.grad_stride) == (grad.data_ptr(), grad.stride(-2))
+        assert (actual.to, actual.between) == (to.data_ptr(), between.data_ptr())
+        assert actual.batch == grad[..., 0].numel()
+        weights = actual_packing.weights
         assert (weights.left, weights.right) == (device.left.data_ptr(), device.right.data_ptr())
         assert tuple(weights.left_strides) == device.left.stride()[1:]
         assert tuple(weights.right_strides) == device.right.stride()[:3]
 
-        # What is allocated anew, or another gradient, lies elsewhere; all else is the same.
+        # What is allocated again, or another gradient, lies elsewhere; all else is the same.
         assert multiplying.weights == packing.packed
         assert (multiplying.to, multiplying.between) == (
             python_to.data_ptr(),
             python_between.data_ptr(),
         )
-        packed, own = bytes(packing)[:-8], bytes(found_packing)[:-8]
+        packed, own = bytes(packing)[:-8], bytes(actual_packing)[:-8]
         assert packed == own
         for name in ("grad", "weights", "between", "to", "grad_stride"):
-            setattr(found, name, getattr(multiplying, name))
-        assert bytes(found) == bytes(multiplying)
+            setattr(actual, name, getattr(multiplying, name))
+        assert bytes(actual) == bytes(multiplying)
         assert ctypes.sizeof(packing) == 72
-        assert ctypes.sizeof(found) == 56
+        assert ctypes.sizeof(actual) == 56
 
 
 def test_a_known_launch_enters_no_python(device, monkeypatch):
@@ -146,13 +146,13 @@ def test_what_is_known_is_of_such_operands(device):
     assert not device.is_by_python(rows(1002).half())
 
 
-def test_a_weight_of_which_something_is_kept_is_forgotten_by_python(device):
+def test_a_weight_with_cached_forms_is_dropped_by_python(device):
     device.call(rows(1004))
     for weight in (device.left, device.right):
         assert not device.is_by_python(rows(1004))
-        kept = weight_cache.prepared(weight, "doubled", lambda one: 2 * one)
+        cached = weight_cache.prepared(weight, "doubled", lambda one: 2 * one)
         assert device.is_by_python(rows(1004))
-        assert weight_cache.prepared(weight, "doubled", lambda one: 2 * one) is not kept
+        assert weight_cache.prepared(weight, "doubled", lambda one: 2 * one) is not cached
         assert device.is_by_python(rows(1004))
     before = weight_cache.forgotten()
     assert not device.is_by_python(rows(1004))

@@ -58,12 +58,12 @@ class Device:
     def call(self, operands, with_bias=True):
         """The gradients, and whether Python launched them."""
         before = len(self.launches)
-        made = ks_chain_weight_grads(*operands, 1, 2, 2, 1, with_bias)
-        left, right, bias = made
+        result = ks_chain_weight_grads(*operands, 1, 2, 2, 1, with_bias)
+        left, right, bias = result
         assert (left.shape, right.shape) == (LEFT.weight_shape, RIGHT.weight_shape)
         assert bias.shape == (LEFT.out_features if with_bias else 0,)
-        assert all(one.is_contiguous() and one.dtype == operands[3].dtype for one in made)
-        return made, len(self.launches) > before
+        assert all(one.is_contiguous() and one.dtype == operands[3].dtype for one in result)
+        return result, len(self.launches) > before
 
 
 @pytest.fixture
@@ -82,44 +82,46 @@ def operands(*batch, dtype=torch.bfloat16, beside=0):
 @pytest.mark.parametrize("shares", [(1, 1), (3, 1), (1, 2), (3, 2)], ids=str)
 def test_it_launches_what_python_launches(device, shares, with_bias):
     device.shares, number = shares, ROWS + sum(shares) + 10 * shares[0] + with_bias
-    for given in (operands(number), operands(3, number, beside=16)):
+    for inputs in (operands(number), operands(3, number, beside=16)):
         before = variable(device.library, "launches").value
-        by_python, is_by_python = device.call(given, with_bias)
+        by_python, is_by_python = device.call(inputs, with_bias)
         assert is_by_python
         expected = device.launches[-1 if max(shares) == 1 else -2 :]
         assert variable(device.library, "launches").value == before
 
-        made, is_by_python = device.call(given, with_bias)
+        result, is_by_python = device.call(inputs, with_bias)
         assert not is_by_python
         assert variable(device.library, "launches").value == before + len(expected)
         seen = of_gradients(device.library)
         for (_, grid, arguments), one in zip(expected, seen, strict=False):
             assert one.grid == grid
             assert one.attributes == 1  # it waits for what is before it by itself
-            found = type(arguments).from_buffer_copy(one.arguments)
-            assert len(bytes(arguments)) == ctypes.sizeof(found)
-            _assert_alike(found, arguments, made, by_python)
+            actual = type(arguments).from_buffer_copy(one.arguments)
+            assert len(bytes(arguments)) == ctypes.sizeof(actual)
+            _assert_alike(actual, arguments, result, by_python)
 
 
-def _assert_alike(found, expected, made, by_python):
+def _assert_alike(actual, expected, result, by_python):
     """All is the same but where results are, and shares."""
-    places = {one.data_ptr(): other.data_ptr() for one, other in zip(made, by_python, strict=True)}
-    if isinstance(found, launcher.AddingArguments):
-        assert found.left_blocks == expected.left_blocks
-        for one, other in ((found.left, expected.left), (found.right, expected.right)):
+    places = {
+        one.data_ptr(): other.data_ptr() for one, other in zip(result, by_python, strict=True)
+    }
+    if isinstance(actual, launcher.AddingArguments):
+        assert actual.left_blocks == expected.left_blocks
+        for one, other in ((actual.left, expected.left), (actual.right, expected.right)):
             assert (one.count, one.elements, one.own) == (other.count, other.elements, other.own)
             assert (one.to is None) == (other.to is None) == (one.count == 0)
             if one.count:
                 assert places[one.to] == other.to
                 assert (one.bias and places[one.bias]) == other.bias
-        if found.left.count and found.right.count:
-            apart = found.left.count * found.left.elements * 4
-            assert found.right.shares - found.left.shares == apart
+        if actual.left.count and actual.right.count:
+            apart = actual.left.count * actual.left.elements * 4
+            assert actual.right.shares - actual.left.shares == apart
             assert expected.right.shares - expected.left.shares == apart
         return
-    assert found.batch == expected.batch
-    assert (found.bias and places[found.bias]) == expected.bias
-    for one, other in ((found.left, expected.left), (found.right, expected.right)):
+    assert actual.batch == expected.batch
+    assert (actual.bias and places[actual.bias]) == expected.bias
+    for one, other in ((actual.left, expected.left), (actual.right, expected.right)):
         for name in ("grad", "x", "grad_stride", "x_stride", "rows_per_block", "shares"):
             assert getattr(one, name) == getattr(other, name), name
         if one.shares == 1:
@@ -128,11 +130,11 @@ def _assert_alike(found, expected, made, by_python):
 
 def test_what_is_no_faster_is_computed_factor_by_factor(device):
     device.is_faster = False
-    given = [torch.randn_like(one) for one in operands(100)]
+    inputs = [torch.randn_like(one) for one in operands(100)]
     for _ in range(2):
-        (left, right, bias), is_by_python = device.call(given)
+        (left, right, bias), is_by_python = device.call(inputs)
         assert not is_by_python
-        grad, between, grad_between, x = given
+        grad, between, grad_between, x = inputs
         assert torch.equal(left, weight_grad_decomposed(grad, between, 1, 2, False))
         assert torch.equal(right, weight_grad_decomposed(grad_between, x, 2, 1, False))
         assert torch.equal(bias, grad.sum(0))
@@ -141,15 +143,15 @@ def test_what_is_no_faster_is_computed_factor_by_factor(device):
 
 def test_operands_that_the_kernel_cannot_read_are_pythons(device):
     """Which copies them first, and launches."""
-    given = operands(ROWS)
-    device.call(given)
-    assert not device.call(given)[1]
+    inputs = operands(ROWS)
+    device.call(inputs)
+    assert not device.call(inputs)[1]
     for at in range(4):
-        odd = list(given)
-        memory = torch.zeros(given[at].numel() + 1, dtype=given[at].dtype)
-        odd[at] = memory[1:].view(given[at].shape)
+        odd = list(inputs)
+        memory = torch.zeros(inputs[at].numel() + 1, dtype=inputs[at].dtype)
+        odd[at] = memory[1:].view(inputs[at].shape)
         assert device.call(odd)[1]
         *_, arguments = device.launches[-1]
         read = arguments.left if at < 2 else arguments.right
         assert (read.grad if at % 2 == 0 else read.x) % 16 == 0
-    assert not device.call(given)[1]
+    assert not device.call(inputs)[1]

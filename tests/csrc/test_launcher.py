@@ -48,21 +48,21 @@ BATCH_FIRST = {
 
 
 @pytest.mark.parametrize("case", BATCH_FIRST)
-def test_the_rows_of_x_are_found(library, case):
+def test_the_rows_of_x_are_computed(library, case):
     shape, stride = BATCH_FIRST[case]
     x = strided(shape, stride)
     y = library.ops.launch(x, WEIGHT, plan(library))
     assert y.shape == (*shape[:-1], 8)
     assert y.is_contiguous()
-    found = launched(library)
+    actual = launched(library)
     flat = x.reshape(-1, 16)
-    assert found.batch == len(flat)
-    assert found.y == y.data_ptr()
+    assert actual.batch == len(flat)
+    assert actual.y == y.data_ptr()
     if case == "dims that need a copy":
-        assert found.x != x.data_ptr()
-        assert found.x_batch_stride == 16
+        assert actual.x != x.data_ptr()
+        assert actual.x_batch_stride == 16
     else:
-        firsts = [x.data_ptr() + 4 * row * found.x_batch_stride for row in range(len(flat))]
+        firsts = [x.data_ptr() + 4 * row * actual.x_batch_stride for row in range(len(flat))]
         assert [ctypes.c_float.from_address(at).value for at in firsts] == flat[:, 0].tolist()
 
 
@@ -76,11 +76,11 @@ def test_the_rows_of_x_are_found(library, case):
         ((16, 5), (8, 1)),
     ],
 )
-def test_the_rows_of_x_are_found_batch_last(library, shape, stride):
+def test_the_rows_of_x_are_computed_batch_last(library, shape, stride):
     x = strided(shape, stride)
     library.ops.launch(x, WEIGHT, plan(library, last=True))
-    found = launched(library)
-    assert (found.x_batch_stride, found.x_feature_stride) == (1, stride[0])
+    actual = launched(library)
+    assert (actual.x_batch_stride, actual.x_feature_stride) == (1, stride[0])
 
 
 def test_an_empty_batch_launches_nothing(library):
@@ -166,7 +166,7 @@ def results(*shape):
     return torch.full(shape, torch.nan)
 
 
-def test_y_is_written_where_it_is_asked_for(library):
+def test_y_is_written_into_out(library):
     out = results(5, 8)
     y = library.ops.launch(torch.zeros(5, 16), WEIGHT, plan(library), out)
     assert launched(library).y == y.data_ptr() == out.data_ptr()
@@ -182,8 +182,8 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("what", UNFIT)
-def test_what_takes_unfit_operands_is_asked_for_when_they_come(library, what):
-    """Two kernels, told apart by how many blocks they are launched with."""
+def test_the_kernel_of_unfit_operands_is_compiled_when_they_come(library, what):
+    """Two kernels, distinguished by how many blocks they are launched with."""
     later = plan(library, fallback=-2)
     fit, unfit = torch.zeros(5, 16), UNFIT[what]
     assert library.ops.launch(fit, WEIGHT, later).shape == (5, 8)
@@ -206,20 +206,20 @@ def test_what_takes_unfit_operands_is_asked_for_when_they_come(library, what):
 def test_a_launcher_makes_its_fallback_once_and_for_unfit_operands_only(library, monkeypatch):
     monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
     problem = Problem.of_factor(Pattern(1, 8, 16, 1), "float32", batch_last=False)
-    made = []
+    created = []
 
     def make() -> HostLauncher:
-        made.append(HostLauncher(problem, Geometry(32, 0, 16, 7, 100), 1, None))
-        return made[0]
+        created.append(HostLauncher(problem, Geometry(32, 0, 16, 7, 100), 1, None))
+        return created[0]
 
     launcher = HostLauncher(problem, Geometry(32, 0, 16, 2, 100), 1, make)
     launcher._launch = library.ops.launch
     assert launcher(torch.zeros(5, 16), WEIGHT).shape == (5, 8)
-    assert not made
+    assert not created
     for x, weight in UNFIT.values():
         assert launcher(x, weight).shape == (5, 8)
         assert variable(library, "blocks").value == 7
-    assert len(made) == 1
+    assert len(created) == 1
 
 
 def test_a_fallback_that_does_not_compile_says_so_and_is_tried_again(library, monkeypatch):
@@ -244,21 +244,21 @@ def test_a_fallback_that_does_not_compile_says_so_and_is_tried_again(library, mo
 def test_threads_that_want_a_fallback_at_once_each_get_one(library, monkeypatch):
     monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
     problem = Problem.of_factor(Pattern(1, 8, 16, 1), "float32", batch_last=False)
-    made, together = [], threading.Barrier(4, timeout=10)
+    created, together = [], threading.Barrier(4, timeout=10)
 
     def make() -> HostLauncher:
         together.wait()
-        made.append(HostLauncher(problem, Geometry(32, 0, 16, 7, 100), 1, None))
-        return made[-1]
+        created.append(HostLauncher(problem, Geometry(32, 0, 16, 7, 100), 1, None))
+        return created[-1]
 
     launcher = HostLauncher(problem, Geometry(32, 0, 16, 2, 100), 1, make)
     launcher._launch = library.ops.launch
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: launcher(*UNFIT["x"]), range(4)))
-    assert [y.shape for y in found] == [(5, 8)] * 4
-    assert len(made) == 4
+        actual = list(pool.map(lambda _: launcher(*UNFIT["x"]), range(4)))
+    assert [y.shape for y in actual] == [(5, 8)] * 4
+    assert len(created) == 4
     assert launcher(*UNFIT["x"]).shape == (5, 8)
-    assert launcher.fallback in made
+    assert launcher.fallback in created
 
 
 def test_a_known_plan_writes_straight_into_what_takes_it_and_into_nothing_else(library):
@@ -288,22 +288,22 @@ def test_a_known_plan_writes_straight_into_what_takes_it_and_into_nothing_else(l
     library.ops.forget()
 
 
-def test_without_the_host_library_y_is_written_where_it_is_asked_for_too(monkeypatch):
-    given = []
-    monkeypatch.setattr(driver, "launch", lambda *args, **_: given.append(args[4]))
+def test_without_the_host_library_y_is_written_into_out_too(monkeypatch):
+    passed = []
+    monkeypatch.setattr(driver, "launch", lambda *args, **_: passed.append(args[4]))
     problem = Problem.of_factor(Pattern(1, 8, 16, 1), "float32", batch_last=False)
     geometry = Geometry(32, 0, 16, 1, 100)
     general = _PythonLauncher(problem, geometry, 1, None)
     launcher = _PythonLauncher(problem, geometry, 2, lambda: general)
     for x in (torch.zeros(5, 16), torch.zeros(5, 17)[:, 1:]):  # the second goes to the fallback
         out = results(5, 8)
-        assert launcher(x, WEIGHT, out).data_ptr() == out.data_ptr() == given[-1].y
-        assert launcher(x, WEIGHT).data_ptr() == given[-1].y
+        assert launcher(x, WEIGHT, out).data_ptr() == out.data_ptr() == passed[-1].y
+        assert launcher(x, WEIGHT).data_ptr() == passed[-1].y
     assert launcher(torch.zeros(0, 16), WEIGHT, results(0, 8)).shape == (0, 8)
-    assert len(given) == 4
+    assert len(passed) == 4
 
 
-def test_the_default_stream_is_not_asked_about_captures(library):
+def test_the_default_stream_is_not_queried_for_captures(library):
     """The driver answers with an error while another stream is captured."""
     x, packed = torch.zeros(5, 16), torch.zeros(1, 1, 1, 256)
     library.ops.know(x, WEIGHT, False, True, False, plan(library), 7)
@@ -321,7 +321,7 @@ def test_a_thread_without_a_context_gets_the_devices(library):
     assert launched(library).batch == 5
 
 
-def test_what_the_driver_refuses_is_said_in_its_words(library):
+def test_what_the_driver_refuses_is_reported_in_its_words(library):
     with pytest.raises(RuntimeError, match="could not be launched: unlucky"):
         library.ops.launch(torch.zeros(5, 16), WEIGHT, plan(library, kernel=13))
 

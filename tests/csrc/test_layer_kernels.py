@@ -110,7 +110,7 @@ def test_results_are_new_memory_and_no_view(plain):
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_weight_that_has_changed_is_packed_anew_and_known_again(plain, event):
+def test_a_weight_that_has_changed_is_packed_again_and_known_again(plain, event):
     plain.warm()
     event(plain.device)
     assert plain.run()
@@ -153,8 +153,8 @@ def test_views_are_known_by_their_owners(graph):
     assert run(None)  # whose views?
 
 
-def test_weights_that_are_said_to_change(plain):
-    """Nothing is taken that was kept of them, for torch may not have counted the change."""
+def test_weights_that_are_marked_as_changing(plain):
+    """Nothing is taken that was cached of them, for torch may not have counted the change."""
     plain.warm()
     packs = plain.device.packs
     with weight_scopes.changing():
@@ -170,7 +170,7 @@ def test_weights_that_are_said_to_change(plain):
     assert not plain.run()
 
 
-def test_a_thread_is_asked_once_what_it_says_of_weights(plain):
+def test_python_sets_the_state_of_a_thread_once(plain):
     plain.warm()
     took_python = []
 
@@ -247,7 +247,7 @@ def test_lazily_negated_operands_have_the_memory_of_others(plain):
         torch.testing.assert_close(y, expected)
 
 
-def test_a_training_step_forgets_what_is_kept_of_all(serving, monkeypatch, writes):
+def test_a_training_step_drops_the_entries_of_all(serving, monkeypatch, writes):
     """Nothing is read of weights that were written unseen behind it."""
     graph = Graph(Whole(serving, monkeypatch), writes)
     graph.warm()
@@ -322,7 +322,7 @@ def test_fakes_and_traces_hold_it(serving, monkeypatch):
         device.check(y)
 
 
-def test_nothing_is_kept_of_weights_that_a_graph_computes(serving, monkeypatch):
+def test_nothing_is_cached_of_weights_that_a_graph_computes(serving, monkeypatch):
     """Inductor may write the next ones into their memory, and counts no version."""
     graph = Graph(Whole(serving, monkeypatch), writes=False)
     graph.warm()

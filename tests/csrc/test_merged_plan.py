@@ -28,7 +28,7 @@ def warm(device):
     assert device.known() is not None
 
 
-def test_the_matrix_is_made_once_and_then_known(device):
+def test_the_matrix_is_computed_once_and_then_known(device):
     assert device.known() is None
     warm(device)
     assert device.packs == 1
@@ -85,7 +85,7 @@ def test_weights_that_change_are_not_merged(device):
 
 
 def test_a_factor_that_was_packed_for_another_version_is_not_read(played, monkeypatch):
-    """Its weight is packed anew, also where the product of the factors lies where it lay."""
+    """Its weight is packed again, also where the product of the factors lies where it lay."""
     device = ByProduct(played, monkeypatch)
     for _ in range(20):
         warm(device)

@@ -19,9 +19,9 @@ from ksopt.errors import InvalidInputError
 from ksopt.kernels import mlp_plans, plan_autotuner, weight_groups, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.by_layers import ByLayers
+from ksopt.kernels.candidate import LAYERS, Candidate
 from ksopt.kernels.launcher import chain_entry
 from ksopt.kernels.problem import Epilogue, Problem, SecondLayer
-from ksopt.kernels.registry import LAYERS, Candidate
 from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_reference, chain_to_dense
 
@@ -209,7 +209,7 @@ def test_views_are_known_by_their_owners(device):
     owners = device.weights
     device.weights = [view(one, one.shape, one.stride(), 0) for one in owners]
     assert not device.run(owners=owners)
-    assert device.run(owners=None)  # nothing is kept of what a graph computes
+    assert device.run(owners=None)  # nothing is cached of what a graph computes
 
 
 def test_weights_that_change_and_deterministic_algorithms_are_pythons(device, deterministic):
@@ -252,7 +252,7 @@ def test_forgotten_plans_are_not_taken(device):
     assert device.decided == before + 1
 
 
-def test_the_plan_of_operands_that_do_not_fit_is_not_kept(device):
+def test_the_plan_of_operands_that_do_not_fit_is_not_stored(device):
     device.warm()
     operands = SimpleNamespace(x=device.x, weights=tuple(device.weights[:3]))
     operands.hidden_bias = operands.bias = operands.residual = None

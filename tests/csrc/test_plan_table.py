@@ -52,7 +52,7 @@ def test_a_layer_is_packed_once_and_then_known(device):
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_weight_that_has_changed_is_packed_anew_and_known_again(device, event):
+def test_a_weight_that_has_changed_is_packed_again_and_known_again(device, event):
     warm(device)
     event(device)
     assert device.known() is None
@@ -94,7 +94,7 @@ def test_prepared_weights_are_let_go_with_the_weights(device):
     warm(device)
     device.layer = None
     gc.collect()
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 0
 
 
 def test_another_stream_and_a_graph_are_not_known(device):
@@ -207,12 +207,12 @@ def test_a_compiled_graphs_views_are_known_by_their_owners(device):
 
 def test_two_threads_while_a_third_writes(device):
     warm(device)
-    kept = [weight.clone() for weight in device.weights]
+    copies = [weight.clone() for weight in device.weights]
     wrong, stop = [], threading.Event()
 
     def multiply():
         x = torch.randn(ROWS, PLAIN.in_features)
-        expected = torch.relu(chain_reference(x, kept) + device.layer.bias)
+        expected = torch.relu(chain_reference(x, copies) + device.layer.bias)
         with torch.no_grad():
             while not stop.is_set():
                 y = ops.chain(x, *device.arguments())

@@ -14,11 +14,11 @@ from ksopt.batched import Matrices
 from ksopt.kernels import weight_cache, weight_scopes, weight_table
 from ksopt.kernels.autotuner import Choice, Decision, _preparing
 from ksopt.kernels.backends import cuda
+from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families.expanded_bmm import Config, ExpandedProduct
 from ksopt.kernels.families.pytorch_ops import FILLED, entry, multiplier
 from ksopt.kernels.launcher import HostLauncher
 from ksopt.kernels.problem import Geometry, Problem
-from ksopt.kernels.registry import Candidate
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
@@ -106,9 +106,9 @@ OFFERED = [
 ]
 
 
-def know(played, x, weight, last, made, changing=True, any_rows=False):
-    """Let the table know of an entry; weights are prepared anew where they change."""
-    rest = (made.plan, made.form, made.kind, changing, any_rows)
+def know(played, x, weight, last, table_entry, changing=True, any_rows=False):
+    """Let the table know of an entry; weights are prepared again where they change."""
+    rest = (table_entry.plan, table_entry.form, table_entry.kind, changing, any_rows)
     played.ops.know(x, weight, last, True, changing, *rest)
 
 
@@ -128,11 +128,11 @@ def test_products_of_weights_that_are_prepared_where_they_have_to_be(
     y = known(played, x, weight, last, changing=True, out=out)
     assert y.data_ptr() == out.data_ptr()
     check(out, x, weight, last)
-    assert known(played, x, weight, last) is None  # that of kept weights
+    assert known(played, x, weight, last) is None  # that of cached weights
 
 
 @pytest.mark.parametrize("stored", [as_it_is, padded])
-def test_a_kept_weight_that_no_product_can_read_has_to_be_at_hand(played, stored):
+def test_a_cached_weight_that_no_product_can_read_has_to_be_at_hand(played, stored):
     x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
     weight = stored(torch.randn(pattern.weight_shape))
     know(played, x, weight, False, entry("bmm", pattern, False, 5), changing=False)
@@ -175,11 +175,11 @@ def test_a_kernel_mends_what_zeros_spoil(played, by):
     problem = Problem.of_factor(pattern, "float32", False)
     # The kernel that is played computes all of y once more.
     kernel = HostLauncher(problem, Geometry(32, 0, 16, 1, 100), MULTIPLY_AS_IT_IS, None)
-    made = ExpandedProduct(problem, Config(by), kernel)
+    product = ExpandedProduct(problem, Config(by), kernel)
     x[3, 5] = torch.inf
     expected = ks_reference(x, weight)
-    torch.testing.assert_close(made(x, weight), expected, equal_nan=True)
-    know(played, x, weight, False, made.entry())
+    torch.testing.assert_close(product(x, weight), expected, equal_nan=True)
+    know(played, x, weight, False, product.entry())
     launches = variable(played, "launches").value
     y = known(played, x, weight, changing=True)
     assert variable(played, "launches").value == launches + 1
@@ -193,16 +193,16 @@ def test_rows_at_any_address_are_taken_where_they_are_known(played):
     weight = torch.randn(2, 3, 5, 3)
     x = torch.randn(8, 30)
     odd = torch.randn(8 * 30 + 1)[1:].view(8, 30)
-    made = entry("bmm", Pattern(2, 3, 5, 3), False, 0)
-    know(played, x, weight, False, made)
+    table_entry = entry("bmm", Pattern(2, 3, 5, 3), False, 0)
+    know(played, x, weight, False, table_entry)
     assert known(played, x, weight, changing=True) is None
-    know(played, x, weight, False, made, any_rows=True)
+    know(played, x, weight, False, table_entry, any_rows=True)
     for rows in (x, odd):
         check(known(played, rows, weight, changing=True), rows, weight, False)
 
 
 @pytest.mark.parametrize(("c", "unaligned"), [(5, True), (8, False)])
-def test_where_all_rows_are_unaligned_the_table_is_told_so(played, c, unaligned):
+def test_where_all_rows_are_unaligned_the_table_takes_them(played, c, unaligned):
     """There no aligned x has the same place in the table."""
     problem = Problem.of_factor(Pattern(1, 6, c, 1), "float32", batch_last=False)
     assert problem.has_unaligned_rows == unaligned
@@ -215,22 +215,22 @@ def test_ways_are_registered_once(played):
     pattern, other = Pattern(2, 3, 5, 4), Pattern(2, 3, 5, 8)
     first = entry("bmm", pattern, False, 5)
     assert entry("bmm", pattern, False, 5) == entry("bmm_paper", pattern, False, 5) == first
-    made = [entry("bmm", other, False, 5), entry("expand", pattern, False, 5)]
-    made += [entry("bmm", pattern, True, 5), entry("bmm", pattern, False, 5, by_groups=True)]
-    assert len({one.plan for one in (first, *made)}) == 5
+    entries = [entry("bmm", other, False, 5), entry("expand", pattern, False, 5)]
+    entries += [entry("bmm", pattern, True, 5), entry("bmm", pattern, False, 5, by_groups=True)]
+    assert len({one.plan for one in (first, *entries)}) == 5
 
 
-def decide(pattern, x, weight, last, changing_name="bmm", kept_anew=False, kept_name="bmm"):
-    """A way for kept weights and another for those that change, decided for these operands."""
-    found = cuda.problem_key_of(x, weight, last)
+def decide(pattern, x, weight, last, changing_name="bmm", cached_repacks=False, cached_name="bmm"):
+    """A way for cached weights and another for those that change, decided for these operands."""
+    problem_key = cuda.problem_key_of(x, weight, last)
 
     def choice(name, weight_is):
-        call = _preparing(multiplier(name, found.problem), weight_is)
-        return Choice(Candidate(name, found.problem, 1.0), call, "model")
+        call = _preparing(multiplier(name, problem_key.problem), weight_is)
+        return Choice(Candidate(name, problem_key.problem, 1.0), call, "model")
 
-    kept = choice(kept_name, "repacked" if kept_anew else "cached")
-    decision = Decision(kept, choice(changing_name, "repacked"))
-    cuda.remember(found, x.get_device(), decision)
+    cached_choice = choice(cached_name, "repacked" if cached_repacks else "cached")
+    decision = Decision(cached_choice, choice(changing_name, "repacked"))
+    cuda.remember(problem_key, x.get_device(), decision)
 
 
 @pytest.mark.sweep
@@ -241,7 +241,7 @@ def decide(pattern, x, weight, last, changing_name="bmm", kept_anew=False, kept_
 def test_the_operator_prepares_once_and_is_right_after_a_change(played, way, small, stored, last):
     x, pattern = x_of(small, last)
     weight = nn.Parameter(stored(torch.randn(pattern.weight_shape)), requires_grad=False)
-    decide(pattern, x, weight, last, changing_name=way, kept_name=way)
+    decide(pattern, x, weight, last, changing_name=way, cached_name=way)
     check(ops.ks_mm(x, weight, last), x, weight, last)
     check(cuda.run_known(x, weight, last), x, weight, last)
     weight.mul_(-3)
@@ -255,10 +255,10 @@ def test_a_changing_weight_takes_the_way_that_was_chosen_for_it(played):
     x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
     weight = nn.Parameter(torch.randn(pattern.weight_shape), requires_grad=False)
     decide(pattern, x, weight, False)
-    found = cuda.problem_key_of(x, weight, False)
-    own = Choice(Candidate("own", found.problem, 1.0), ks_reference, "model")
-    decision = cuda.known(found, x.get_device())
-    cuda.remember(found, x.get_device(), Decision(decision.cached, own))
+    problem_key = cuda.problem_key_of(x, weight, False)
+    own = Choice(Candidate("own", problem_key.problem, 1.0), ks_reference, "model")
+    decision = cuda.known(problem_key, x.get_device())
+    cuda.remember(problem_key, x.get_device(), Decision(decision.cached, own))
     ops.ks_mm(x, weight)
     assert cuda.run_known(x, weight, False) is not None
     with weight_scopes.changing():
@@ -266,10 +266,10 @@ def test_a_changing_weight_takes_the_way_that_was_chosen_for_it(played):
         check(ops.ks_mm(x, weight), x, weight, False)
 
 
-def test_a_weight_that_is_better_prepared_anew_leaves_nothing(played):
+def test_a_weight_that_is_better_prepared_per_call_leaves_nothing(played):
     x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
     weight = nn.Parameter(torch.randn(pattern.weight_shape), requires_grad=False)
-    decide(pattern, x, weight, False, kept_anew=True)
+    decide(pattern, x, weight, False, cached_repacks=True)
     for _ in range(2):
         check(ops.ks_mm(x, weight), x, weight, False)
         check(cuda.run_known(x, weight, False), x, weight, False)

@@ -117,16 +117,16 @@ def test_it_launches_what_python_launches(device, batch, has_bias):
         # Both may start before the kernel ahead has ended: they wait for it by themselves.
         assert (seen_pack.attributes, seen_chain.attributes) == (1, 1)
 
-        # All that is allocated anew lies elsewhere; all else is the same.
-        found = chain_launcher.Arguments.from_buffer_copy(seen_chain.arguments)
+        # All that is allocated again lies elsewhere; all else is the same.
+        actual = chain_launcher.Arguments.from_buffer_copy(seen_chain.arguments)
         assert (multiplying.y, multiplying.z) == (python_y.data_ptr(), python_between.data_ptr())
-        assert (found.y, found.z) == (y.data_ptr(), between.data_ptr())
+        assert (actual.y, actual.z) == (y.data_ptr(), between.data_ptr())
         assert packing.packed == multiplying.weights
-        packing.packed, multiplying.weights = found.weights, found.weights
-        multiplying.y, multiplying.z = found.y, found.z
+        packing.packed, multiplying.weights = actual.weights, actual.weights
+        multiplying.y, multiplying.z = actual.y, actual.z
         packed = chain_pack_launcher.Arguments.from_buffer_copy(seen_pack.arguments)
         assert values_of(packed) == values_of(packing)
-        assert values_of(found) == values_of(multiplying)
+        assert values_of(actual) == values_of(multiplying)
 
 
 def test_the_arguments_are_the_operands(device):
@@ -142,12 +142,12 @@ def test_the_arguments_are_the_operands(device):
     assert tuple(weights.left_strides) == device.left.stride()[1:]
     assert tuple(weights.right_strides) == device.right.stride()[:3]
     assert not any(bytes(packing)[64:-8])  # no siblings
-    found = chain_launcher.Arguments.from_buffer_copy(seen_chain.arguments)
-    assert (found.x, found.bias, found.residual) == (x.data_ptr(), device.bias.data_ptr(), None)
-    assert (found.y, found.z) == (y.data_ptr(), between.data_ptr())
-    assert found.weights == packing.packed
-    assert (found.batch, found.x_stride, found.y_stride) == (MANY, FEATURES + 8, y.shape[-1])
-    assert found.rows_per_block == 3 * 64  # of 313 units, for 132 multiprocessors
+    actual = chain_launcher.Arguments.from_buffer_copy(seen_chain.arguments)
+    assert (actual.x, actual.bias, actual.residual) == (x.data_ptr(), device.bias.data_ptr(), None)
+    assert (actual.y, actual.z) == (y.data_ptr(), between.data_ptr())
+    assert actual.weights == packing.packed
+    assert (actual.batch, actual.x_stride, actual.y_stride) == (MANY, FEATURES + 8, y.shape[-1])
+    assert actual.rows_per_block == 3 * 64  # of 313 units, for 132 multiprocessors
     assert seen_chain.blocks == 105
 
 
@@ -169,8 +169,8 @@ def test_other_numbers_of_rows(device):
     assert device.is_by_python(rows(MANY))
     for more in (16_385, 32_768):
         assert not device.is_by_python(rows(more))
-        found = chain_launcher.Arguments.from_buffer_copy(trained(device.library)[1].arguments)
-        assert found.batch == more
+        actual = chain_launcher.Arguments.from_buffer_copy(trained(device.library)[1].arguments)
+        assert actual.batch == more
     for other in (16_384, 32_769):
         assert device.is_by_python(rows(other))
         assert not device.is_by_python(rows(other))
@@ -212,14 +212,14 @@ def test_what_is_known_is_of_such_operands(device):
     assert variable(device.library, "launches").value == launches
 
 
-def test_a_weight_of_which_something_is_kept_is_forgotten_by_python(device):
+def test_a_weight_with_cached_forms_is_dropped_by_python(device):
     x = rows(MANY)
     device.call(x)
     for weight in (device.left, device.right):
         assert not device.is_by_python(x)
-        kept = weight_cache.prepared(weight, "doubled", lambda one: 2 * one)
+        cached = weight_cache.prepared(weight, "doubled", lambda one: 2 * one)
         assert device.is_by_python(x)
-        assert weight_cache.prepared(weight, "doubled", lambda one: 2 * one) is not kept
+        assert weight_cache.prepared(weight, "doubled", lambda one: 2 * one) is not cached
         assert device.is_by_python(x)
     before = weight_cache.forgotten()
     assert not device.is_by_python(x)

@@ -71,7 +71,7 @@ def test_a_weight_that_is_in_order_is_taken_as_it_is(device):
     for _ in range(2):
         device.check(cuda.run_known(device.x, weight, False))
         assert device.read == weight.data_ptr()
-    assert weight_cache.kept_bytes(device.x.device) == 0
+    assert weight_cache.cached_bytes(device.x.device) == 0
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_weight_that_is_in_order_is_taken_as_it_is(device):
     ],
     ids=["in place", "an element", "written and refreshed", "other memory"],
 )
-def test_what_has_changed_is_put_in_order_anew(device, change):
+def test_what_has_changed_is_put_in_order_again(device, change):
     ops.ks_mm(device.x, device.weight)
     assert device.known() is not None
     change(device.stored)
@@ -100,10 +100,10 @@ def test_the_library_puts_weights_that_change_in_order_by_itself(device):
         with weight_scopes.changing():
             device.check(device.known())
         device.stored.data.mul_(1.5)  # which torch does not count
-    assert weight_cache.kept_bytes(device.x.device) == 0
+    assert weight_cache.cached_bytes(device.x.device) == 0
 
 
-def test_a_view_that_compiled_code_has_made_is_kept_with_its_owner(device):
+def test_a_view_that_compiled_code_has_created_is_cached_with_its_owner(device):
     ops.ks_mm(device.x, device.weight)
     launches = variable(device.library, "launches")
     reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # what Inductor calls
@@ -114,7 +114,7 @@ def test_a_view_that_compiled_code_has_made_is_kept_with_its_owner(device):
         ops.ks_mm_inner_out(device.x, view, device.stored, out=out)
         device.check(out)
         assert launches.value == before + 1
-    assert weight_cache.kept_bytes(device.x.device) == device.stored.nbytes
+    assert weight_cache.cached_bytes(device.x.device) == device.stored.nbytes
 
 
 def test_the_librarys_own_kernels_take_them_without_python(serving, monkeypatch):
@@ -123,13 +123,13 @@ def test_the_librarys_own_kernels_take_them_without_python(serving, monkeypatch)
     monkeypatch.setattr(dispatch, "run_known", None)
     monkeypatch.setattr(dispatch, "run_known_changing", None)
     reinterpret = torch._C._dynamo.guards._reinterpret_tensor
-    for _ in range(3):  # kept with its owner
+    for _ in range(3):  # cached with its owner
         view = reinterpret(device.stored, device.weight.shape, device.weight.stride(), 0)
         device.check(ops.ks_mm_inner(device.x, view, False, device.stored))
         device.check(ops.ks_mm_frozen(device.x, view, False, device.stored))
     with pytest.raises(TypeError):  # Python's to forget
         ops.ks_mm_changing(device.x, view, False, device.stored)
-    assert weight_cache.kept_bytes(device.x.device) == 0
+    assert weight_cache.cached_bytes(device.x.device) == 0
     for _ in range(3):
         device.check(ops.ks_mm_changing(device.x, view, False, device.stored))
         device.stored.data.mul_(1.5)  # which torch does not count
@@ -147,6 +147,6 @@ def test_a_gradient_takes_the_transposed_weight(device):
     weight = device.weight.transpose(1, 2)
     take_the_kernel(device.library, other, grad, weight)
     for _ in range(3):
-        found_grad = ops.ks_mm(grad, weight)
-        torch.testing.assert_close(found_grad, ks_reference(grad, weight), rtol=1e-5, atol=1e-5)
+        actual_grad = ops.ks_mm(grad, weight)
+        torch.testing.assert_close(actual_grad, ks_reference(grad, weight), rtol=1e-5, atol=1e-5)
     assert cuda.run_known(grad, weight, False) is not None

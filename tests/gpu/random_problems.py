@@ -81,14 +81,14 @@ def case_of(seed: int) -> Case:
 def operands_of(case: Case, device: torch.device) -> Operands:
     """Random operands of a case; what lies between x's rows is NaN."""
     torch.manual_seed(case.seed)
-    made = random_operands(case.problem, case.rows, device)
+    drawn = random_operands(case.problem, case.rows, device)
     if case.lies == "together":
-        return made
-    x = made.x
+        return drawn
+    x = drawn.x
     before = 2 if case.lies == "odd" else 0
     wide = torch.full((x.shape[0], x.shape[1] + 16), float("nan"), dtype=x.dtype, device=device)
     apart = wide[:, before : before + x.shape[1]]
-    return Operands(apart.copy_(x), made.weights, made.bias, made.residual)
+    return Operands(apart.copy_(x), drawn.weights, drawn.bias, drawn.residual)
 
 
 def faults(case: Case, device: torch.device) -> list[str]:

@@ -112,7 +112,7 @@ def run_weight_gradients() -> int:
                 torch.randn(rows, features, device="cuda").bfloat16()
                 for features in (p.out_features, p.in_features)
             )
-            assert not any(torch.isnan(made).any() for made in kernel(grad, x)), (p, tile)
+            assert not any(torch.isnan(result).any() for result in kernel(grad, x)), (p, tile)
             ran += 1
     torch.cuda.synchronize()
     return ran
@@ -138,8 +138,8 @@ def run_input_gradients() -> int:
                 torch.randn(p.weight_shape, device="cuda").bfloat16()
                 for p in (shape.left, shape.right)
             )
-            made = InputGradient(shape, tile, "bfloat16", 0)(grad, left, right)
-            assert not any(torch.isnan(one).any() for one in made), (text, tile)
+            result = InputGradient(shape, tile, "bfloat16", 0)(grad, left, right)
+            assert not any(torch.isnan(one).any() for one in result), (text, tile)
             ran += 1
     return ran
 
@@ -157,8 +157,8 @@ def run_chain_gradients() -> int:
             widths = (left.out_features, left.in_features, right.out_features, right.in_features)
             operands = [torch.randn(rows, n, device="cuda").bfloat16() for n in widths]
             print(f"{text}: {config}, {rows} rows, {shares} shares", flush=True)
-            made = kernel(*operands)
-            assert not any(torch.isnan(one).any() for one in made), (text, config)
+            result = kernel(*operands)
+            assert not any(torch.isnan(one).any() for one in result), (text, config)
             ran += 1
     return ran
 

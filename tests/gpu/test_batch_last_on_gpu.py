@@ -255,7 +255,7 @@ def test_tf32_is_as_exact_as_tf32(fp32_family):
         assert relative_error(y, truth) < 2**-11
 
 
-def test_a_weight_changed_in_place_is_packed_anew():
+def test_a_weight_changed_in_place_is_packed_again():
     skip_unless_it_runs_here(batch_last_wgmma_tf32x3)
     pattern = Pattern(2, 64, 64, 3)
     problem = Problem.of_factor(pattern, "float32", batch_last=True)

@@ -38,32 +38,32 @@ def chain_of(text: str) -> Chain:
 def operands(chain: Chain, rows: int, dtype: torch.dtype) -> list[Tensor]:
     """grad, between, grad_between and x: rows that lie apart, with NaN between them."""
     left, right = chain
-    made = []
+    results = []
     for features in (
         *(left.out_features, left.in_features, right.out_features, right.in_features),
     ):
         memory = torch.full((rows, features + 16), float("nan"), dtype=dtype, device="cuda")
         memory[:, 8 : 8 + features] = torch.randn(rows, features, device="cuda")
-        made.append(memory[:, 8 : 8 + features])
-    return made
+        results.append(memory[:, 8 : 8 + features])
+    return results
 
 
-def assert_right(made: launcher.Gradients, given: list[Tensor], chain: Chain) -> None:
-    grad, between, grad_between, x = (one.flatten(0, -2) for one in given)
+def assert_right(results: launcher.Gradients, inputs: list[Tensor], chain: Chain) -> None:
+    grad, between, grad_between, x = (one.flatten(0, -2) for one in inputs)
     unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[x.dtype]
-    for dk, p, dy, z in zip(made, chain, (grad, grad_between), (between, x), strict=False):
+    for dk, p, dy, z in zip(results, chain, (grad, grad_between), (between, x), strict=False):
         truth = weight_grad_decomposed(dy.double(), z.double(), p.a, p.d, False)
         sizes = weight_grad_decomposed(dy.abs().double(), z.abs().double(), p.a, p.d, False)
         wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes + 1e-6)
         assert not wrong.any(), f"{p}: {int(wrong.sum())} of {p.nnz} are wrong"
-    if made[2] is not None and made[2].numel():
+    if results[2] is not None and results[2].numel():
         truth, sizes = grad.double().sum(0), grad.abs().double().sum(0)
-        assert ((made[2].double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes).all()
+        assert ((results[2].double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes).all()
 
 
-def poisoned(kernel: launcher.ChainGradients, given: list[Tensor], with_bias: bool):
+def poisoned(kernel: launcher.ChainGradients, inputs: list[Tensor], with_bias: bool):
     """The gradients, written over NaN."""
-    grad, between, grad_between, x = given
+    grad, between, grad_between, x = inputs
     left, right = (x.new_full(p.weight_shape, torch.nan) for p in kernel.chain)
     bias = x.new_full((grad.shape[-1],), torch.nan) if with_bias else None
     elements = sum(launcher.share_elements(kernel.chain, kernel.launch, with_bias))
@@ -97,10 +97,10 @@ def test_random_chains(spec: DeviceSpec) -> None:
         launch = kernels.launch_of(config, rows, shares)
         name, with_bias = str(dtype).removeprefix("torch."), draw.random() < 0.5
         kernel = launcher.ChainGradients(chain, name, launch, 0, with_bias)
-        given = operands(chain, rows, dtype)
-        made = poisoned(kernel, given, with_bias)
-        assert_right(made, given, chain)
-        for one, other in zip(made, poisoned(kernel, given, with_bias), strict=True):
+        inputs = operands(chain, rows, dtype)
+        results = poisoned(kernel, inputs, with_bias)
+        assert_right(results, inputs, chain)
+        for one, other in zip(results, poisoned(kernel, inputs, with_bias), strict=True):
             assert (one is None) == (other is None)
             assert one is None or torch.equal(one, other), "not the same at every call"
     assert len(clusters) > 2
@@ -120,8 +120,8 @@ def test_every_cluster(spec: DeviceSpec, text: str, cluster: int) -> None:
         ]
         launch = min(launches, key=lambda one: kernels.predicted_us(one, chain, rows, spec))
         kernel = launcher.ChainGradients(chain, "bfloat16", launch, 0, True)
-        given = operands(chain, rows, torch.bfloat16)
-        assert_right(poisoned(kernel, given, True), given, chain)
+        inputs = operands(chain, rows, torch.bfloat16)
+        assert_right(poisoned(kernel, inputs, True), inputs, chain)
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
@@ -137,20 +137,20 @@ def test_a_known_call_needs_no_python(
     assert host.load() is None
     chain = chain_of(TEXT)
     rows = torch.Size(batch).numel()
-    given = [one.view(*batch, -1) for one in operands(chain, rows, torch.bfloat16)]
-    first = ks_chain_weight_grads(*given, 1, 2, 2, 1, with_bias)
-    assert_right(first, given, chain)
+    inputs = [one.view(*batch, -1) for one in operands(chain, rows, torch.bfloat16)]
+    first = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, with_bias)
+    assert_right(first, inputs, chain)
     assert first[2].numel() == (384 if with_bias else 0)
     run = chain_gradients.run
     is_one = chain_gradients.is_by_kernel(chain, torch.bfloat16, rows, first[0].device, with_bias)
     assert is_one or rows == 1
 
     def refuse(*args: object) -> object:
-        assert not is_one, "Python was asked"
+        assert not is_one, "Python was entered"
         return run(*args)
 
     monkeypatch.setattr(chain_gradients, "run", refuse)
-    again = ks_chain_weight_grads(*given, 1, 2, 2, 1, with_bias)
+    again = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, with_bias)
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
@@ -160,25 +160,25 @@ def test_operands_that_it_may_be_called_with(spec: DeviceSpec) -> None:
     widths = [384, 128, 128, 384]
     odd = [torch.randn(1024 * n + 1, device="cuda").bfloat16()[1:].view(1024, n) for n in widths]
     turned = [torch.randn(64, 16, n, device="cuda").bfloat16().transpose(0, 1) for n in widths]
-    for given in (odd, turned):
-        made = ks_chain_weight_grads(*given, 1, 2, 2, 1, True)
-        assert_right(made, [one.contiguous() for one in given], chain)
+    for inputs in (odd, turned):
+        results = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, True)
+        assert_right(results, [one.contiguous() for one in inputs], chain)
     none = [one[:0] for one in odd]
     assert not any(one.any() for one in ks_chain_weight_grads(*none, 1, 2, 2, 1, True))
 
 
 def test_it_can_be_captured(spec: DeviceSpec) -> None:
     chain = chain_of(TEXT)
-    given = operands(chain, 8192, torch.bfloat16)
-    expected = ks_chain_weight_grads(*given, 1, 2, 2, 1, True)
+    inputs = operands(chain, 8192, torch.bfloat16)
+    expected = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = ks_chain_weight_grads(*given, 1, 2, 2, 1, True)
+        results = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, True)
     for _ in range(2):
-        for one in made:
+        for one in results:
             one.fill_(torch.nan)
         graph.replay()
-        assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
 
 
 def test_eager_and_compiled_training_take_it(spec: DeviceSpec) -> None:
@@ -190,7 +190,7 @@ def test_eager_and_compiled_training_take_it(spec: DeviceSpec) -> None:
     for bias in (True, False):
         layer = KSLinear(384, 384, TEXT, bias=bias).cuda().bfloat16()
         x, grad = (torch.randn(8192, 384, device="cuda").bfloat16() for _ in range(2))
-        found = []
+        actual = []
         for function in (layer, torch.compile(layer, backend="ksopt")):
             for _ in range(2):
                 layer.zero_grad()
@@ -200,10 +200,10 @@ def test_eager_and_compiled_training_take_it(spec: DeviceSpec) -> None:
             names = [event.key for event in profiled.key_averages()]
             assert any(name.startswith("ksopt_chain_grads_wgmma16_bfloat16") for name in names)
             assert not any("ksopt_weight_grad" in name for name in names)
-            found.append([weight.grad.clone() for weight in layer.parameters()])
+            actual.append([weight.grad.clone() for weight in layer.parameters()])
         twin = KSLinear(384, 384, TEXT, bias=bias).cuda().double()
         twin.load_state_dict(layer.state_dict())
         twin(x.double()).backward(grad.double())
-        for eager, compiled, truth in zip(*found, twin.parameters(), strict=True):
+        for eager, compiled, truth in zip(*actual, twin.parameters(), strict=True):
             for mine in (eager, compiled):
                 assert (mine.double() - truth.grad).abs().max() <= 0.02 * truth.grad.abs().max()

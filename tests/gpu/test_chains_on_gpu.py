@@ -122,7 +122,7 @@ def test_rows_that_lie_otherwise():
     check(y.flatten(0, 1), (x, weights, bias, None), chain, "none")
 
 
-def test_a_weight_that_changes_is_packed_anew():
+def test_a_weight_that_changes_is_packed_again():
     chain = Chain.parse("(1,384,96,2)*(2,96,384,1)")
     x, weights, bias, _ = operands(chain, 4096, torch.bfloat16, residual=False)
     for at in (0, 1, 0):

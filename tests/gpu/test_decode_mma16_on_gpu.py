@@ -49,16 +49,16 @@ def tiles_of(module: TemplateFamily, problem: Problem) -> list[Any]:
 
 
 def cases() -> list[tuple[TemplateFamily, Problem]]:
-    found: list[tuple[TemplateFamily, Problem]] = []
+    pairs: list[tuple[TemplateFamily, Problem]] = []
     for at, shape in enumerate(SHAPES):
         dtype = ("bfloat16", "float16")[at % 2]
-        found.append((decode_mma16, Problem.of_factor(Pattern(*shape), dtype, batch_last=False)))
+        pairs.append((decode_mma16, Problem.of_factor(Pattern(*shape), dtype, batch_last=False)))
     for at, shape in enumerate(FMA_SHAPES):
         for dtype in ("float32", ("bfloat16", "float16")[at % 2]):
             problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
             if decode_fma.unsupported_reason(problem, H200) is None:
-                found.append((decode_fma, problem))
-    return found
+                pairs.append((decode_fma, problem))
+    return pairs
 
 
 CASES = cases()
@@ -136,17 +136,17 @@ def test_a_kernel_that_starts_early_reads_what_the_one_before_it_wrote(module, d
         y = launch(launch(x, weight), weight)
         results.append(y)
         # The output as a weight: (4, 1024) -> a = 4, b = 4, c = 256.
-        made = launch(x, weight).view(4, 4, 256, 1)
+        created = launch(x, weight).view(4, 4, 256, 1)
         small = Problem.of_factor(Pattern(4, 4, 256, 1), dtype, batch_last=False)
         config = next(iter(module.configs(small, H200)))
-        results.append(module.launcher(small, config, 0)(x, made))
+        results.append(module.launcher(small, config, 0)(x, created))
     torch.cuda.synchronize()
     for new in weights:
         expected.append(launch(launch(x, new).clone(), new))
         torch.cuda.synchronize()
-        made = launch(x, new).view(4, 4, 256, 1)
+        created = launch(x, new).view(4, 4, 256, 1)
         torch.cuda.synchronize()
-        assert_close(results[2 * len(expected) - 1], x, made)
+        assert_close(results[2 * len(expected) - 1], x, created)
         assert torch.equal(results[2 * len(expected) - 2], expected[-1])
 
 
@@ -175,13 +175,13 @@ def test_a_captured_kernel_may_follow_copies_and_other_streams(module, dtype):
     """What is no kernel, and several streams, cannot let a kernel start early: it must wait."""
     problem, launch = layer(module, dtype)
     x, weight = operands(problem, 4)
-    given, other = x.clone(), weight.clone()
+    x_before, other = x.clone(), weight.clone()
     launch(x, weight)
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        x.copy_(given)  # a copy in memory
+        x.copy_(x_before)  # a copy in memory
         y = launch(x, weight)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -191,13 +191,13 @@ def test_a_captured_kernel_may_follow_copies_and_other_streams(module, dtype):
         v = launch(z, other)  # after both streams
         x.zero_()
     for _ in range(3):
-        given.normal_()
+        x_before.normal_()
         weight.normal_().div_(16)
         other.normal_().div_(16)
         for result in (y, z, u, v):
             result.fill_(float("nan"))
         graph.replay()
-        assert_close(y, given, weight)
+        assert_close(y, x_before, weight)
         assert_close(z, y, other)
         assert_close(u, y, weight)
         assert_close(v, z, other)

@@ -14,6 +14,7 @@ from ksopt.bench.paper import stratified_sample
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import dispatch, registry, tuning_cache, weight_cache
 from ksopt.kernels.backends import cpu, cuda
+from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.launcher import HostLauncher
@@ -103,7 +104,7 @@ def test_sample_of_the_papers_patterns(pattern, monkeypatch):
 @pytest.mark.parametrize("shape", [(2, 64, 48, 8), (1, 24, 40, 4), (3, 16, 16, 1), (1, 8, 8, 96)])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=name_of)
 @pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
-def test_a_measured_choice_is_right_and_kept(shape, dtype, last):
+def test_a_measured_choice_is_right_and_cached(shape, dtype, last):
     pattern = Pattern(*shape)
     exact_x, exact_w = draw(pattern, 300)
     x, weight = exact_x.to(dtype), exact_w.to(dtype)
@@ -133,9 +134,9 @@ def test_the_next_process_takes_the_choice_from_disk(monkeypatch):
     assert second.record == record
 
 
-def one_of_each(candidates: list[registry.Candidate]) -> list[registry.Candidate]:
+def one_of_each(candidates: list[Candidate]) -> list[Candidate]:
     """The first way of each name: a family's tiles have tests of their own."""
-    first: dict[str, registry.Candidate] = {}
+    first: dict[str, Candidate] = {}
     for way in candidates:
         first.setdefault(way.name, way)
     return list(first.values())
@@ -155,11 +156,11 @@ def test_every_way_is_right_aligned_or_not_and_sees_a_changed_weight(shape, exac
         for dtype, rows in itertools.product(DTYPES if exact else DTYPES[:1], (16, 1001)):
             x, weight = (tensor.to(dtype) for tensor in draw(pattern, rows))
             x = x.T.contiguous() if last else x
-            found = cuda.problem_key_of(x, weight, last)
-            problem = found.problem
+            problem_key = cuda.problem_key_of(x, weight, last)
+            problem = problem_key.problem
             assert problem.exact == (exact or dtype != torch.float32)
             candidates = registry.candidates(problem, rows, cuda.spec_of(0))
-            built = registry.built(one_of_each(candidates), 0, found.rows)
+            built = registry.built(one_of_each(candidates), 0, problem_key.rows)
             truth = ks_reference(x.double(), weight.double(), layout)
             twice = ks_reference(x.double(), 2 * weight.double(), layout)
             theirs = relative_error(cpu.multiply_by_bmm(x, weight, last), truth)
@@ -167,7 +168,7 @@ def test_every_way_is_right_aligned_or_not_and_sees_a_changed_weight(shape, exac
                 theirs = max(theirs, TF32_ROUNDING)
             for way, call in built:
                 changing = weight.clone()
-                for _ in range(2):  # the second time with what was kept
+                for _ in range(2):  # the second time with what was cached
                     poison(rows * pattern.out_features, dtype)
                     error = relative_error(call(x, changing), truth)
                     assert error <= ALLOWED_RATIO * theirs, f"{way.label}: {error:.2e}"
@@ -178,7 +179,7 @@ def test_every_way_is_right_aligned_or_not_and_sees_a_changed_weight(shape, exac
 
 
 def test_a_graph_prepares_its_weight_at_every_replay():
-    """The weight changes between replays, after an eager call has prepared and kept it."""
+    """The weight changes between replays, after an eager call has prepared and cached it."""
     exact_x, exact_w = draw(Pattern(4, 32, 32, 8), 64)
     for last in (False, True):
         x, weight = exact_x.half(), exact_w.half()
@@ -215,9 +216,9 @@ def test_a_weight_prepared_on_one_stream_serves_another():
     with torch.cuda.stream(one):
         weight_cache.prepared(weight, "slowly", slowly)
     with torch.cuda.stream(other):
-        found = weight_cache.prepared(weight, "slowly", slowly) + 0
+        actual = weight_cache.prepared(weight, "slowly", slowly) + 0
     torch.cuda.synchronize()
-    assert torch.equal(found, weight.permute(0, 3, 1, 2))
+    assert torch.equal(actual, weight.permute(0, 3, 1, 2))
 
 
 def test_the_host_library_knows_decisions_of_one_kernel(monkeypatch):
@@ -266,10 +267,10 @@ def test_a_token_of_each_sequence_where_sequences_come_first(dtype):
     assert last.stride(1) != last.stride(0)
     weight = weight.to(dtype)
     for _ in range(2):  # the second time by what the host library knows
-        found = ops.ks_mm(last, weight)
+        actual = ops.ks_mm(last, weight)
         expected = ks_reference(last.double(), weight.double())
         theirs = relative_error(cpu.multiply_by_bmm(last, weight, False), expected)
-        assert relative_error(found, expected) <= ALLOWED_RATIO * theirs
+        assert relative_error(actual, expected) <= ALLOWED_RATIO * theirs
 
 
 def test_a_thread_may_begin_with_a_product():
@@ -280,11 +281,11 @@ def test_a_thread_may_begin_with_a_product():
     call = next(way for way in ways if not way.is_pytorch).build(0)
     expected = call(x, weight)
     torch.cuda.synchronize()
-    found = []
-    thread = threading.Thread(target=lambda: found.append(call(x, weight)))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call(x, weight)))
     thread.start()
     thread.join()
-    assert torch.equal(found[0], expected)
+    assert torch.equal(results[0], expected)
 
 
 @pytest.mark.parametrize("recorded", [True, False])

@@ -59,19 +59,19 @@ class Case:
         where = torch.device("cuda", device)
         self.x = torch.randn(shape, device=where).to(self.dtype)
         self.weight = nn.Parameter(new_weight(self.dtype, where), requires_grad=False)
-        found = cuda.problem_key_of(self.x, self.weight, self.last)
+        problem_key = cuda.problem_key_of(self.x, self.weight, self.last)
         family = family_of(name)
         spec = cuda.spec_of(device)
-        reason = family.unsupported_reason(found.problem, spec)
+        reason = family.unsupported_reason(problem_key.problem, spec)
         if reason is not None:
             pytest.skip(f"{name}: {reason}")
-        way = registry.ranked(family, found.problem, rows, spec)[0]
+        way = registry.ranked(family, problem_key.problem, rows, spec)[0]
         choice = Choice(way, way.build(device), "model")
         entry = choice.call.entry()
         if entry is None:
             pytest.skip("there is no host library on this spec")
         assert entry.form != 0
-        cuda.remember(found, device, Decision(choice, choice))
+        cuda.remember(problem_key, device, Decision(choice, choice))
 
     def known(self, weight=None):
         """y, if it takes no decision and no preparation."""
@@ -114,7 +114,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_weight_that_has_changed_is_prepared_anew(case, change):
+def test_a_weight_that_has_changed_is_prepared_again(case, change):
     case.warm()
     CHANGES[change](case.weight)
     assert case.known() is None
@@ -149,15 +149,15 @@ def placed_at(address, values):
     """A copy of ``values`` at an address that was freed; nothing in it counts as a change."""
     held = []
     while len(held) < 1000:
-        given = torch.empty_like(values)
-        place = given.data_ptr()
+        memory = torch.empty_like(values)
+        place = memory.data_ptr()
         if place == address:
-            given.data.copy_(values)
-            return given
-        if place < address < place + given.nbytes:  # freed memory before it has been joined to it
-            del given
-            given = torch.empty(address - place, dtype=torch.uint8, device=values.device)
-        held.append(given)
+            memory.data.copy_(values)
+            return memory
+        if place < address < place + memory.nbytes:  # freed memory before it has been joined to it
+            del memory
+            memory = torch.empty(address - place, dtype=torch.uint8, device=values.device)
+        held.append(memory)
     raise AssertionError("the allocator does not give that memory back")
 
 
@@ -245,11 +245,11 @@ def test_the_librarys_own_kernels_know_it_without_python(case, monkeypatch):
             case.check(y=ops.ks_mm_frozen(*operands, case.weight))
         with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(TypeError):
             ops.ks_mm_inner(*operands, case.weight)
-        with pytest.raises(TypeError):  # of a weight that a graph computes nothing is kept
+        with pytest.raises(TypeError):  # of a weight that a graph computes nothing is cached
             ops.ks_mm_inner(*operands)
         with pytest.raises(TypeError):
             ops.ks_mm_changing(*operands)
-        with pytest.raises(TypeError):  # what was kept is forgotten now
+        with pytest.raises(TypeError):  # what was cached is forgotten now
             ops.ks_mm_inner(*operands, case.weight)
     for _ in range(2):
         case.weight.mul_(2)
@@ -266,7 +266,7 @@ def test_nothing_is_known_where_weights_change(case):
     case.check_known()
 
 
-def test_nothing_is_known_where_nothing_may_be_kept(case, monkeypatch):
+def test_nothing_is_known_where_nothing_may_be_cached(case, monkeypatch):
     monkeypatch.setattr(weight_cache, "limit_bytes", lambda _: 0)
     for _ in range(2):
         case.check()
@@ -355,9 +355,9 @@ def test_a_call_past_the_dispatcher_is_the_operators(case):
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert functional.ks_linear(case.x, [case.weight], layout=layout).dtype == torch.bfloat16
     with torch.inference_mode():
-        found = functional.ks_linear(case.x, [case.weight], layout=layout)
-        assert found.is_inference()
-        case.check(y=found)
+        actual = functional.ks_linear(case.x, [case.weight], layout=layout)
+        assert actual.is_inference()
+        case.check(y=actual)
     with torch.enable_grad():
         weight = case.weight.clone().requires_grad_()
         assert functional.ks_linear(case.x, [weight], layout=layout).requires_grad

@@ -37,10 +37,10 @@ def meter() -> energy.Meter:
 def test_the_counter_rises_while_the_device_works(meter: energy.Meter) -> None:
     x = torch.randn(4096, 4096, device="cuda")
     calls = {"square": lambda: x @ x, "twice": lambda: x @ x @ x}
-    found = energy.millijoules(calls, meter, energy.TRIAL_SECONDS)
-    assert found["square"] > 0
+    energies = energy.millijoules(calls, meter, energy.TRIAL_SECONDS)
+    assert energies["square"] > 0
     # Two products against one: a counter in other units, or shared out wrongly, is far off.
-    assert 1.5 < found["twice"] / found["square"] < 2.7
+    assert 1.5 < energies["twice"] / energies["square"] < 2.7
 
 
 def test_a_trial_is_long_beside_the_steps_of_the_counter(meter: energy.Meter) -> None:
@@ -62,9 +62,9 @@ def test_a_search_has_energy_as_an_objective(
     words = ["search", "--dims", "768x3072", "--budget", "25%", "--dtype", "bf16", "--energy"]
     words += ["--trials", "4", "--batch", "4096", "--out", str(tmp_path), "--json"]
     assert main.main(words) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["request"]["energy"] is True
-    (layer,) = found["layers"]
+    energies = json.loads(capsys.readouterr().out)
+    assert energies["request"]["energy"] is True
+    (layer,) = energies["layers"]
     assert layer["front"]["metrics"] == ["latency_us", "parameters", "energy_mj"]
     assert layer["front"]["trials"]
     assert layer["finalists"]

@@ -106,9 +106,9 @@ def test_random_tiles_and_rows(spec: DeviceSpec, text: str) -> None:
         kernel = InputGradient(s, draw.choice(way), str(dtype).removeprefix("torch."), 0)
         for rows in (1, draw.choice((63, 64, 65, 200)), draw.choice((1000, 8_200, 20_011))):
             operands = drawn(s, rows, dtype)
-            made = computed(kernel, *operands)
-            assert_right(*made, *operands)
-            for one, again in zip(made, kernel(*operands), strict=True):
+            result = computed(kernel, *operands)
+            assert_right(*result, *operands)
+            for one, again in zip(result, kernel(*operands), strict=True):
                 assert torch.equal(one, again), "not the same at every call"
 
 
@@ -151,12 +151,12 @@ def test_it_can_be_captured(spec: DeviceSpec) -> None:
     ks_chain_input_grad(grad, left, right)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = ks_chain_input_grad(grad, left, right)
+        result = ks_chain_input_grad(grad, left, right)
     for _ in range(2):
         left.normal_(std=0.1)
         grad.normal_()
         graph.replay()
-        for one, expected in zip(made, ks_chain_input_grad(grad, left, right), strict=True):
+        for one, expected in zip(result, ks_chain_input_grad(grad, left, right), strict=True):
             assert torch.equal(one, expected)
 
 
@@ -206,7 +206,7 @@ def test_a_known_launch_needs_no_python(spec: DeviceSpec, monkeypatch: pytest.Mo
     expected = ks_chain_input_grad(grad, left, right)
 
     def refuse(*_: object) -> None:
-        raise AssertionError("Python was asked")
+        raise AssertionError("Python was entered")
 
     monkeypatch.setattr(input_gradients, "run", refuse)
     for one, other in zip(ks_chain_input_grad(grad, left, right), expected, strict=True):

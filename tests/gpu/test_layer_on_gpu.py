@@ -36,10 +36,10 @@ def test_gradients_are_the_references(last, shape):
     weight = torch.randn(shape, device="cuda", requires_grad=True)
     y = ops.ks_mm(x, weight, last)
     grad = torch.randn_like(y)
-    found = torch.autograd.grad(y, (x, weight), grad)
+    actual = torch.autograd.grad(y, (x, weight), grad)
     exact = [t.detach().double().requires_grad_() for t in (x, weight)]
-    wanted = torch.autograd.grad(ks_reference(*exact, layout), exact, grad.double())
-    for ours, truth in zip(found, wanted, strict=True):
+    target = torch.autograd.grad(ks_reference(*exact, layout), exact, grad.double())
+    for ours, truth in zip(actual, target, strict=True):
         torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=1e-4)
 
 
@@ -94,16 +94,16 @@ def preparing():
     library._destroy()
 
 
-def test_what_is_kept_in_the_first_run_of_a_captured_graph_is_not_in_its_memory(preparing):
+def test_entries_of_the_first_run_of_a_captured_graph_are_not_in_its_memory(preparing):
     """Torch refuses what is still alive there after that run, or gives its memory to others."""
     compiled = torch.compile(preparing, fullgraph=True, mode="reduce-overhead")
     with torch.no_grad():
         for _ in range(4):
             x = torch.randn(64, 1024, device="cuda")
-            found = compiled(x).clone()
+            actual = compiled(x).clone()
             expected = ks_reference(x, preparing.weight)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
-    assert weight_cache.kept_bytes(torch.device("cuda", 0)) == preparing.weight.nbytes
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)
+    assert weight_cache.cached_bytes(torch.device("cuda", 0)) == preparing.weight.nbytes
 
 
 def test_compiled_trains_as_eager_does():
@@ -124,6 +124,6 @@ def test_moving_and_casting():
     torch.testing.assert_close(moved(x.cuda()).cpu(), on_cpu(x), rtol=1e-4, atol=1e-5)
     half = copy.deepcopy(moved).half()
     truth = chain_reference(x.cuda().half().double(), [w.double() for w in half.weights])
-    found = half(x.cuda().half()).double() - half.bias.double()
-    torch.testing.assert_close(found, truth, rtol=5e-3, atol=5e-3)
+    actual = half(x.cuda().half()).double() - half.bias.double()
+    torch.testing.assert_close(actual, truth, rtol=5e-3, atol=5e-3)
     torch.testing.assert_close(moved.cpu()(x), on_cpu(x))

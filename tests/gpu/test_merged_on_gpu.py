@@ -7,7 +7,7 @@ from torch.nn import functional as F
 import ksopt
 from ksopt import KSLinear
 from ksopt.kernels import mergeable, merged, plan_autotuner, registry
-from ksopt.kernels.registry import MERGED, Candidate
+from ksopt.kernels.candidate import MERGED, Candidate
 from ksopt.reference import chain_reference
 
 pytestmark = pytest.mark.gpu
@@ -37,15 +37,15 @@ def the_fastest(monkeypatch, tmp_path):
 
 @pytest.fixture
 def merges(monkeypatch):
-    made = []
+    result = []
     usual = merged.merge
 
     def counted(weights, siblings=1):
-        made.append(usual(weights, siblings))
-        return made[-1]
+        result.append(usual(weights, siblings))
+        return result[-1]
 
     monkeypatch.setattr(merged, "merge", counted)
-    return made
+    return result
 
 
 def layer(dtype, chain=CHAIN, **around):

@@ -101,9 +101,9 @@ def test_weights_are_packed_as_by_pytorch(texts):
     for tile in list(tiles.values())[:8]:
         index = chain_mlp_packing.pack_index(first, second, tile).cuda()
         pack = MlpPacker(first, second, tile, 0)
-        wanted = chain_packing.pack(o.weights[:2], o.weights[2:], index)
+        target = chain_packing.pack(o.weights[:2], o.weights[2:], index)
         for weights in (o.weights, others):
-            assert torch.equal(pack(weights), wanted)
+            assert torch.equal(pack(weights), target)
 
 
 def test_rows_that_lie_otherwise():
@@ -133,26 +133,26 @@ def test_it_races_with_the_layers_and_the_faster_one_is_taken():
 def test_the_operator_and_its_out_variant(activation):
     problem = problem_of(MLPS[1], middle=activation)
     o = random_operands(problem, 4096, torch.device("cuda"))
-    given = (o.x, o.weights[:2], o.weights[2:], o.hidden_bias, o.bias, o.residual, activation)
+    inputs = (o.x, o.weights[:2], o.weights[2:], o.hidden_bias, o.bias, o.residual, activation)
     with torch.no_grad():
-        check(ops.ks_mlp(*given), problem, o)
+        check(ops.ks_mlp(*inputs), problem, o)
         out = torch.full_like(o.residual, torch.nan)
-        ops.ks_mlp_out(*given, out=out)
+        ops.ks_mlp_out(*inputs, out=out)
         check(out, problem, o)
         for weight in o.weights:
             weight.mul_(1.5)
-        check(ops.ks_mlp(*given), problem, o)
+        check(ops.ks_mlp(*inputs), problem, o)
 
 
 def test_a_graph_packs_what_the_weights_are_at_each_replay():
     problem = problem_of(MLPS[1])
     o = random_operands(problem, 4096, torch.device("cuda"))
-    given = (o.x, o.weights[:2], o.weights[2:], o.hidden_bias, o.bias, o.residual, "gelu")
+    inputs = (o.x, o.weights[:2], o.weights[2:], o.hidden_bias, o.bias, o.residual, "gelu")
     with torch.no_grad():
-        ops.ks_mlp(*given)  # what is chosen is chosen before
+        ops.ks_mlp(*inputs)  # what is chosen is chosen before
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            y = ops.ks_mlp(*given)
+            y = ops.ks_mlp(*inputs)
         for _ in range(2):
             for weight in o.weights:
                 weight.normal_()
@@ -192,9 +192,9 @@ def test_a_compiled_model(mode):
             block.down.bias.add_(0.1)
     (report,) = reports
     record = plan_autotuner.tuned(problem, 25_088, torch.device("cuda"))
-    kept = [one for one in record.timed if one.weight != "repacked"]
+    cached = [one for one in record.timed if one.weight != "repacked"]
     layers, both = (
-        min(one.median_us for one in kept if (one.way == "layers") == apart)
+        min(one.median_us for one in cached if (one.way == "layers") == apart)
         for apart in (True, False)
     )
     # It is taken where it also wins against both layers as Inductor surrounds them.

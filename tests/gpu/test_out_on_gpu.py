@@ -1,4 +1,4 @@
-"""Products written into given memory on a CUDA device: right, and none is asked for beside it."""
+"""Products written into passed memory on a CUDA device: right, and none is allocated beside it."""
 
 import itertools
 import re
@@ -54,13 +54,13 @@ def error_of(y, truth):
 def every_way(problem, rows):
     """PyTorch's ways, the general kernel, and the best tile of every family that can run here."""
     spec = cuda.spec_of(0)
-    found = registry.pytorch(problem, rows, 1)
+    candidates = registry.pytorch(problem, rows, 1)
     for family in families():
-        found += registry.ranked(family, problem, rows, spec)[:1]
-    return found
+        candidates += registry.ranked(family, problem, rows, spec)[:1]
+    return candidates
 
 
-def asked_for(call):
+def requested_outs(call):
     """Bytes of memory that a call takes from torch's allocator."""
     before = torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
     call()
@@ -73,14 +73,14 @@ def asked_for(call):
 def test_every_way_writes_into_it_and_takes_no_memory_for_y(shape, last, dtype):
     for rows in ROWS:
         x, weight, truth, theirs = draw(shape, rows, dtype, last)
-        found = cuda.problem_key_of(x, weight, last)
-        for way, call in registry.built(every_way(found.problem, rows), 0, found.rows):
+        problem_key = cuda.problem_key_of(x, weight, last)
+        for way, call in registry.built(every_way(problem_key.problem, rows), 0, problem_key.rows):
             for _ in range(2):  # prepares the weight, takes workspaces
                 call(x, weight)
             out = torch.empty(truth.shape, dtype=dtype, device="cuda")
-            without = asked_for(lambda call=call, x=x, weight=weight: call(x, weight))
+            without = requested_outs(lambda call=call, x=x, weight=weight: call(x, weight))
             out.fill_(torch.nan)
-            with_out = asked_for(
+            with_out = requested_outs(
                 lambda call=call, x=x, weight=weight, out=out: call(x, weight, out)
             )
             error = error_of(out, truth)
@@ -113,7 +113,7 @@ def test_the_operators_take_any_memory(shape, last, op, monkeypatch):
         }
         for name, space in spaces.items():
             out = space.view(truth.shape)
-            for _ in range(3):  # decided and prepared; told to the host library; known
+            for _ in range(3):  # decided and prepared; registered with the host library; known
                 out.fill_(torch.nan)
                 op(x, weight, None, last, out=out)
                 error = error_of(out, truth)
@@ -138,7 +138,7 @@ def test_a_known_call_takes_no_memory(last, dtype, monkeypatch):
             pytest.skip("the choice on this device is not one kernel, or there is no host library")
         assert y.data_ptr() == out.data_ptr()
         assert error_of(out, truth) <= ALLOWED_RATIO * theirs
-        assert asked_for(lambda: ops.ks_mm_inner_out(x, weight, None, last, out=out)) == 0
+        assert requested_outs(lambda: ops.ks_mm_inner_out(x, weight, None, last, out=out)) == 0
         for other in (out.double(), out[..., :-1], out.T, x):
             assert cuda.run_known(x, weight, last, other) is None
 
@@ -192,8 +192,8 @@ def test_a_compiled_chain_needs_two_results_at_a_time():
         for _ in range(2):
             compiled(x)
         y_bytes = x.nbytes
-        assert asked_for(lambda: model(x)) >= 6 * y_bytes
+        assert requested_outs(lambda: model(x)) >= 6 * y_bytes
         ways_taken = {cuda.choice_for(x, layer.weights[0], False).name for layer in model}
         if ways_taken & {"transpose_bmm", "bmm", "bmm_paper", "einsum"}:
             pytest.skip(f"{', '.join(sorted(ways_taken))} take memory of their own")
-        assert asked_for(lambda: compiled(x)) <= 2 * y_bytes + 4096
+        assert requested_outs(lambda: compiled(x)) <= 2 * y_bytes + 4096

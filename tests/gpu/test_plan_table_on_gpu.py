@@ -168,7 +168,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_weight_that_has_changed_is_packed_anew(case, change):
+def test_a_weight_that_has_changed_is_packed_again(case, change):
     case.warm()
     CHANGES[change](case)
     y = case.known()

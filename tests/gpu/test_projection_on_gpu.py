@@ -36,19 +36,19 @@ def test_it_agrees_with_the_cpu(chain: Chain, dtype: torch.dtype) -> None:
 def test_two_factors_of_4096_are_fitted(p: int, dtype: torch.dtype) -> None:
     chain = Chain.monarch(4096, 4096, p)
     matrix = torch.randn(chain.shape, device="cuda").to(dtype)
-    found = ksopt.project(matrix, chain)
-    assert found.relative_error < 1
+    actual = ksopt.project(matrix, chain)
+    assert actual.relative_error < 1
 
 
 @pytest.mark.parametrize("p", [2, 64, 512])
 def test_a_large_product_of_the_chain_is_recovered(p: int) -> None:
     chain = Chain.monarch(4096, 4096, p)
     weights = [torch.randn(one.weight_shape, device="cuda") for one in chain]
-    found = ksopt.project(chain_to_dense(weights), chain)
-    print(f"{chain}: relative error {found.relative_error:.2e}")
+    actual = ksopt.project(chain_to_dense(weights), chain)
+    print(f"{chain}: relative error {actual.relative_error:.2e}")
     # The factors are float32: each is rounded once, and so is the matrix.
-    assert found.relative_error < 4 * torch.finfo(torch.float32).eps
-    assert found.guarantee == 1
+    assert actual.relative_error < 4 * torch.finfo(torch.float32).eps
+    assert actual.guarantee == 1
 
 
 def test_a_model_is_converted_where_it_is() -> None:

@@ -40,7 +40,7 @@ def small(seed):
     return case if case.rows * case.problem.out_features < 2**20 else None
 
 
-def test_a_cpus_products_are_right_and_a_wrong_one_is_said(monkeypatch):
+def test_a_cpus_products_are_right_and_a_wrong_one_is_reported(monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "model")
     cases = list(filter(None, map(small, range(60))))[:12]
     assert [random_problems.faults(case, CPU) for case in cases] == [[]] * len(cases)

@@ -44,13 +44,13 @@ def test_products_and_gradients_are_the_references(text: str, rows: int, layout:
     leaves = [one.detach().requires_grad_() for one in (x.T.contiguous() if last else x, *weights)]
     trained = operator.bind(leaves[1:], layout)(leaves[0])
     exact = [one.double().requires_grad_() for one in (x, *weights)]
-    wanted = operator.reference(exact[0], exact[1:])
+    expected = operator.reference(exact[0], exact[1:])
     # Three roundings to bf16 at most on the way, of 2^-9 each, and the tensor cores' own sums.
     for result in (y, trained.detach()):
-        assert error(result.T if last else result, wanted.detach()) < 2**-7
-    towards = torch.randn_like(wanted)
+        assert error(result.T if last else result, expected.detach()) < 2**-7
+    towards = torch.randn_like(expected)
     ours = torch.autograd.grad(trained, leaves, (towards.T if last else towards).bfloat16())
-    theirs = torch.autograd.grad(wanted, exact, towards.bfloat16().double())
+    theirs = torch.autograd.grad(expected, exact, towards.bfloat16().double())
     for place, (one, right) in enumerate(zip(ours, theirs, strict=True)):
         assert error(one.T if last and place == 0 else one, right) < 2**-6
 

@@ -9,10 +9,10 @@ from ksopt import ops
 from ksopt.kernels import weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision, _preparing
 from ksopt.kernels.backends import cuda
+from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.pytorch_ops import multiplier
 from ksopt.kernels.families.transpose_bmm import Config
-from ksopt.kernels.registry import Candidate
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
@@ -57,23 +57,23 @@ class Case:
         self.x = torch.randn(shape, device="cuda").to(dtype)
         values = torch.randn(pattern.weight_shape, device="cuda") / pattern.c**0.5
         self.weight = nn.Parameter(STORED[stored](values.to(dtype)), requires_grad=False)
-        found = cuda.problem_key_of(self.x, self.weight, last)
+        problem_key = cuda.problem_key_of(self.x, self.weight, last)
         if name == "bmm_loop" and min(pattern.a, pattern.d) == 1:
             pytest.skip("bmm_loop: one product is enough")
         if name == "transpose_bmm":
-            reason = transpose_bmm.unsupported_reason(found.problem, H200)
+            reason = transpose_bmm.unsupported_reason(problem_key.problem, H200)
             if reason is not None:
                 pytest.skip(f"transpose_bmm: {reason}")
-            call = transpose_bmm.launcher(found.problem, Config(found.problem.dtype), 0)
+            call = transpose_bmm.launcher(problem_key.problem, Config(problem_key.problem.dtype), 0)
         else:
-            call = multiplier(name, found.problem)
+            call = multiplier(name, problem_key.problem)
         if call.entry() is None:
             pytest.skip("there is no host library on this machine")
-        kept, fresh = (
-            Choice(Candidate(name, found.problem, 1.0), _preparing(call, weight_is), "model")
+        cached, fresh = (
+            Choice(Candidate(name, problem_key.problem, 1.0), _preparing(call, weight_is), "model")
             for weight_is in ("cached", "repacked")
         )
-        cuda.remember(found, 0, Decision(kept, fresh))
+        cuda.remember(problem_key, 0, Decision(cached, fresh))
 
     def known(self, out=None):
         return cuda.run_known(self.x, self.weight, self.last, out)

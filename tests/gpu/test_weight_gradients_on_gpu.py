@@ -184,7 +184,7 @@ def test_a_known_launch_needs_no_python(spec: DeviceSpec, monkeypatch: pytest.Mo
     grads = [weight.grad.clone() for weight in layer.weights]
 
     def refuse(*args: object) -> None:
-        raise AssertionError("Python was asked")
+        raise AssertionError("Python was entered")
 
     monkeypatch.setattr(weight_gradients, "run", refuse)
     assert torch.equal(inner(grad, x, 1, 2, False), expected)
@@ -210,9 +210,9 @@ def test_a_known_trained_chain_needs_no_python(
     run, runs = trained_chain.run, []
 
     def seen(*args: object) -> object:
-        made = run(*args)
-        runs.append(made is not None)
-        return made
+        result = run(*args)
+        runs.append(result is not None)
+        return result
 
     monkeypatch.setattr(trained_chain, "run", seen)
     torch.manual_seed(2)
@@ -233,7 +233,7 @@ def test_a_known_trained_chain_needs_no_python(
                 right.normal_(std=0.1)
                 runs.clear()
                 y, between = ks_chain_keeping(x, left, right, bias)
-                assert runs == [], "Python was asked"
+                assert runs == [], "Python was entered"
                 plan_autotuner.forget()
                 expected = ks_chain_keeping(x, left, right, bias)
                 assert runs == [True]

@@ -70,12 +70,12 @@ def test_a_weight_is_prepared_once(prepared, autocast):
                 model.weight.mul_(0.5)
     size = model.weight.nbytes
     # Under autocast the cast in two bytes an element, and two for what is prepared of it.
-    assert weight_cache.kept_bytes(torch.device("cuda", 0)) == size
+    assert weight_cache.cached_bytes(torch.device("cuda", 0)) == size
 
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_recorded_graph_prepares_at_each_replay(prepared, autocast):
-    """So it is right whatever was changed, and nothing that is kept lies in its memory."""
+    """So it is right whatever was changed, and nothing that is cached lies in its memory."""
     model = Layer()
     options = {"mode": "reduce-overhead", "tune": "off"}
     compiled = torch.compile(model, backend="ksopt", fullgraph=True, options=options)
@@ -87,7 +87,7 @@ def test_a_recorded_graph_prepares_at_each_replay(prepared, autocast):
     assert len(prepared) < 8  # those before the recording, and the recording itself
 
 
-def test_frozen_weights_are_kept_while_others_are_trained(prepared):
+def test_frozen_weights_stay_cached_while_others_are_trained(prepared):
     model = Layer().requires_grad_(False)
     scale = nn.Parameter(torch.ones(1024, device="cuda"))
     optimizer = torch.optim.SGD([scale], lr=0.01)
@@ -99,12 +99,12 @@ def test_frozen_weights_are_kept_while_others_are_trained(prepared):
     compiled = torch.compile(run, backend="ksopt", fullgraph=True, options=options)
     for _ in range(4):
         x = torch.randn(64, 1024, device="cuda")
-        found, expected = (
+        actual, expected = (
             torch.autograd.grad(function(x).square().sum(), scale)[0]
             for function in (compiled, run)
         )
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-1)
-        scale.grad = found
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-1)
+        scale.grad = actual
         optimizer.step()
     # The gradient meets a copy, which is prepared at each step: the author's einsum saves one, too.
     assert sorted(prepared) == [(4, 16, 32, 8), *[(4, 32, 16, 8)] * 4]

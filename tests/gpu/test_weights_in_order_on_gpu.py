@@ -36,16 +36,16 @@ class Case:
         self.x = torch.randn(ROWS, PATTERN.in_features, device="cuda").to(self.dtype)
         values = torch.randn(PATTERN.weight_shape, device="cuda") / PATTERN.c**0.5
         self.memory = values.to(self.dtype).permute(there).contiguous()
-        found = cuda.problem_key_of(self.x, self.weight, False)
+        problem_key = cuda.problem_key_of(self.x, self.weight, False)
         family = family_of(name)
         spec = cuda.spec_of(0)
-        reason = family.unsupported_reason(found.problem, spec)
+        reason = family.unsupported_reason(problem_key.problem, spec)
         if reason is not None:
             pytest.skip(f"{name}: {reason}")
-        way = registry.ranked(family, found.problem, ROWS, spec)[0]
+        way = registry.ranked(family, problem_key.problem, ROWS, spec)[0]
         choice = Choice(way, way.build(0), "model")
-        assert choice.call.entry().anew
-        cuda.remember(found, 0, Decision(choice, choice))
+        assert choice.call.entry().repacks
+        cuda.remember(problem_key, 0, Decision(choice, choice))
 
     @property
     def weight(self):
@@ -73,12 +73,12 @@ def case(request):
     weight_cache.refresh()
 
 
-def test_a_kept_weight_is_put_in_order_once_a_version(case):
+def test_a_cached_weight_is_put_in_order_once_a_version(case):
     assert case.known() is None
     for _ in range(2):
         case.check(ops.ks_mm(case.x, case.weight))
         case.check(case.known())
-        assert weight_cache.kept_bytes(case.x.device) == case.memory.nbytes
+        assert weight_cache.cached_bytes(case.x.device) == case.memory.nbytes
         case.memory.mul_(-1.5)
         assert case.known() is None
 
@@ -93,7 +93,7 @@ def test_a_changing_weight_is_put_in_order_at_each_call(case):
         with weight_scopes.changing():
             case.check(case.known())
         case.memory.data.mul_(1.5)  # which torch does not count
-    assert weight_cache.kept_bytes(case.x.device) == 0
+    assert weight_cache.cached_bytes(case.x.device) == 0
 
 
 def test_a_captured_graph_reads_the_weight_of_its_replay(case):

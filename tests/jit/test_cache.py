@@ -31,8 +31,8 @@ def never() -> bytes:
 
 
 def only_artifact(folder: Path) -> Path:
-    (found,) = folder.rglob("kernel.cubin")
-    return found
+    (actual,) = folder.rglob("kernel.cubin")
+    return actual
 
 
 def in_new_process(code: str, **variables: str) -> subprocess.Popen:
@@ -53,7 +53,7 @@ def test_second_use_does_not_build():
     assert second.path.read_bytes() == b"binary"
 
 
-def test_key_json_says_what_the_artifact_is_made_from(own_cache):
+def test_key_json_records_the_parts_of_the_artifact(own_cache):
     get(KEY, lambda: b"binary")
     record = json.loads((only_artifact(own_cache).parent / "key.json").read_text())
     assert dict(record["parts"]) == {"source": "code", "flags": "-O3"}

@@ -53,7 +53,7 @@ assert host.load() is None
 plan = torch.ops.ksopt_host.add_plan(1, 8, False, 32, 0, 64, 1, 1, False, -1)
 assert torch.ops.ksopt_host.add_plan(1, 8, False, 32, 0, 64, 1, 1, False, -1) == plan + 1
 os.environ["KSOPT_CACHE_DIR"] += "-other"
-host._load.cache_clear()  # as if the module were imported anew
+host._load.cache_clear()  # as if the module were imported again
 assert host.load() is None
 assert torch.ops.ksopt_host.add_plan(1, 8, False, 32, 0, 64, 1, 1, False, -1) == plan + 2
 assert not os.path.exists(os.environ["KSOPT_CACHE_DIR"])

@@ -114,7 +114,7 @@ def test_files_are_parsed_once_by_all_processes(own_cache, monkeypatch):
 @pytest.mark.parametrize(
     "content", [b"", b"0123", b"\xff" * 16, b'"0123456789abcdeg"', b'["0123456789abcdef"]']
 )
-def test_a_stored_digest_that_is_none_is_made_again(own_cache, content):
+def test_a_stored_digest_that_is_none_is_computed_again(own_cache, content):
     first = source_digest.digest("ksopt.batched")
     (file,) = own_cache.iterdir()
     file.write_bytes(content)

@@ -200,15 +200,15 @@ def run(
 def run_keeping(
     kernel: EmulatedKernel, case: tuple[Shape, Config, Epilogue, str], o: Operands, sms: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """As `run`, and what is between the factors; that is left empty where it is not kept."""
+    """As `run`, and what is between the factors; that is left empty where it is not stored."""
     s, tile, epilogue, _ = case
     packed = chain_packing.pack(o.left, o.right, chain_packing.pack_index(s, tile))
     launch = chain_launcher.launch_of(tile, o.x.shape[0], sms)
     shared = tile.shared_bytes(s)
-    kept = s.right.out_features if epilogue.keeps_z else 0
-    y = _launch(kernel, launch, tile, shared, epilogue, o, packed, o.bias, kept)
+    z_features = s.right.out_features if epilogue.keeps_z else 0
+    y = _launch(kernel, launch, tile, shared, epilogue, o, packed, o.bias, z_features)
     rows, features = o.residual.shape
-    return y[: rows * features].view(rows, features), y[rows * features :].view(rows, kept)
+    return y[: rows * features].view(rows, features), y[rows * features :].view(rows, z_features)
 
 
 def run_mlp(
@@ -282,7 +282,7 @@ def _launch(
     o: Operands,
     packed: Tensor,
     bias: Tensor,
-    kept: int = 0,
+    z_features: int = 0,
     hidden: Tensor | None = None,
 ) -> Tensor:
     """y and, of so many features, what is between the factors, one behind the other.
@@ -292,7 +292,7 @@ def _launch(
     rows, features = o.residual.shape
     weights = _aligned(torch.cat([packed, bias, *([] if hidden is None else [hidden])]))
     apart = _aligned(o.x._base.reshape(-1))  # x and residual
-    y = _aligned(torch.full((rows * (features + kept),), float("nan"), dtype=o.x.dtype))
+    y = _aligned(torch.full((rows * (features + z_features),), float("nan"), dtype=o.x.dtype))
     blocks, of_block = launch
     size, stride = o.x.element_size(), o.x.stride(0)
     kind, last = Arguments, ()
@@ -307,7 +307,7 @@ def _launch(
         apart.data_ptr() + o.residual.storage_offset() * size if epilogue.residual else 0,
         y.data_ptr(),
         *(rows, stride, features, stride, of_block),
-        y.data_ptr() + rows * features * size if kept else 0,
+        y.data_ptr() + rows * features * size if z_features else 0,
         *last,
     )
     _emulate(kernel, arguments, (blocks, tile.threads, shared), (apart, weights, y))

@@ -144,11 +144,11 @@ class EmulatedKernel:
             device: int,
             early: bool = False,
         ) -> None:
-            given_y = arguments.y
+            y_address = arguments.y
             near_x, near_weight = _Apart(*_extent(x)), _Apart(*_extent(weight))
-            near_y = _Apart(given_y, arguments.batch * y_row_bytes)
+            near_y = _Apart(y_address, arguments.batch * y_row_bytes)
             assert (arguments.x, arguments.weight) == (x.data_ptr(), weight.data_ptr()), (
-                "the launcher laid x or weight out anew: give the emulator what needs no copy"
+                "the launcher laid x or weight out again: give the emulator what needs no copy"
             )
             arguments.x, arguments.weight, arguments.y = near_x.at, near_weight.at, near_y.at
             message = ctypes.create_string_buffer(2048)
@@ -169,7 +169,7 @@ class EmulatedKernel:
             )
             if status != 0:
                 raise EmulationError(self._with_places(message.value.decode()))
-            ctypes.memmove(given_y, near_y.at, near_y.bytes)
+            ctypes.memmove(y_address, near_y.at, near_y.bytes)
 
         launcher = _PythonLauncher(self.instance.problem, self.instance.geometry, self._index, None)
         with mock.patch.object(driver, "launch", launch):
@@ -183,17 +183,17 @@ class EmulatedKernel:
     def _with_places(self, message: str) -> str:
         """Replace addresses in the library by file and line, where addr2line is installed."""
 
-        def place(found: re.Match[str]) -> str:
+        def place(matched: re.Match[str]) -> str:
             try:
                 done = subprocess.run(
-                    ["addr2line", "-s", "-e", str(self._library), found[1]],
+                    ["addr2line", "-s", "-e", str(self._library), matched[1]],
                     capture_output=True,
                     text=True,
                     timeout=60,
                     check=True,
                 )
             except (OSError, subprocess.SubprocessError):
-                return found[1]
+                return matched[1]
             return done.stdout.strip()
 
         return re.sub(r"\{\+(0x[0-9a-f]+)\}", place, message)
@@ -210,8 +210,8 @@ def precompile_headers(folder: Path) -> None:
     g++ takes it in the place of device.hpp; clang++ reads device.hpp as ever.
     """
     folder.mkdir()
-    made = folder / "device.hpp.gch"
-    _run([*_DEVICE_COMMAND, "-x", "c++-header", str(_HERE / "device.hpp"), "-o", str(made)])
+    object_file = folder / "device.hpp.gch"
+    _run([*_DEVICE_COMMAND, "-x", "c++-header", str(_HERE / "device.hpp"), "-o", str(object_file)])
 
 
 class Emulator:
@@ -274,12 +274,19 @@ class Emulator:
     ) -> list[EmulatedKernel]:
         unit, library = folder / f"kernels{job}.cpp", folder / f"kernels{job}.so"
         unit.write_text(_unit(instances), encoding="utf-8")
-        made = unit.with_suffix(".o")
+        object_file = unit.with_suffix(".o")
         places = [f"-I{self._headers}", f"-I{_HERE}"]
-        _run([*_DEVICE_COMMAND, *places, "-c", str(unit), "-o", str(made)])
+        _run([*_DEVICE_COMMAND, *places, "-c", str(unit), "-o", str(object_file)])
         # The sanitizers' libraries are left out: their calls come to runtime.cpp.
         _run(
-            [settings.cxx_compiler(), "-shared", str(made), str(self._runtime), "-o", str(library)]
+            [
+                settings.cxx_compiler(),
+                "-shared",
+                str(object_file),
+                str(self._runtime),
+                "-o",
+                str(library),
+            ]
         )
         loaded = ctypes.CDLL(str(library))
         # Threads and shared memory are the library's own, and are as large as a GPU's.
@@ -288,7 +295,7 @@ class Emulator:
 
 
 class OnDemand(Generic[Case, Kernel]):
-    """Kernels that are built in groups, each when the first of it is asked for.
+    """Kernels that are built in groups, each when the first of it is requested.
 
     ``make test`` runs every twentieth case of a sweep, which are a group, and the last, which is
     one by itself. The others follow each other in groups.
@@ -329,14 +336,14 @@ def _run(command: list[str]) -> None:
 
 def _cluster(source: str) -> int:
     """Blocks of the kernel's clusters."""
-    found = re.search(r"__cluster_dims__\((\d+), 1, 1\)", source)
-    return 1 if found is None else int(found[1])
+    matched = re.search(r"__cluster_dims__\((\d+), 1, 1\)", source)
+    return 1 if matched is None else int(matched[1])
 
 
 def _arguments(source: str) -> str:
     """The type of what the kernel is launched with."""
-    found = re.search(r"\(const __grid_constant__ (\w+) ", source)
-    return "Arguments" if found is None else found[1]
+    matched = re.search(r"\(const __grid_constant__ (\w+) ", source)
+    return "Arguments" if matched is None else matched[1]
 
 
 def _unit(instances: Sequence[Instance]) -> str:
@@ -346,15 +353,15 @@ def _unit(instances: Sequence[Instance]) -> str:
     for index, instance in enumerate(instances):
         includes |= dict.fromkeys(re.findall(r"^#include .*$", instance.source, re.MULTILINE))
         body = re.sub(r"^#include .*$", "", instance.source, flags=re.MULTILINE)
-        found = re.search(r'extern "C" __global__[^{]*?(\w+)\(const', body)
-        if found is None:
+        matched = re.search(r'extern "C" __global__[^{]*?(\w+)\(const', body)
+        if matched is None:
             raise TranslationError('the source has no extern "C" __global__ kernel')
         taken = _arguments(body)
         body = translate(body, f"kernel {index}").replace('extern "C" ', "static ")
         bodies.append(f"namespace instance_{index} {{\n{body}}}\n")
         table.append(
-            f'    {{"{found[1]}", {_cluster(instance.source)}, [](const void* arguments) {{\n'
-            f"       instance_{index}::{found[1]}(*static_cast<const {taken}*>(arguments));\n"
+            f'    {{"{matched[1]}", {_cluster(instance.source)}, [](const void* arguments) {{\n'
+            f"       instance_{index}::{matched[1]}(*static_cast<const {taken}*>(arguments));\n"
             "     }},\n"
         )
     return (
@@ -415,10 +422,10 @@ def _calls(statement: str, name: str) -> str:
     operands = []
     for section in sections[1:3]:
         for operand in _split(section, ",") if section.strip() else []:
-            found = re.fullmatch(r'\s*"[=+]?\w"\s*\((.*)\)\s*', operand, re.DOTALL)
-            if found is None:
+            matched = re.fullmatch(r'\s*"[=+]?\w"\s*\((.*)\)\s*', operand, re.DOTALL)
+            if matched is None:
                 raise TranslationError(f"{name}: operand {operand.strip()!r} has an unknown form")
-            operands.append(" ".join(found[1].split()))
+            operands.append(" ".join(matched[1].split()))
     calls = []
     for instruction in filter(None, (part.strip() for part in template.split(";"))):
         mnemonic, _, rest = instruction.partition(" ")
@@ -428,9 +435,9 @@ def _calls(statement: str, name: str) -> str:
             return f'emulate::fail("{name}: predicates and PTX declarations are not emulated");'
         if function not in _known_instructions():
             return f'emulate::fail("{name}: {mnemonic} is not in emulator/instructions.hpp");'
-        given = [word.strip(" []{}") for word in rest.split(",")] if rest.strip() else []
-        given = [word for word in given if word != "_"]  # a destination that nobody reads
-        values = [operands[int(word[1:])] if word.startswith("%") else word for word in given]
+        words = [word.strip(" []{}") for word in rest.split(",")] if rest.strip() else []
+        words = [word for word in words if word != "_"]  # a destination that nobody reads
+        values = [operands[int(word[1:])] if word.startswith("%") else word for word in words]
         calls.append(f"emulate::ptx::{function}({', '.join(values)});")
     return " ".join(calls)
 
@@ -460,9 +467,9 @@ def _closing(text: str, start: int) -> int:
 
 
 def _after_string(text: str, at: int) -> int:
-    found = re.compile(r'"(?:[^"\\]|\\.)*"').match(text, at)
-    assert found is not None
-    return found.end()
+    matched = re.compile(r'"(?:[^"\\]|\\.)*"').match(text, at)
+    assert matched is not None
+    return matched.end()
 
 
 def _split(text: str, separator: str) -> list[str]:

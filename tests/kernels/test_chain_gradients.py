@@ -41,7 +41,7 @@ def test_where_one_launch_is_predicted_to_be_faster() -> None:
     assert not is_one("(1,512,128,2)*(2,128,512,1)", rows=0)
 
 
-def test_elsewhere_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = chain_of("(1,512,128,2)*(2,128,512,1)")
     call = (chain, torch.bfloat16, 4096)
     assert not chain_gradients.is_by_kernel(*call, torch.device("cpu"), True)

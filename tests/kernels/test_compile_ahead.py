@@ -47,24 +47,24 @@ def test_the_kernels_of_a_chain_are_in_the_cache(
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
     with Compilers(Target(H200, "sm_90a"), count=1) as compilers:
         compilers.soon([CHAIN, CHAIN], "float16", False, 64)
-        wanted = {
+        expected = {
             source
             for pattern in CHAIN
             for source in compile_ahead.sources(
                 Problem.of_factor(pattern, "float16", False), 64, H200
             )
         }
-        assert len(wanted) >= 4
+        assert len(expected) >= 4
         until = time.monotonic() + 300
-        while len(found := list(tmp_path.glob("*/sm_90a/*/key.json"))) < len(wanted):
-            assert time.monotonic() < until, f"{len(found)} of {len(wanted)}"
+        while len(actual := list(tmp_path.glob("*/sm_90a/*/key.json"))) < len(expected):
+            assert time.monotonic() < until, f"{len(actual)} of {len(expected)}"
             time.sleep(0.1)
 
-    def compiles_again(*given: object) -> bytes:
+    def compiles_again(*inputs: object) -> bytes:
         raise AssertionError("it was not in the cache")
 
     monkeypatch.setattr(nvrtc, "_compile", compiles_again)
-    for source in wanted:
+    for source in expected:
         assert nvrtc.cubin(source, "sm_90a").data
 
 
@@ -78,8 +78,8 @@ def test_sources_for_a_device_that_is_not_here(dtype: str, batch_last: bool) -> 
     assert not any("naive_kernel" in source for source in kernels)  # it would take far longer
     # Few other families take such j.
     odd = Problem.of_factor(Pattern(3, 5, 7, 11), dtype, batch_last)
-    wanted = "naive_kernel" if batch_last else "gather_mma_kernel"
-    assert any(wanted in source for source in compile_ahead.sources(odd, 25_088, H200))
+    expected = "naive_kernel" if batch_last else "gather_mma_kernel"
+    assert any(expected in source for source in compile_ahead.sources(odd, 25_088, H200))
 
 
 def test_what_pytorch_alone_computes_has_nothing_to_compile() -> None:

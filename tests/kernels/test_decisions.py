@@ -34,7 +34,7 @@ class Race:
         return Decision(choice, choice)
 
 
-class Asked:
+class QuestionCase:
     """One that decides, and one question that is put to it."""
 
     def __init__(self, keeps_stopgaps=False):
@@ -76,96 +76,96 @@ def own_cache(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def asked():
-    return Asked()
+def case():
+    return QuestionCase()
 
 
-def test_it_is_measured_once_and_recorded(asked):
-    assert [asked.decide() for _ in range(2)] == [("measured", True)] * 2
-    asked.decider.forget()  # as in another process
-    assert [asked.decide() for _ in range(2)] == [("recorded", True)] * 2
-    assert asked.race.before == [None]
+def test_it_is_measured_once_and_recorded(case):
+    assert [case.decide() for _ in range(2)] == [("measured", True)] * 2
+    case.decider.forget()  # as in another process
+    assert [case.decide() for _ in range(2)] == [("recorded", True)] * 2
+    assert case.race.before == [None]
 
 
-def test_without_a_driver_nothing_is_kept_on_disk(asked):
+def test_without_a_driver_nothing_is_cached_on_disk(case):
     def missing(_):
         raise UnavailableError("no driver")
 
-    asked.backend.fingerprint = missing
-    assert asked.decide() == ("measured", True)
-    asked.decider.forget()
-    assert asked.decide() == ("measured", True)
+    case.backend.fingerprint = missing
+    assert case.decide() == ("measured", True)
+    case.decider.forget()
+    assert case.decide() == ("measured", True)
     with pytest.raises(UnavailableError):
-        asked.decider.tune("key", asked.question, 0.5, lambda _: None)
+        case.decider.tune("key", case.question, 0.5, lambda _: None)
 
 
 @pytest.mark.parametrize(("mode", "source"), [("off", "rule"), ("model", "model")])
-def test_what_is_not_measured_is_not_kept(asked, monkeypatch, mode, source):
+def test_what_is_not_measured_is_not_stored(case, monkeypatch, mode, source):
     monkeypatch.setenv("KSOPT_TUNE", mode)
-    assert asked.decide() == (source, True)
-    assert not asked.decider.table
+    assert case.decide() == (source, True)
+    assert not case.decider.table
 
 
-def test_where_there_is_no_choice_a_rule_decides(asked):
-    asked.is_open = False
-    assert asked.decide() == ("rule", True)
-    assert not asked.decider.table
+def test_where_there_is_no_choice_a_rule_decides(case):
+    case.is_open = False
+    assert case.decide() == ("rule", True)
+    assert not case.decider.table
 
 
-def test_under_determinism_it_is_predicted_whatever_was_measured(asked, monkeypatch):
-    asked.decide()
+def test_under_determinism_it_is_predicted_whatever_was_measured(case, monkeypatch):
+    case.decide()
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert asked.decide() == ("model", True)
+    assert case.decide() == ("model", True)
     monkeypatch.undo()
-    assert asked.decider.table["key"].cached.source == "measured"
+    assert case.decider.table["key"].cached.source == "measured"
 
 
-def test_without_memory_it_is_predicted_for_good(asked):
+def test_without_memory_it_is_predicted_for_good(case):
     def too_big(*_):
         raise torch.OutOfMemoryError("no")
 
-    race, asked.race = asked.race, too_big
-    assert asked.decide() == ("model", True)
-    asked.race = race
-    assert asked.decide() == ("model", True)
+    race, case.race = case.race, too_big
+    assert case.decide() == ("model", True)
+    case.race = race
+    assert case.decide() == ("model", True)
     assert tuning_cache.load_all(MACHINE) == []
-    assert asked.decider.timing.acquire(blocking=False)
+    assert case.decider.timing.acquire(blocking=False)
 
 
-def test_while_another_thread_times_it_is_decided_for_the_call_alone(asked):
-    assert asked.while_another_times() == ("model", False)
-    assert not asked.decider.table
+def test_while_another_thread_times_it_is_decided_for_the_call_alone(case):
+    assert case.while_another_times() == ("model", False)
+    assert not case.decider.table
     tuning_cache.save(MACHINE, Race()(0.1, None).cached.record)
-    assert asked.while_another_times() == ("recorded", False)
-    assert asked.decide() == ("recorded", True)
-    assert asked.while_another_times() == ("recorded", True)
+    assert case.while_another_times() == ("recorded", False)
+    assert case.decide() == ("recorded", True)
+    assert case.while_another_times() == ("recorded", True)
 
 
-def test_a_stopgap_may_be_kept_until_it_is_decided():
-    asked = Asked(keeps_stopgaps=True)
-    assert asked.while_another_times() == ("model", False)
+def test_a_stopgap_may_be_stored_until_it_is_decided():
+    case = QuestionCase(keeps_stopgaps=True)
+    assert case.while_another_times() == ("model", False)
     tuning_cache.save(MACHINE, Race()(0.1, None).cached.record)
-    assert asked.while_another_times() == ("model", False)
-    assert asked.decide() == ("recorded", True)
+    assert case.while_another_times() == ("model", False)
+    assert case.decide() == ("recorded", True)
 
 
-def test_tuning_measures_again_and_says_so(asked):
+def test_tuning_measures_again_and_says_so(case):
     heard = []
-    asked.decide()
+    case.decide()
     (first,) = tuning_cache.load_all(MACHINE)
-    record = asked.decider.tune("key", asked.question, 0.5, heard.append)
-    assert heard == [asked.decider.table["key"]]
-    assert (asked.race.budgets[-1], asked.race.before[-1]) == (0.5, first)
+    record = case.decider.tune("key", case.question, 0.5, heard.append)
+    assert heard == [case.decider.table["key"]]
+    assert (case.race.budgets[-1], case.race.before[-1]) == (0.5, first)
     assert tuning_cache.load_all(MACHINE) == [record]
 
 
-def test_what_is_known_is_this_process_own_or_on_disk(asked):
+def test_what_is_known_is_this_process_own_or_on_disk(case):
     def known(decision=None):
-        return decisions.known_record(decision, KEY, CPU, asked.backend)
+        return decisions.known_record(decision, KEY, CPU, case.backend)
 
     assert known() is None
-    asked.decide()
-    decision = asked.decider.table["key"]
+    case.decide()
+    decision = case.decider.table["key"]
     record = decision.cached.record
     assert known(decision) == (record, "measured")
     assert known() == (record, "recorded")

@@ -41,8 +41,8 @@ def test_the_commands_run_one_after_the_other(capsys):
 
 def test_the_gpus_command_is_understood():
     (command,) = re.findall(r"On a GPU: `(.*?)`", TEXT)
-    given = _parser().parse_args(shlex.split(command)[1:])
-    assert given.batch == [64, 25088]
+    parsed = _parser().parse_args(shlex.split(command)[1:])
+    assert parsed.batch == [64, 25088]
 
 
 def test_the_python_runs_as_it_stands():

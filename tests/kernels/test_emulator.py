@@ -144,7 +144,7 @@ def run(kernel, seed=0):
 @pytest.mark.sweep
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_fault_is_found_in_every_order(small_kernels, fault, seed):
+def test_a_fault_is_detected_in_every_order(small_kernels, fault, seed):
     # In another order another one of the threads concerned may be the first that goes wrong.
     words = FAULTS[fault][1] if seed == 0 else "."
     with pytest.raises(EmulationError, match=words):
@@ -247,9 +247,9 @@ def without(pattern: str, which: int, replacement: str = ""):
     """An edit that takes away the given match, in the header that has the name."""
 
     def edit(text: str) -> str:
-        found = list(re.finditer(pattern, text))
-        assert len(found) > which, f"{pattern} is not in the header: the test needs another one"
-        at = found[which]
+        matches = list(re.finditer(pattern, text))
+        assert len(matches) > which, f"{pattern} is not in the header: the test needs another one"
+        at = matches[which]
         return text[: at.start()] + replacement + text[at.end() :]
 
     return edit
@@ -302,15 +302,15 @@ MUTATIONS = {
 def real_kernel(emulator, problem, edit=lambda name, text: text):
     if problem == NAIVE:
         config = naive.default_config(problem)
-        made = naive.source(problem, config), naive.geometry(problem, config)
+        result = naive.source(problem, config), naive.geometry(problem, config)
     else:
         tile = next(
             c
             for c in mma16.configs(problem, gpu(1))
             if c.stages == 3 and c.warps_n > 1 and c.warps_m > 1
         )
-        made = mma16.source(problem, tile), mma16.geometry(problem, tile)
-    (kernel,) = emulator.build([Instance(problem, *made)], edit)
+        result = mma16.source(problem, tile), mma16.geometry(problem, tile)
+    (kernel,) = emulator.build([Instance(problem, *result)], edit)
     return kernel
 
 

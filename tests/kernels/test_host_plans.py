@@ -156,9 +156,9 @@ def known(x, layer):
 
 @pytest.fixture
 def layer():
-    made = KSLinear(CHAIN.in_features, CHAIN.out_features, CHAIN, activation="gelu")
+    created = KSLinear(CHAIN.in_features, CHAIN.out_features, CHAIN, activation="gelu")
     with torch.no_grad():
-        yield made
+        yield created
 
 
 def warm(x, layer):
@@ -339,7 +339,7 @@ def test_two_threads_and_a_third_that_forgets(layer):
     assert not wrong
 
 
-def test_a_new_family_takes_chains_that_were_made_of_factors(layer):
+def test_a_new_family_takes_chains_that_were_computed_by_factors(layer):
     toy_chains = pytest.importorskip("toy_chains")
     x = torch.randn(8, 15)
     warm(x, layer)

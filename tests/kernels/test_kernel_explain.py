@@ -44,23 +44,23 @@ def report(**options):
 
 
 def test_before_anything_was_measured_it_predicts_and_runs_nothing(device):
-    found = report()
-    assert (found.source, found.way, found.measured_us) == ("model", "mma16", None)
-    assert found.predicted_us is not None
-    assert "nothing was measured yet" in found.reason
+    choice = report()
+    assert (choice.source, choice.way, choice.measured_us) == ("model", "mma16", None)
+    assert choice.predicted_us is not None
+    assert "nothing was measured yet" in choice.reason
     assert device.clock.built == []
 
 
-def test_what_was_measured_is_told(device):
+def test_what_was_measured_is_reported(device):
     product()
     for source in ("measured", "recorded"):
-        found = report()
-        assert (found.source, found.way, found.measured_us) == (source, "mma16", 1000.0)
-        assert found.best_pytorch_us == 3000.0
-        assert "3.00 times as fast as the best of PyTorch, bmm (3000.0 us)" in found.reason
-        assert next(iter(found.rivals)) == "mma16"
-        assert found.rivals["bmm_paper"] == 8000.0
-        assert found.to_json()["key"]["batch_up_to"] == 1024
+        choice = report()
+        assert (choice.source, choice.way, choice.measured_us) == (source, "mma16", 1000.0)
+        assert choice.best_pytorch_us == 3000.0
+        assert "3.00 times as fast as the best of PyTorch, bmm (3000.0 us)" in choice.reason
+        assert next(iter(choice.rivals)) == "mma16"
+        assert choice.rivals["bmm_paper"] == 8000.0
+        assert choice.to_json()["key"]["batch_up_to"] == 1024
         cuda.forget()
     device.clock.calls.clear()
     assert report(batch_last=True).source == "model"
@@ -70,9 +70,9 @@ def test_what_was_measured_is_told(device):
 def test_where_pytorch_is_faster_it_says_what_the_kernels_take(device):
     device.ms["bmm"] = 0.5
     product()
-    found = report()
-    assert found.is_pytorch
-    assert "the best of ksopt's kernels, mma16, takes 1000.0 us" in found.reason
+    choice = report()
+    assert choice.is_pytorch
+    assert "the best of ksopt's kernels, mma16, takes 1000.0 us" in choice.reason
 
 
 def test_a_tie_is_called_one(device):
@@ -85,21 +85,21 @@ def test_weights_that_change_have_their_own_report(device):
     device.ms |= {"bmm": 0.5, "mma16": [0.9]}
     device.preparing_ms = {"bmm": 1.0}
     product()
-    kept, changing = report(), report(changing=True)
-    assert (kept.way, changing.way) == ("bmm", "mma16")
-    assert "its weight is prepared once a version" in kept.reason
+    stored, changing = report(), report(changing=True)
+    assert (stored.way, changing.way) == ("bmm", "mma16")
+    assert "its weight is prepared once a version" in stored.reason
     assert "1.67 times as fast as the best of PyTorch, bmm (1500.0 us)" in changing.reason
 
 
-def test_the_model_decides_alone_if_it_is_told_to(device, monkeypatch):
+def test_the_model_decides_alone_if_it_is_set_to(device, monkeypatch):
     product()
     cuda.forget()
     monkeypatch.setenv("KSOPT_TUNE", "model")
-    found = report()
-    assert (found.source, found.measured_us) == ("model", None)
-    assert "measured" not in found.reason
+    choice = report()
+    assert (choice.source, choice.measured_us) == ("model", None)
+    assert "measured" not in choice.reason
     assert product() == "mma16 0"  # and the product takes what the report says
-    assert cuda.choice_for(*_operands(), False).candidate.config == found.config
+    assert cuda.choice_for(*_operands(), False).candidate.config == choice.config
 
 
 def test_deterministic_products_are_reported_as_they_are_taken(device, monkeypatch):
@@ -109,8 +109,8 @@ def test_deterministic_products_are_reported_as_they_are_taken(device, monkeypat
     cpu.tune(torch.randn(40, 32), torch.randn(pattern.weight_shape), False, 0.02)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     for _ in range(2):
-        found = report()
-        assert (found.source, found.measured_us) == ("model", None)
+        choice = report()
+        assert (choice.source, choice.measured_us) == ("model", None)
         assert product() == "mma16 0"
     on_cpu = choice_report(pattern, "float32", 40, device="cpu")
     assert (on_cpu.source, on_cpu.way) == ("rule", cpu.rule(pattern))
@@ -124,23 +124,23 @@ def _operands():
 
 def test_off_is_pytorch(device, monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "off")
-    found = report()
-    assert (found.source, found.way) == ("rule", "bmm")
-    assert "KSOPT_TUNE=off" in found.reason
+    choice = report()
+    assert (choice.source, choice.way) == ("rule", "bmm")
+    assert "KSOPT_TUNE=off" in choice.reason
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
 @pytest.mark.parametrize("exact", [True, False])
-def test_machines_that_are_not_here_can_be_asked_about(dtype, last, exact):
+def test_machines_that_are_not_here_can_be_explained(dtype, last, exact):
     """Nothing of CUDA is called: this is a machine without it."""
     for capability in ((7, 5), (8, 0), (9, 0), (12, 0)):
         machine = DeviceSpec(capability, 100, 100 * 1024)
-        found = choice_report(PATTERN, dtype, 4096, batch_last=last, exact=exact, spec=machine)
-        assert found.source == "model"
-        assert found.predicted_us is not None
+        choice = choice_report(PATTERN, dtype, 4096, batch_last=last, exact=exact, spec=machine)
+        assert choice.source == "model"
+        assert choice.predicted_us is not None
         if capability == (7, 5) or dtype == "float64":
-            assert found.is_pytorch
+            assert choice.is_pytorch
 
 
 def test_predictions_grow_with_the_batch():
@@ -151,26 +151,26 @@ def test_predictions_grow_with_the_batch():
     assert times == sorted(times)
 
 
-def test_the_precision_is_torchs_unless_it_is_given(monkeypatch):
+def test_the_precision_is_torchs_unless_it_is_passed(monkeypatch):
     monkeypatch.setattr(precision, "is_exact", lambda: False)
     for exact, expected in ((None, False), (True, True)):
-        found = choice_report(PATTERN, "float32", 1000, exact=exact, spec=A100)
-        assert found.key.problem.exact is expected
+        choice = choice_report(PATTERN, "float32", 1000, exact=exact, spec=A100)
+        assert choice.key.problem.exact is expected
 
 
 @pytest.mark.parametrize("mode", ["measure", "model", "off"])
 def test_on_a_cpu_it_is_the_rule_until_it_was_tuned(mode, monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", mode)
     pattern = Pattern(2, 8, 8, 2)
-    found = choice_report(pattern, "float32", 40, device="cpu")
-    assert (found.source, found.way) == ("rule", cpu.rule(pattern))
+    choice = choice_report(pattern, "float32", 40, device="cpu")
+    assert (choice.source, choice.way) == ("rule", cpu.rule(pattern))
     record = cpu.tune(torch.randn(40, 32), torch.randn(pattern.weight_shape), False, 0.02)
-    found = choice_report(pattern, "float32", 40, device="cpu")
+    choice = choice_report(pattern, "float32", 40, device="cpu")
     if mode == "measure":
-        assert (found.source, found.way) == ("recorded", record.chosen(changing=True).way)
-        assert set(found.rivals) >= {"bmm", "expand"}
+        assert (choice.source, choice.way) == ("recorded", record.chosen(changing=True).way)
+        assert set(choice.rivals) >= {"bmm", "expand"}
     else:
-        assert f"KSOPT_TUNE={mode}" in found.reason
+        assert f"KSOPT_TUNE={mode}" in choice.reason
 
 
 def test_a_tuned_cpu_does_not_time_again(monkeypatch):

@@ -21,11 +21,11 @@ from ksopt.kernels import (
     weight_cache,
 )
 from ksopt.kernels.backends import cpu
+from ksopt.kernels.candidate import MERGED, Candidate
 from ksopt.kernels.mergeable import can_merge
 from ksopt.kernels.merged import Merged, merge
 from ksopt.kernels.operands import Operands, problem_of
 from ksopt.kernels.problem import Epilogue, Problem
-from ksopt.kernels.registry import MERGED, Candidate
 from ksopt.measure.accuracy import AccuracyCheck
 from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_reference, chain_to_dense, to_dense
@@ -171,14 +171,14 @@ def device(monkeypatch, tmp_path):
 @pytest.fixture
 def merges(monkeypatch):
     """The matrices that are made."""
-    made = []
+    result = []
 
     def counted(weights, siblings=1):
-        made.append(merge(weights, siblings))
-        return made[-1]
+        result.append(merge(weights, siblings))
+        return result[-1]
 
     monkeypatch.setattr(merged, "merge", counted)
-    return made
+    return result
 
 
 @pytest.fixture(params=[CHAIN, TO_FACTOR], ids=str)
@@ -223,7 +223,7 @@ def test_layers_that_share_a_factor_keep_a_product_each(device, layer, merges):
     assert len(merges) == 2
 
 
-def test_what_is_kept_needs_no_room(device, layer, merges, monkeypatch):
+def test_a_cached_product_needs_no_room(device, layer, merges, monkeypatch):
     x = torch.randn(8, layer.in_features)
     limit = 3 * 4 * layer.chain.product_support.nnz
     monkeypatch.setattr(weight_cache, "limit_bytes", lambda _: limit)
@@ -249,14 +249,14 @@ def test_a_product_that_is_not_finite_is_not_used(device, layer, value):
 
 
 @torch.no_grad()
-def test_it_is_made_in_full_precision(device, layer, merges):
+def test_it_is_computed_in_full_precision(device, layer, merges):
     seen = []
     before = torch.backends.cuda.matmul.fp32_precision
-    made = chain_reference
+    result = chain_reference
 
     def noted(*arguments):
         seen.append(torch.backends.cuda.matmul.fp32_precision)
-        return made(*arguments)
+        return result(*arguments)
 
     with pytest.MonkeyPatch.context() as patch, precision.fp32_products("tf32"):
         patch.setattr(merged, "chain_reference", noted)
@@ -410,7 +410,7 @@ class Scaled(ByEinsum):
 
 @torch.no_grad()
 def test_weights_that_the_graph_computes_are_not_merged(device, merges):
-    """They would be prepared at each call, so that it is not judged by what is kept."""
+    """They would be prepared at each call, so that it is not judged by what is cached."""
     module, x = Scaled(), torch.randn(8, CHAIN.in_features)
     counters.clear()
     compiled = torch.compile(module, backend="ksopt", fullgraph=True)

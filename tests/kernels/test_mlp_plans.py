@@ -49,10 +49,10 @@ def operands(rows=32):
     return Operands(draw(rows, 32), weights, draw(32), draw(rows, 32), draw(128))
 
 
-def expected(given):
-    hidden = chain_reference(given.x, given.weights[:2]) + given.hidden_bias
+def expected(inputs):
+    hidden = chain_reference(inputs.x, inputs.weights[:2]) + inputs.hidden_bias
     hidden = torch.nn.functional.gelu(hidden)
-    return chain_reference(hidden, given.weights[2:]) + given.bias + given.residual
+    return chain_reference(hidden, inputs.weights[2:]) + inputs.bias + inputs.residual
 
 
 def test_a_key_of_two_layers_is_read_back_and_has_a_file_of_its_own():
@@ -94,7 +94,7 @@ def test_without_a_family_that_takes_both_each_layer_has_its_plan(monkeypatch):
     assert mlp_plans.whole_call(operands(), MLP) is None
 
 
-def test_a_family_of_layers_is_not_asked_for_two(toy):
+def test_a_family_of_single_layers_is_no_candidate_for_two(toy):
     assert ToyChain().unsupported_reason(PROBLEM, SPEC) == "it computes one layer at most"
     assert toy().unsupported_reason(PROBLEM.layers()[0], SPEC) is not None
 
@@ -113,24 +113,24 @@ def test_the_faster_plan_is_predicted(toy):
 
 def test_what_is_predicted_is_launched_where_nothing_may_be_measured(toy, monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "model")
-    given = operands()
-    call = mlp_plans.whole_call(given, MLP)
-    torch.testing.assert_close(call(*given.arguments(PROBLEM)), expected(given))
+    inputs = operands()
+    call = mlp_plans.whole_call(inputs, MLP)
+    torch.testing.assert_close(call(*inputs.arguments(PROBLEM)), expected(inputs))
     assert toy.launches == [PROBLEM]
     for mode, us in (("model", math.inf), ("off", 1e-3)):
         plan_autotuner.forget()
         monkeypatch.setenv("KSOPT_TUNE", mode)
         toy.us = us
-        assert mlp_plans.whole_call(given, MLP) is None
-        torch.testing.assert_close(ByLayers(PROBLEM)(*given.arguments(PROBLEM)), expected(given))
+        assert mlp_plans.whole_call(inputs, MLP) is None
+        torch.testing.assert_close(ByLayers(PROBLEM)(*inputs.arguments(PROBLEM)), expected(inputs))
 
 
 def test_plans_race_and_the_winner_is_recorded(toy):
-    given = operands()
-    call = mlp_plans.whole_call(given, MLP)
+    inputs = operands()
+    call = mlp_plans.whole_call(inputs, MLP)
     assert toy.launches  # whoever has won
     assert ToyChain.launches  # the layers' plans were chosen first
-    record = tuning_cache.load(cpu.fingerprint(), key_of(PROBLEM, given.x))
+    record = tuning_cache.load(cpu.fingerprint(), key_of(PROBLEM, inputs.x))
     assert {one.way for one in record.timed} == {"layers", "toy_mlp"}
     assert {one.weight for one in record.timed if one.way == "layers"} == {"cached", "repacked"}
     won = record.chosen(changing=False).way
@@ -140,27 +140,27 @@ def test_plans_race_and_the_winner_is_recorded(toy):
         assert tuning_cache.load(cpu.fingerprint(), key) is not None
     plan = plan_of(PROBLEM, 32, device="cpu")
     assert plan.is_whole == (won == "toy_mlp")
-    assert mlp_plans.whole_call(given, MLP) is call
+    assert mlp_plans.whole_call(inputs, MLP) is call
     toy.launches.clear()
     plan_autotuner.forget()  # as in another process
-    assert (mlp_plans.whole_call(given, MLP) is None) == (won == "layers")
+    assert (mlp_plans.whole_call(inputs, MLP) is None) == (won == "layers")
     assert not toy.launches
 
 
 @pytest.mark.parametrize("won", ["layers", "toy_mlp"])
 def test_a_record_decides(toy, won):
-    given = operands()
+    inputs = operands()
     record = plan_autotuner.tuned(PROBLEM, 32, torch.device("cpu"))
     at = [one.way for one in record.timed].index(won)
     record = tuning_cache.Record(record.key, record.batch, record.timed, at, at)
     tuning_cache.save(cpu.fingerprint(), record)
     plan_autotuner.forget()
-    call = mlp_plans.whole_call(given, MLP)
+    call = mlp_plans.whole_call(inputs, MLP)
     assert (call is None) == (won == "layers")
     whole = planner.whole_choice(PROBLEM, 32, torch.device("cpu"))
     assert (whole.way, whole.source) == (won, "recorded")
     if call is not None:
-        torch.testing.assert_close(call(*given.arguments(PROBLEM)), expected(given))
+        torch.testing.assert_close(call(*inputs.arguments(PROBLEM)), expected(inputs))
         assert "times as fast as a plan a layer" in whole.reason
 
 
@@ -171,11 +171,11 @@ def test_a_kernel_with_a_wrong_result_cannot_be_chosen(toy):
 
 
 def test_it_is_checked_on_random_numbers_where_the_operands_say_nothing(toy):
-    given = operands()
-    given.hidden_bias.fill_(math.nan)
+    inputs = operands()
+    inputs.hidden_bias.fill_(math.nan)
     toy.fault = 0.5
     with pytest.warns(RuntimeWarning, match="its result is wrong"):
-        assert mlp_plans.whole_call(given, MLP) is None
+        assert mlp_plans.whole_call(inputs, MLP) is None
 
 
 def test_no_rows_take_the_layers(toy):

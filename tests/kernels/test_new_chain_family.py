@@ -57,12 +57,12 @@ def test_the_operator_and_its_out_variant_launch_it_with_siblings_and_residual(t
     weights = [torch.randn(p.weight_shape) for _ in range(2) for p in CHAIN]
     residual = torch.randn(2, 3, 2 * CHAIN.out_features)
     parts = [chain_reference(x, weights[at : at + 2]) for at in (0, 2)]
-    wanted = torch.cat(parts, -1) + residual
+    target = torch.cat(parts, -1) + residual
     y = ops.ks_chain(x, weights, None, residual, siblings=2)
-    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(y, target)
     out = torch.empty_like(y)
     ops.ks_chain_out(x, weights, None, residual, siblings=2, out=out)
-    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(out, target)
     epilogue = Epilogue(residual=True)
     assert toy.launches == [Problem(CHAIN, "float32", False, epilogue=epilogue, siblings=2)] * 2
 

@@ -39,12 +39,12 @@ def operands(chain=CHAIN, rows=32):
     return Operands(x, weights, torch.randn(chain.out_features))
 
 
-def expected(given):
-    return torch.relu(chain_reference(given.x, given.weights) + given.bias)
+def expected(inputs):
+    return torch.relu(chain_reference(inputs.x, inputs.weights) + inputs.bias)
 
 
-def call_of(given, activation="relu"):
-    return layer_plans.whole_call(given, activation, batch_last=False, siblings=1)
+def call_of(inputs, activation="relu"):
+    return layer_plans.whole_call(inputs, activation, batch_last=False, siblings=1)
 
 
 def test_without_a_family_that_takes_chains_a_plan_is_a_launch_a_factor():
@@ -93,54 +93,54 @@ def test_a_family_that_takes_the_chain_gives_a_plan_of_one_launch(toy):
 
 def test_what_is_predicted_is_launched_where_nothing_may_be_measured(toy, monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "model")
-    given = operands()
-    y = call_of(given)(given.x, given.weights, given.bias)
-    torch.testing.assert_close(y, expected(given))
+    inputs = operands()
+    y = call_of(inputs)(inputs.x, inputs.weights, inputs.bias)
+    torch.testing.assert_close(y, expected(inputs))
     assert toy.launches == [PROBLEM]
     plan_autotuner.forget()
     toy.us = math.inf
-    assert call_of(given) is None
+    assert call_of(inputs) is None
     plan_autotuner.forget()
     monkeypatch.setenv("KSOPT_TUNE", "off")
     toy.us = 1e-3
-    assert call_of(given) is None
+    assert call_of(inputs) is None
 
 
 def test_plans_race_and_the_winner_is_recorded(toy):
-    given = operands()
-    call = call_of(given)
+    inputs = operands()
+    call = call_of(inputs)
     assert toy.launches  # whoever has won
     toy.launches.clear()
-    key = key_of(PROBLEM, given.x)
+    key = key_of(PROBLEM, inputs.x)
     record = tuning_cache.load(cpu.fingerprint(), key)
     assert {one.way for one in record.timed} == {"factors", "toy_chain"}
     won = record.chosen(changing=False).way
     assert (call is None) == (won == "factors")
-    assert call_of(given) is call
+    assert call_of(inputs) is call
     plan = plan_of(PROBLEM, 32, device="cpu")
     assert plan.is_whole == (won == "toy_chain")
     plan_autotuner.forget()  # as in another process
-    assert (call_of(given) is None) == (won == "factors")
+    assert (call_of(inputs) is None) == (won == "factors")
     assert not toy.launches
 
 
 @pytest.mark.parametrize("won", ["factors", "toy_chain"])
 def test_a_record_decides(toy, won):
-    given = operands()
-    record = plan_autotuner.tune(given, PROBLEM, 0.01)
+    inputs = operands()
+    record = plan_autotuner.tune(inputs, PROBLEM, 0.01)
     names = [one.way for one in record.timed]
     at = names.index(won)
     record = tuning_cache.Record(record.key, record.batch, record.timed, at, at)
     tuning_cache.save(cpu.fingerprint(), record)
     plan_autotuner.forget()
     toy.launches.clear()
-    call = call_of(given)
+    call = call_of(inputs)
     assert (call is None) == (won == "factors")
     plan = plan_of(PROBLEM, 32, device="cpu")
     if call is None:
         assert len(plan.launches) == 2
         return
-    torch.testing.assert_close(call(given.x, given.weights, given.bias), expected(given))
+    torch.testing.assert_close(call(inputs.x, inputs.weights, inputs.bias), expected(inputs))
     (launch,) = plan.launches
     assert launch.choice.source == "recorded"
     assert launch.us == plan.measured_us == record.timed[at].median_us
@@ -149,9 +149,9 @@ def test_a_record_decides(toy, won):
 
 def test_a_kernel_with_a_wrong_result_cannot_be_chosen(toy):
     toy.fault = 0.5
-    given = operands()
+    inputs = operands()
     with pytest.warns(RuntimeWarning, match="toy_chain.*is left out: its result is wrong"):
-        assert call_of(given) is None
+        assert call_of(inputs) is None
 
 
 def test_a_factor_has_nothing_to_tune_as_a_whole(toy):

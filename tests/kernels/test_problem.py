@@ -1,4 +1,4 @@
-"""A problem: a chain, its epilogue, its siblings; and the key that a choice is kept under."""
+"""A problem: a chain, its epilogue, its siblings; and the key that a choice is stored under."""
 
 import json
 

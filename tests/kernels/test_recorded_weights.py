@@ -22,7 +22,7 @@ class Played:
         monkeypatch.setattr(
             weight_cache,
             "is_recorded",
-            lambda weight: self.capturing and weight_cache.said.recorder is not None,
+            lambda weight: self.capturing and weight_cache.thread_state.recorder is not None,
         )
 
     def __call__(self, *arguments):
@@ -62,29 +62,29 @@ PREPARED = {
 @pytest.fixture(params=PREPARED)
 def played(request, monkeypatch):
     """A recorded function, its weights, what it must return, and the function that plays."""
-    prepare, wanted, count = PREPARED[request.param]
+    prepare, expected, count = PREPARED[request.param]
     weights = [torch.nn.Parameter(torch.randn(3, 3)) for _ in range(count)]
     player = Played(monkeypatch, prepare)
     function = RecordedWeights(player)
     with torch.no_grad():
         for _ in range(2):
             function(*weights)
-        yield function, weights, lambda: wanted(weights[0], weights[-1]), player
+        yield function, weights, lambda: expected(weights[0], weights[-1]), player
 
 
 def test_a_graph_reads_what_was_prepared_before(played):
-    function, weights, wanted, player = played
+    function, weights, expected, player = played
     read = player.graph[1]
-    assert torch.equal(function(*weights), wanted())
+    assert torch.equal(function(*weights), expected())
     assert player.graph[1] is read
 
 
 def test_a_weight_that_was_written_is_prepared_again_in_place(played):
-    function, weights, wanted, player = played
+    function, weights, expected, player = played
     place = player.graph[1].data_ptr()
     for weight in weights:
         weight.add_(1)
-        assert torch.equal(function(*weights), wanted())
+        assert torch.equal(function(*weights), expected())
     assert player.graph[1].data_ptr() == place
 
 
@@ -99,20 +99,20 @@ def test_nothing_is_prepared_while_weights_stay(played, monkeypatch):
 
 
 def test_refresh_prepares_again_what_torch_does_not_count(played):
-    function, weights, wanted, _ = played
+    function, weights, expected, _ = played
     weights[0].data.add_(1)
     ksopt.refresh()
-    assert torch.equal(function(*weights), wanted())
+    assert torch.equal(function(*weights), expected())
 
 
-def test_another_parameter_of_the_same_memory_is_prepared_anew(played):
-    function, weights, wanted, _ = played
+def test_another_parameter_of_the_same_memory_is_prepared_again(played):
+    function, weights, expected, _ = played
     weights[0] = torch.nn.Parameter(weights[0].data)
     weights[0].data.add_(1)
     gc.collect()
-    assert torch.equal(function(*weights), wanted())
+    assert torch.equal(function(*weights), expected())
     weights[0].add_(1)
-    assert torch.equal(function(*weights), wanted())
+    assert torch.equal(function(*weights), expected())
 
 
 @pytest.mark.parametrize("offset", [0, 4])
@@ -142,12 +142,12 @@ def test_a_second_models_weight_at_the_address_of_a_deleted_one(monkeypatch, off
 
 
 def test_other_memory_and_back(played):
-    function, weights, wanted, _ = played
+    function, weights, expected, _ = played
     first, second = weights[0].data, torch.randn(3, 3)
     for data in (second, first, second):
         weights[0].data = data
         weights[0].add_(1)
-        assert torch.equal(function(*weights), wanted())
+        assert torch.equal(function(*weights), expected())
 
 
 def test_what_no_argument_owns_is_prepared_by_the_graph(monkeypatch):
@@ -159,13 +159,13 @@ def test_what_no_argument_owns_is_prepared_by_the_graph(monkeypatch):
         function(x)
     assert function._preparations == []
     assert not any(
-        player.graph[1].data_ptr() == kept.prepared.data_ptr()
+        player.graph[1].data_ptr() == stored.prepared.data_ptr()
         for forms in weight_cache._by_weight.values()
-        for kept in forms.kept.values()
+        for stored in forms.cached.values()
     )
 
 
-def test_arguments_are_not_kept_alive(monkeypatch):
+def test_arguments_do_not_stay_alive(monkeypatch):
     weight, x = torch.nn.Parameter(torch.randn(3, 3)), torch.randn(2)
     function = RecordedWeights(Played(monkeypatch, lambda weight, x: doubled(weight)))
     with torch.no_grad():

@@ -248,12 +248,12 @@ def test_killed_while_writing_the_old_choice_or_the_new_one_is_there(own_cache):
     for _ in range(25):
         with a_process(write_for_ever):
             time.sleep(rng.uniform(0.0, 0.05))
-        found = tuning_cache.load(MACHINE, KEY)
-        assert found is not None
-        assert found == a_record(found.timed[1].median_us)
-        seen.add(found.timed[1].median_us)
+        actual = tuning_cache.load(MACHINE, KEY)
+        assert actual is not None
+        assert actual == a_record(actual.timed[1].median_us)
+        seen.add(actual.timed[1].median_us)
     assert len(seen) > 3  # it did get to write
-    assert tuning_cache.load_all(MACHINE) == [found]  # what was left half written is never read
+    assert tuning_cache.load_all(MACHINE) == [actual]  # what was left half written is never read
 
 
 def test_only_one_process_at_a_time_measures_a_key(tmp_path):
@@ -286,15 +286,15 @@ def test_ten_processes_measure_once_and_all_take_the_choice(monkeypatch, tmp_pat
     folder.mkdir()
 
     def product():
-        found = cuda.choice_for(*operands(1000), False)
-        (folder / f"{os.getpid()}").write_text(f"{found.source} {found.candidate.label}")
+        actual = cuda.choice_for(*operands(1000), False)
+        (folder / f"{os.getpid()}").write_text(f"{actual.source} {actual.candidate.label}")
 
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(a_process(product)) for _ in range(10)]
         assert all(map(ended_well, processes))
-    said = [path.read_text().split(maxsplit=1) for path in folder.iterdir()]
-    assert sorted(source for source, _ in said) == ["measured"] + ["recorded"] * 9
-    assert len({label for _, label in said}) == 1
+    message = [path.read_text().split(maxsplit=1) for path in folder.iterdir()]
+    assert sorted(source for source, _ in message) == ["measured"] + ["recorded"] * 9
+    assert len({label for _, label in message}) == 1
 
 
 def test_killed_while_measuring_nothing_that_was_measured_is_lost(monkeypatch, tmp_path):
@@ -352,7 +352,7 @@ def test_a_holder_that_hangs_does_not_stop_others_for_ever(monkeypatch, tmp_path
         "kernels/families/mma16.py",
     ],
 )
-def test_an_edit_of_a_kernel_or_of_what_times_it_starts_anew(edited, tmp_path, monkeypatch):
+def test_an_edit_of_a_kernel_or_of_its_timer_starts_over(edited, tmp_path, monkeypatch):
     import ksopt
     import ksopt.csrc
 

@@ -39,10 +39,10 @@ def prepare():
 
 
 def ask(weight, prepare, form="adbc"):
-    """What is prepared is always right, whether it was kept or not."""
-    found = weight_cache.prepared(weight, form, prepare)
-    torch.testing.assert_close(found, weight.detach().permute(0, 3, 1, 2), rtol=0, atol=0)
-    return found
+    """What is prepared is always right, whether it was cached or not."""
+    actual = weight_cache.prepared(weight, form, prepare)
+    torch.testing.assert_close(actual, weight.detach().permute(0, 3, 1, 2), rtol=0, atol=0)
+    return actual
 
 
 def new_weight(dtype=torch.float32):
@@ -80,7 +80,7 @@ def test_a_change_is_noticed_at_once(prepare, change):
     assert prepare.count == 2
 
 
-def test_memory_that_was_given_to_another_weight_is_not_mistaken(prepare):
+def test_memory_that_is_reused_by_another_weight_is_not_mistaken(prepare):
     """The same address, shape and version, as an allocator may give them: another storage."""
     memory = bytearray(4 * 2 * 3 * 4 * 5)
 
@@ -132,7 +132,7 @@ def test_copies_have_their_own(prepare):
     assert set(layer.state_dict()) == {"weights.0", "weights.1", "bias"}
 
 
-def test_views_are_kept_with_what_they_view(prepare):
+def test_views_are_cached_with_what_they_view(prepare):
     weight = new_weight()
     for _ in range(3):
         ask(weight.transpose(1, 2), prepare)
@@ -154,7 +154,7 @@ def unknown_view(weight):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_views_that_torch_does_not_know_are_kept_with_their_owner(prepare, mode):
+def test_views_that_torch_does_not_know_are_cached_with_their_owner(prepare, mode):
     weight = new_weight()
     for count in (1, 2):
         for _ in range(3):
@@ -191,10 +191,10 @@ def test_other_memory_has_another_owner(prepare):
             other.add_(1)
         assert ask(weight, prepare) is first
         assert list(weight_cache._by_weight) == [id(weight)]
-    assert weight_scopes.said.owner is None
+    assert weight_scopes.thread_state.owner is None
 
 
-def test_a_cast_is_kept_and_what_is_prepared_of_it_goes_with_it(prepare):
+def test_a_cast_is_cached_and_its_prepared_forms_are_dropped_with_it(prepare):
     weight = new_weight()
     for count in (1, 2):
         for _ in range(3):
@@ -206,7 +206,7 @@ def test_a_cast_is_kept_and_what_is_prepared_of_it_goes_with_it(prepare):
         with torch.no_grad():
             weight.mul_(2)
     # The cast, and what is prepared of it: two bytes an element each.
-    assert weight_cache.kept_bytes(weight.device) == 4 * weight.numel()
+    assert weight_cache.cached_bytes(weight.device) == 4 * weight.numel()
     del cast
     weight_cache.forget(weight)
     gc.collect()
@@ -229,12 +229,12 @@ def test_autocast_keeps_casts_of_what_is_not_trained(prepare):
     assert layer.weights[0].grad.dtype == torch.float32
     layer.requires_grad_(False)
     with torch.autocast("cpu", torch.bfloat16):
-        layer(x.requires_grad_()).float().sum().backward()  # frozen: kept, there and back
+        layer(x.requires_grad_()).float().sum().backward()  # frozen: cached, there and back
     assert len(weight_cache._by_weight) == 2
-    assert all(len(forms.kept) == 2 for forms in weight_cache._by_weight.values())
+    assert all(len(forms.cached) == 2 for forms in weight_cache._by_weight.values())
 
 
-def test_a_frozen_weight_is_kept_where_gradients_pass_through(prepare, monkeypatch):
+def test_a_frozen_weight_is_cached_where_gradients_pass_through(prepare, monkeypatch):
     def run(x, weight, batch_last, out):
         return ks_reference(x, ask(weight, prepare).permute(0, 2, 3, 1))
 
@@ -256,10 +256,10 @@ def test_it_is_gone_with_the_weight(prepare):
     size = 4 * weight.numel()
     ask(weight, prepare)
     ask(weight.transpose(1, 2), prepare)
-    assert weight_cache.kept_bytes(weight.device) == 2 * size
+    assert weight_cache.cached_bytes(weight.device) == 2 * size
     del weight
     gc.collect()
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 0
     assert not weight_cache._by_weight
 
 
@@ -270,14 +270,14 @@ def test_old_versions_do_not_pile_up(prepare):
         ask(weight.transpose(1, 2), prepare)
         with torch.no_grad():
             weight.add_(1)
-    assert weight_cache.kept_bytes(weight.device) <= 2 * 4 * weight.numel()
+    assert weight_cache.cached_bytes(weight.device) <= 2 * 4 * weight.numel()
 
 
-def test_a_view_is_not_kept_for_it_would_keep_the_weight(prepare):
+def test_a_view_is_not_cached_for_it_would_keep_the_weight_alive(prepare):
     weight = torch.randn(2, 3, 4, 1)
-    found = weight_cache.prepared(weight, "view", lambda w: w.squeeze(3))
-    assert found.data_ptr() == weight.data_ptr()
-    assert weight_cache.kept_bytes(weight.device) == 0
+    actual = weight_cache.prepared(weight, "view", lambda w: w.squeeze(3))
+    assert actual.data_ptr() == weight.data_ptr()
+    assert weight_cache.cached_bytes(weight.device) == 0
 
 
 def test_memory_is_bounded(prepare, monkeypatch):
@@ -287,8 +287,8 @@ def test_memory_is_bounded(prepare, monkeypatch):
     for _ in range(3):
         for weight in weights:
             ask(weight, prepare)
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 2 * size
-    assert prepare.count == 2 + 2 * 3  # two are kept, two are prepared at every turn
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 2 * size
+    assert prepare.count == 2 + 2 * 3  # two are cached, two are prepared at every turn
     del weights[0], weight
     gc.collect()
     ask(weights[-1], prepare)
@@ -324,23 +324,23 @@ def test_weights_that_are_about_to_change_are_prepared_every_time(prepare):
         ask(weight, prepare)
         other = threading.Thread(target=ask, args=(weight, prepare))
         other.start()
-        other.join()  # another thread's weights are its own affair: this one was kept
+        other.join()  # another thread's weights are its own affair: this one was cached
     ask(weight, prepare)
     assert prepare.count == 3
-    assert weight_cache.kept_bytes(weight.device) > 0
+    assert weight_cache.cached_bytes(weight.device) > 0
 
 
-def test_what_does_not_change_inside_is_kept(prepare):
+def test_what_does_not_change_inside_is_cached(prepare):
     weight = new_weight()
     with weight_scopes.changing(), weight_scopes.changing(False):
         first = ask(weight, prepare)
     assert ask(weight, prepare) is first
-    assert weight_scopes.said.changing is False
+    assert weight_scopes.thread_state.changing is False
 
 
 @pytest.mark.parametrize("by_library", [False, True])
 def test_autograd_marks_weights_as_changing(by_library, prepare, monkeypatch):
-    """Forward under autograd and backward prepare anew; without gradients nothing does."""
+    """Forward under autograd and backward prepare again; without gradients nothing does."""
     seen = SeenProducts(monkeypatch, by_library)
     layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)", bias=False)
     x = torch.randn(3, 12, requires_grad=True)
@@ -361,7 +361,7 @@ def test_autograd_marks_weights_as_changing(by_library, prepare, monkeypatch):
         assert seen.changing == [False] * 4
         assert len(weight_cache._by_weight) == 1
     assert seen.by_python == (0 if by_library else 4)
-    assert weight_scopes.said.changing is False
+    assert weight_scopes.thread_state.changing is False
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
@@ -394,7 +394,7 @@ def test_a_teacher_that_follows_its_student_is_noticed_however_it_is_written_to(
         teacher.data.mul_(0.9).add_(0.1 * student.detach())
 
 
-def test_what_is_trained_around_is_kept_over_steps(prepare):
+def test_what_is_trained_around_stays_cached_over_steps(prepare):
     adapter, base = new_weight(), new_weight()
     adapter.grad = torch.ones_like(adapter)
     optimizer = torch.optim.SGD([adapter], lr=0.5)
@@ -434,7 +434,7 @@ def test_a_compiled_training_step_forgets_too(prepare):
     assert prepare.count == 2
 
 
-def test_an_evaluation_after_training_prepares_anew_whatever_the_step_did(prepare):
+def test_an_evaluation_after_training_prepares_again_whatever_the_step_did(prepare):
     layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)")
     weight = layer.weights[0]
     ask(weight, prepare)
@@ -462,18 +462,18 @@ class OnGpu(torch.Tensor):
 
 
 def test_a_captured_graph_prepares_for_itself(prepare, monkeypatch):
-    """Its weight may change between replays: what was kept, even if right now, must not go in."""
+    """Its weight may change between replays: what was cached, even if right now, must not go in."""
     weight = torch.randn(2, 3, 4, 5)
-    kept = ask(weight, prepare)
+    stored = ask(weight, prepare)
     monkeypatch.setattr(weight_cache, "is_capturing", lambda _: True)
     monkeypatch.setattr(weight_cache, "type", lambda _: torch.Tensor, raising=False)
-    found = weight_cache.prepared(weight.as_subclass(OnGpu), "adbc", prepare)
+    actual = weight_cache.prepared(weight.as_subclass(OnGpu), "adbc", prepare)
     assert prepare.count == 2
-    assert found is not kept
-    assert weight_cache.kept_bytes(torch.device("cpu")) == kept.untyped_storage().nbytes()
+    assert actual is not stored
+    assert weight_cache.cached_bytes(torch.device("cpu")) == stored.untyped_storage().nbytes()
 
 
-def test_what_is_kept_of_a_gpus_weight_takes_no_memory_of_this_threads_pool(prepare, monkeypatch):
+def test_cached_forms_of_a_gpus_weight_take_no_memory_of_this_threads_pool(prepare, monkeypatch):
     """As in the first run of what mode="reduce-overhead" captures: nothing may stay in its pool."""
     streams = []
     monkeypatch.setattr(weight_cache, "is_capturing", lambda _: False)
@@ -492,8 +492,8 @@ def test_what_is_kept_of_a_gpus_weight_takes_no_memory_of_this_threads_pool(prep
 
     weight = torch.randn(2, 3, 4, 5).as_subclass(OnGpu)
     with torch.inference_mode():
-        found = weight_cache.prepared(weight, "adbc", prepared_here)
-    assert weight_cache.prepared(weight, "adbc", prepared_here) is found
+        actual = weight_cache.prepared(weight, "adbc", prepared_here)
+    assert weight_cache.prepared(weight, "adbc", prepared_here) is actual
     assert streams == ["of cpu"]
     assert threads[0] != threading.get_ident()
 
@@ -553,8 +553,8 @@ def test_many_threads_prepare_and_change_weights_at_once(prepare):
         try:
             for step in range(60):
                 weight = weights[(seed + step) % len(weights)]
-                found = weight_cache.prepared(weight, "adbc", prepare)
-                assert found.shape == (2, 5, 3, 4)
+                actual = weight_cache.prepared(weight, "adbc", prepare)
+                assert actual.shape == (2, 5, 3, 4)
                 if step % 7 == 0:
                     weights[seed % len(weights)] = new_weight()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Weights that are prepared together are kept as long as all of them are what they were."""
+"""Weights that are prepared together are cached as long as all of them are what they were."""
 
 import gc
 
@@ -7,11 +7,11 @@ import torch
 
 import ksopt
 from ksopt.kernels import weight_cache, weight_scopes
-from ksopt.kernels.weight_groups import is_kept, prepared_together
+from ksopt.kernels.weight_groups import is_cached, prepared_together
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept():
+def empty_cache():
     ksopt.refresh()
     yield
     ksopt.refresh()
@@ -29,8 +29,8 @@ class Packing:
 
     def __call__(self, form="packed"):
         packed = prepared_together(self.weights, form, self.pack)
-        wanted = torch.cat([weight.detach().reshape(-1) for weight in self.weights])
-        assert torch.equal(packed, wanted)
+        expected = torch.cat([weight.detach().reshape(-1) for weight in self.weights])
+        assert torch.equal(packed, expected)
         return self.calls
 
 
@@ -41,21 +41,21 @@ def weight(number):
 def test_they_are_packed_once_a_form():
     packing = Packing(weight(1), weight(2), weight(3))
     assert [packing(), packing(), packing("other"), packing(), packing("other")] == [1, 1, 2, 2, 2]
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 2 * 3 * 6 * 4
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 2 * 3 * 6 * 4
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_change_of_any_of_them_packs_anew_and_drops_what_was_kept(which):
+def test_a_change_of_any_of_them_packs_again_and_drops_the_entry(which):
     packing = Packing(weight(1), weight(2), weight(3))
     for step in range(1, 5):
         assert [packing(), packing()] == [step, step]
         packing.weights[which].add_(1)
     packing()
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 3 * 6 * 4
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 3 * 6 * 4
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_the_same_memory_by_another_name_packs_anew(which):
+def test_the_same_memory_by_another_name_packs_again(which):
     """It counts versions of its own, from 0."""
     packing = Packing(weight(1), weight(2))
     packing()
@@ -66,7 +66,7 @@ def test_the_same_memory_by_another_name_packs_anew(which):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_another_weight_in_ones_place_packs_anew(which):
+def test_another_weight_in_ones_place_packs_again(which):
     packing = Packing(weight(1), weight(2))
     packing()
     for number in range(3, 8):  # its memory is likely to be that of the one before
@@ -88,7 +88,7 @@ def test_a_training_step_and_refresh_forget_what_was_packed(which):
     assert packing() == 3
 
 
-def test_views_of_a_weight_are_told_apart_and_follow_it():
+def test_views_of_a_weight_are_distinguished_and_follow_it():
     base = torch.arange(24.0).reshape(2, 2, 3, 2)
     packing = Packing(base[:1], base[1:])
     assert [packing(), packing()] == [1, 1]
@@ -98,34 +98,34 @@ def test_views_of_a_weight_are_told_apart_and_follow_it():
     assert packing() == 3
 
 
-def test_groups_that_share_a_weight_are_kept_side_by_side():
+def test_groups_that_share_a_weight_are_cached_side_by_side():
     shared, second, third = weight(1), weight(2), weight(3)
     one, other = Packing(shared, second), Packing(shared, third)
     for _ in range(3):
         assert [one(), other()] == [1, 1]
-    assert is_kept(one.weights, "packed")
+    assert is_cached(one.weights, "packed")
     third.add_(1)
     assert [one(), other()] == [1, 2]
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 2 * 2 * 6 * 4
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 2 * 2 * 6 * 4
     shared.add_(1)
-    assert not is_kept(one.weights, "packed")
+    assert not is_cached(one.weights, "packed")
     assert [one(), other()] == [2, 3]
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 2 * 2 * 6 * 4
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 2 * 2 * 6 * 4
     other.weights[1] = third = None  # nobody can ask for what was made of it
     gc.collect()
     one.weights[1] = weight(5)
     one()
-    assert weight_cache.kept_bytes(torch.device("cpu")) <= 2 * 2 * 6 * 4
+    assert weight_cache.cached_bytes(torch.device("cpu")) <= 2 * 2 * 6 * 4
 
 
-def test_slices_of_one_parameter_are_kept_side_by_side():
+def test_slices_of_one_parameter_are_cached_side_by_side():
     left, right = (torch.nn.Parameter(torch.randn(3, 1, 2, 3, 1)) for _ in range(2))
     layers = [Packing(left[at].detach(), right[at].detach()) for at in range(3)]
     assert [layer() for _ in range(2) for layer in layers] == [1] * 6
 
 
-def test_nothing_is_kept_of_weights_that_change():
+def test_nothing_is_cached_of_weights_that_change():
     packing = Packing(weight(1), weight(2))
     with weight_scopes.changing():
         assert [packing(), packing()] == [1, 2]
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 0

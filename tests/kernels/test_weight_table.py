@@ -28,7 +28,7 @@ def library():
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept():
+def empty_cache():
     weight_cache.refresh()
     yield
     weight_cache.refresh()
@@ -44,11 +44,11 @@ def ask(weight, form="adbc", number=FORM):
 
 def at_once(weight, owner=None):
     """Where what is at hand of a weight is: always what preparing it now would give."""
-    found = weight_table.of(weight, owner)
-    for prepared, form in found:
+    actual = weight_table.of(weight, owner)
+    for prepared, form in actual:
         assert form == FORM
         torch.testing.assert_close(prepared, pack(weight.detach()), rtol=0, atol=0)
-    return [prepared.data_ptr() for prepared, _ in found]
+    return [prepared.data_ptr() for prepared, _ in actual]
 
 
 def test_what_was_prepared_is_at_hand_until_the_weight_changes():
@@ -104,7 +104,7 @@ def test_what_packed_forgets_is_not_at_hand(monkeypatch):
     assert at_once(weight) == []
 
 
-def test_a_written_weight_is_prepared_anew_after_a_refresh():
+def test_a_written_weight_is_prepared_again_after_a_refresh():
     """What torch does not count is the user's to tell."""
     layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)")
     weight = layer.weights[0]
@@ -117,7 +117,7 @@ def test_a_written_weight_is_prepared_anew_after_a_refresh():
     torch.testing.assert_close(after, 2 * before)
 
 
-def test_memory_that_was_given_to_another_weight_is_not_mistaken():
+def test_memory_that_is_reused_by_another_weight_is_not_mistaken():
     """The same address, shape and version, as an allocator may give them: another storage."""
     memory = bytearray(4 * 2 * 3 * 4 * 5)
 
@@ -145,7 +145,7 @@ def test_notes_go_with_the_weight_and_keep_nothing_alive():
     del weight
     gc.collect()
     assert prepared() is None
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 0
     for _ in range(20):  # at addresses that have held others
         assert at_once(new_weight()) == []
 
@@ -164,16 +164,16 @@ def test_only_ordinary_weights_are_noted():
     assert weight_table.of(weight) == []
 
 
-def test_weights_in_one_place_are_told_apart_by_how_they_lie():
+def test_weights_at_one_address_are_distinguished_by_their_strides():
     """One matrix as it is and transposed: the same address, shape and version."""
     stored = nn.Parameter(torch.randn(2, 3, 3, 5))
     one, other = stored.view(2, 3, 3, 5), stored.transpose(1, 2)
     number = weight_table.number_of("adbc", one.shape, "float32")
     prepared = [ask(weight, number=number) for weight in (one, other)]
     for weight, expected in zip((one, other), prepared, strict=True):
-        ((found, _),) = weight_table.of(weight)
-        assert found.data_ptr() == expected.data_ptr()
-        torch.testing.assert_close(found, pack(weight.detach()), rtol=0, atol=0)
+        ((actual, _),) = weight_table.of(weight)
+        assert actual.data_ptr() == expected.data_ptr()
+        torch.testing.assert_close(actual, pack(weight.detach()), rtol=0, atol=0)
 
 
 def test_inference_tensors_are_not_noted():
@@ -227,7 +227,7 @@ def test_forms_are_at_hand_side_by_side():
     assert [form for _, form in weight_table.of(weight)] == [FORM]
 
 
-def test_what_was_kept_before_the_library_was_loaded_is_noted_when_it_serves(monkeypatch):
+def test_entries_from_before_the_library_was_loaded_are_noted_when_they_serve(monkeypatch):
     weight = new_weight()
     with monkeypatch.context() as patch:
         patch.setattr(weight_table, "_note_in_library", None)

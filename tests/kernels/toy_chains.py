@@ -57,7 +57,7 @@ class ToyChain(KernelFamily[ToyConfig]):
     dtypes = SINGLE
     takes_chains = True
     launches: ClassVar[list[Problem]] = []
-    kept: ClassVar[list[Problem]] = []
+    stored: ClassVar[list[Problem]] = []
     us = 1e-3
     fault = 0.0
 
@@ -102,7 +102,7 @@ class ToyChain(KernelFamily[ToyConfig]):
 
     def keeping_launcher(self, problem: Problem, config: ToyConfig, device_index: int) -> Any:
         def launch(x, weights, bias):
-            ToyChain.kept.append(problem)
+            ToyChain.stored.append(problem)
             left, right = weights
             between = ks_reference(x, right)
             return with_epilogue(ks_reference(between, left), bias).contiguous(), between
@@ -176,7 +176,7 @@ def registered() -> Iterator[type[ToyChain]]:
     with toy_device():
         register_family(ToyChain)
         ToyChain.launches.clear()
-        ToyChain.kept.clear()
+        ToyChain.stored.clear()
         plan_autotuner.forget()
         try:
             yield ToyChain

@@ -63,7 +63,7 @@ def test_a_right_result_is_not_left_in_memory_for_a_way_that_writes_none(value):
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("batch_last", [False, True])
-def test_a_wrong_way_is_told_whatever_the_first_operands_are(value, batch_last):
+def test_a_wrong_candidate_is_detected_whatever_the_first_operands_are(value, batch_last):
     """Zeros and NaN would let every way pass, which then multiplies for good."""
     shape = (8, 300) if batch_last else (300, 8)
     x, weight = torch.full(shape, value), torch.randn(1, 2, 2, 4)
@@ -75,7 +75,7 @@ def test_a_wrong_way_is_told_whatever_the_first_operands_are(value, batch_last):
     assert check.judge(y) is None
 
 
-def test_operands_that_say_something_are_kept():
+def test_telling_operands_are_used():
     x, weight = torch.randn(300, 8), torch.randn(1, 2, 2, 4)
     _, own_x, own_weight = checking(x, weight, False)
     assert own_x is x
@@ -127,7 +127,7 @@ def test_a_right_result_that_overflows_in_some_places():
     assert check.judge(y) is None
 
 
-def test_what_one_output_alone_has_wrong_is_found_in_16_bit():
+def test_what_one_output_alone_has_wrong_is_detected_in_16_bit():
     """In the error of all outputs together it is lost: 1e-3 of them, and 1.6e-2 is allowed."""
     x, weight = torch.randn(300, 512).bfloat16(), torch.randn(2, 16, 16, 16).bfloat16()
     check = kernel_check(x, weight)
@@ -197,7 +197,7 @@ def test_rounding_passes_and_less_does_not(layout: str, dtype: torch.dtype) -> N
     assert "the result is" in str(check.fault_of(lambda x: right(x).double()))
 
 
-def test_what_is_not_written_is_found_even_between_the_checked_rows() -> None:
+def test_what_is_not_written_is_detected_even_between_the_checked_rows() -> None:
     weight, x = torch.randn(1, 4, 4, 2), torch.randn(5000, 8)
     (unchecked, *_) = sorted(set(range(5000)) - set(checked_rows(5000)))
 
@@ -210,7 +210,7 @@ def test_what_is_not_written_is_found_even_between_the_checked_rows() -> None:
     assert "NaN" in str(check.fault_of(skips_a_row))
 
 
-def test_memory_that_a_way_is_given_holds_nan() -> None:
+def test_memory_that_a_candidate_receives_holds_nan() -> None:
     weight, x = torch.randn(1, 64, 64, 1), torch.randn(64, 64)
     check = AccuracyCheck(x, [weight], "batch_first")
     seen = []

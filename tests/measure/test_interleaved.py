@@ -63,37 +63,37 @@ class Simulated:
 
 @pytest.fixture
 def simulated(monkeypatch) -> Simulated:
-    found = Simulated()
+    actual = Simulated()
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
             assert enable_timing
 
         def record(self) -> None:
-            if found.random.random() < found.held_up_at_events:
-                found.host_us += 500.0
-            self.at_us = max(found.host_us, found.device_us)
+            if actual.random.random() < actual.held_up_at_events:
+                actual.host_us += 500.0
+            self.at_us = max(actual.host_us, actual.device_us)
 
         def synchronize(self) -> None:
-            found.host_us = max(found.host_us, self.at_us)
+            actual.host_us = max(actual.host_us, self.at_us)
 
         def elapsed_time(self, other: Event) -> float:
             return (other.at_us - self.at_us) / 1e3
 
     class Scratch:
         def zero_(self) -> None:
-            found.flush()
+            actual.flush()
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", found.synchronize)
+    monkeypatch.setattr(torch.cuda, "synchronize", actual.synchronize)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     properties = type("Properties", (), {"L2_cache_size": 2**25})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: Scratch())
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: Scratch())
-    monkeypatch.setattr(time, "perf_counter", lambda: found.host_us / 1e6)
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: found.host_us * 1e3)
-    return found
+    monkeypatch.setattr(time, "perf_counter", lambda: actual.host_us / 1e6)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: actual.host_us * 1e3)
+    return actual
 
 
 def raced(**ways) -> dict[str, EntryResult]:
@@ -117,16 +117,16 @@ def measured(simulated):
 @pytest.mark.parametrize("device_us", [3.0, 60.0])
 def test_a_slow_host_is_not_taken_for_a_slow_device(simulated, measured, host_us, device_us):
     way = simulated.way(host_us, device_us)
-    found = raced(way=way)["way"]
-    assert found.samples_us == pytest.approx([device_us] * len(found.samples_us))
-    assert found.host_us == pytest.approx(host_us)
+    actual = raced(way=way)["way"]
+    assert actual.samples_us == pytest.approx([device_us] * len(actual.samples_us))
+    assert actual.host_us == pytest.approx(host_us)
     took = measured({"way": way}, min_repeats=7, max_repeats=40)["way"]
     assert took.repeats == 40
     assert [took.median_us, took.p20_us, took.p80_us] == pytest.approx([device_us] * 3)
 
 
-@pytest.mark.parametrize(("most", "asked"), [(8, [8]), (4, [8, 2]), (1, [8, 2])])
-def test_the_cache_is_overwritten_as_long_as_memory_allows(simulated, monkeypatch, most, asked):
+@pytest.mark.parametrize(("most", "requested"), [(8, [8]), (4, [8, 2]), (1, [8, 2])])
+def test_the_cache_is_overwritten_as_long_as_memory_allows(simulated, monkeypatch, most, requested):
     sizes, scratch = [], torch.empty()
 
     def empty(size: int, **_: object) -> object:
@@ -137,16 +137,16 @@ def test_the_cache_is_overwritten_as_long_as_memory_allows(simulated, monkeypatc
 
     monkeypatch.setattr(torch, "empty", empty)
     flush = timers.spare_overwriter(CUDA)
-    assert sizes == asked
+    assert sizes == requested
     assert flush.us == pytest.approx(FLUSH_US, rel=0.2) if most > 1 else flush.us == math.inf
 
 
 def test_samples_that_the_host_was_late_for_do_not_count(simulated, measured):
     """Every third call another process has the core for half a millisecond."""
     way = simulated.way(20.0, 10.0, late=1 / 3, late_us=500.0)
-    found = raced(way=way)["way"]
-    assert len(found.samples_us) >= 3
-    assert found.samples_us == pytest.approx([10.0] * len(found.samples_us))
+    actual = raced(way=way)["way"]
+    assert len(actual.samples_us) >= 3
+    assert actual.samples_us == pytest.approx([10.0] * len(actual.samples_us))
     took = measured({"way": way}, min_repeats=7, max_repeats=40)["way"]
     assert took.repeats >= 35  # a sample is taken again at once
     assert [took.median_us, took.p20_us, took.p80_us] == pytest.approx([10.0] * 3)
@@ -155,9 +155,9 @@ def test_samples_that_the_host_was_late_for_do_not_count(simulated, measured):
 def test_a_host_that_is_held_up_around_the_sample_is_late_too(simulated):
     """Until the overwriting is over: the device then waits for the sample's launches or its end."""
     simulated.held_up_at_events = 1 / 4
-    found = raced(way=simulated.way(20.0, 10.0))["way"]
-    assert len(found.samples_us) >= 3
-    assert found.samples_us == pytest.approx([10.0] * len(found.samples_us))
+    actual = raced(way=simulated.way(20.0, 10.0))["way"]
+    assert len(actual.samples_us) >= 3
+    assert actual.samples_us == pytest.approx([10.0] * len(actual.samples_us))
 
 
 def test_what_the_host_is_always_late_for_is_timed_all_the_same(simulated):
@@ -165,8 +165,8 @@ def test_what_the_host_is_always_late_for_is_timed_all_the_same(simulated):
         simulated.launch(5_000.0, 10.0)
         simulated.launch(5_000.0, 10.0)
 
-    found = raced(way=call)["way"]
-    assert found.samples_us
+    actual = raced(way=call)["way"]
+    assert actual.samples_us
 
 
 def test_late_samples_stand_in_where_there_are_no_others(simulated):
@@ -189,14 +189,14 @@ def test_a_race_ends_when_it_knows(simulated):
 
 
 def test_who_cannot_win_is_timed_less(simulated):
-    found = raced(
+    actual = raced(
         best=simulated.way(5.0, 100.0),
         near=simulated.way(5.0, 110.0),
         behind=simulated.way(5.0, 150.0),
         hopeless=simulated.way(5.0, 300.0),
         far=simulated.way(5.0, 9_000.0),
     )
-    counts = {name: len(one.samples_us) for name, one in found.items()}
+    counts = {name: len(one.samples_us) for name, one in actual.items()}
     assert counts["best"] == counts["near"] > counts["behind"] > counts["hopeless"] > counts["far"]
     assert counts["far"] == 1  # its warm-up, for the record
 
@@ -208,9 +208,9 @@ def test_a_series_is_timed_a_product_at_a_time(simulated):
         for product in range(8):
             simulated.launch(8.0, 5.0 if product == 0 else 3.0)
 
-    found = on_the_device([BenchmarkEntry("series", series, products=8)], 10.0)["series"]
-    assert found.samples_us == pytest.approx([26.0 / 8] * len(found.samples_us))
-    assert found.host_us == pytest.approx(8.0)
+    actual = on_the_device([BenchmarkEntry("series", series, products=8)], 10.0)["series"]
+    assert actual.samples_us == pytest.approx([26.0 / 8] * len(actual.samples_us))
+    assert actual.host_us == pytest.approx(8.0)
 
 
 def result(
@@ -255,7 +255,7 @@ def test_a_quicker_launch_is_not_worth_what_the_device_can_tell_apart():
     assert winner(two, "cached") == 0
 
 
-def test_what_lies_in_the_fastests_own_spread_has_not_been_told_apart():
+def test_what_lies_in_the_fastests_own_spread_is_not_distinguished():
     noisy = [70.0, 71.0, 71.0, 74.0, 75.0]
     simple = result("simple", 73.0, 9.0)
     assert winner([simple, result("other", 71.0, 9.0)], "cached") == 1
@@ -267,7 +267,7 @@ def test_a_device_that_is_busy_anyway_does_not_wait_for_the_host():
     assert winner(two, "cached") == 0
 
 
-def test_the_devices_time_is_not_given_for_a_quicker_launch():
+def test_the_devices_time_is_not_traded_for_a_quicker_launch():
     """Seen in a Llama: 15 us of the device and 45 of the host, or 29 and 11."""
     two = [result("bmm", 15.0, 45.0), result("mma16", 29.0, 11.0)]
     assert winner(two, "cached") == 0
@@ -303,11 +303,11 @@ def test_what_is_far_behind_is_sampled_once(simulated, measured):
         "short": simulated.way(5.0, 20.0),
     }
     limits = {"max_seconds": 0.2, "min_repeats": 6, "hopeless": 2.0}
-    found = measured(ways, rivals=["best", "worst"], **limits)
-    assert [name for name, one in found.items() if one.given_up] == ["worst"]
-    assert found["worst"].repeats == 1
-    assert found["worst"].median_us == pytest.approx(30_000.0, abs=5.0)
-    assert found["best"].repeats >= 3
+    actual = measured(ways, rivals=["best", "worst"], **limits)
+    assert [name for name, one in actual.items() if one.given_up] == ["worst"]
+    assert actual["worst"].repeats == 1
+    assert actual["worst"].median_us == pytest.approx(30_000.0, abs=5.0)
+    assert actual["best"].repeats >= 3
     # Too short to be sure at once.
     ways = {"tiny": simulated.way(5.0, 20.0), "small": simulated.way(5.0, 1_000.0)}
     assert measured(ways, **limits)["small"].repeats == 2

@@ -12,23 +12,23 @@ from ksopt.patterns.chain import Chain
 CPU = torch.device("cpu")
 
 
-def made(bandwidth: float, rate: float) -> Roofline:
+def roofline_of(bandwidth: float, rate: float) -> Roofline:
     return Roofline("cpu", "float32", bandwidth, rate, 0, 0, "")
 
 
 def test_the_floor_is_the_larger_of_two_times() -> None:
-    roof = made(bandwidth=1e9, rate=1e12)
+    roof = roofline_of(bandwidth=1e9, rate=1e12)
     assert roof.floor_us(bytes_moved=2_000, flops=10) == pytest.approx(2.0)
     assert roof.floor_us(bytes_moved=10, flops=3_000_000) == pytest.approx(3.0)
     assert roof.efficiency(2_000, 10, latency_us=8.0) == pytest.approx(0.25)
 
 
 def test_a_chains_floor_adds_its_factors() -> None:
-    roof, chain = made(1e9, 1e9), Chain.monarch(384, 1536, p=4)
-    wanted = sum(
+    roof, chain = roofline_of(1e9, 1e9), Chain.monarch(384, 1536, p=4)
+    expected = sum(
         max(pattern.bytes(10, "float32") / 1e9, pattern.flops(10) / 1e9) for pattern in chain
     )
-    assert roof.chain_floor_us(chain, 10) == pytest.approx(1e6 * wanted)
+    assert roof.chain_floor_us(chain, 10) == pytest.approx(1e6 * expected)
 
 
 def test_the_ceilings_are_measured_once() -> None:

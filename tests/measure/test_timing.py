@@ -45,13 +45,13 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turned]:
     timing._timer.cache_clear()
 
 
-def test_a_known_time_is_found() -> None:
-    found = measure({"5 ms": sleeper(0.005), "1 ms": sleeper(0.001)}, "cpu", max_seconds=0.3)
-    assert list(found) == ["5 ms", "1 ms"]
+def test_a_known_time_is_measured() -> None:
+    results = measure({"5 ms": sleeper(0.005), "1 ms": sleeper(0.001)}, "cpu", max_seconds=0.3)
+    assert list(results) == ["5 ms", "1 ms"]
     # sleep never returns early; how late depends on what else the machine does
-    assert 5_000 <= found["5 ms"].median_us
-    assert 1_000 <= found["1 ms"].median_us < found["5 ms"].median_us
-    assert compare(found["1 ms"], found["5 ms"]) is not Comparison.SLOWER
+    assert 5_000 <= results["5 ms"].median_us
+    assert 1_000 <= results["1 ms"].median_us < results["5 ms"].median_us
+    assert compare(results["1 ms"], results["5 ms"]) is not Comparison.SLOWER
 
 
 def test_variants_take_turns_and_each_leads() -> None:
@@ -65,25 +65,25 @@ def test_variants_take_turns_and_each_leads() -> None:
 
 def test_a_slow_function_gets_few_repeats() -> None:
     began = time.monotonic()
-    found = measure({"slow": sleeper(0.1)}, "cpu", max_seconds=0.1, min_repeats=50)
-    assert 3 <= found["slow"].repeats <= 5
+    results = measure({"slow": sleeper(0.1)}, "cpu", max_seconds=0.1, min_repeats=50)
+    assert 3 <= results["slow"].repeats <= 5
     assert time.monotonic() - began < 3
 
 
 def test_repeats_stop_at_the_most() -> None:
-    found = measure({"none": lambda: None}, "cpu", max_seconds=10, max_repeats=4, min_repeats=1)
-    assert found["none"].repeats == 4
+    results = measure({"none": lambda: None}, "cpu", max_seconds=10, max_repeats=4, min_repeats=1)
+    assert results["none"].repeats == 4
 
 
 def test_what_is_too_short_for_the_clock_is_batched() -> None:
-    found = measure({"pass": lambda: None, "2 ms": sleeper(0.002)}, "cpu", max_seconds=0.05)
-    assert found["pass"].calls_per_sample > 1
-    assert found["2 ms"].calls_per_sample == 1
+    results = measure({"pass": lambda: None, "2 ms": sleeper(0.002)}, "cpu", max_seconds=0.05)
+    assert results["pass"].calls_per_sample > 1
+    assert results["2 ms"].calls_per_sample == 1
     # a call's share of the batch, not the batch
-    assert found["pass"].median_us < found["2 ms"].median_us
+    assert results["pass"].median_us < results["2 ms"].median_us
 
 
-def test_caches_are_cold_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_are_cold_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[torch.Tensor] = []
     fill = torch.Tensor.fill_
     monkeypatch.setattr(
@@ -99,10 +99,10 @@ def test_caches_are_cold_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_stops_when_the_medians_stand() -> None:
     limits = {"max_seconds": 20.0, "min_repeats": 5, "max_repeats": 2000}
-    found = measure({"5 ms": sleeper(0.005)}, "cpu", precision=0.2, **limits)["5 ms"]
-    assert 5 <= found.repeats < 2000
+    results = measure({"5 ms": sleeper(0.005)}, "cpu", precision=0.2, **limits)["5 ms"]
+    assert 5 <= results.repeats < 2000
     # 1.2533 / 1.683 of the band, by the root of the count
-    assert 0.7447 * found.noise / found.repeats**0.5 <= 0.2 * 1.001
+    assert 0.7447 * results.noise / results.repeats**0.5 <= 0.2 * 1.001
 
 
 def test_hopeless_rivals_are_given_up_and_no_others(turned: Turned) -> None:
@@ -111,22 +111,22 @@ def test_hopeless_rivals_are_given_up_and_no_others(turned: Turned) -> None:
         "best": turned.taking(4000),
         "worst": turned.taking(20_000),
     }
-    found = measure(
+    results = measure(
         calls, "cpu", max_seconds=0.2, min_repeats=6, hopeless=2.0, rivals=["best", "worst"]
     )
-    assert [name for name, one in found.items() if one.given_up] == ["worst"]
-    assert found["worst"].repeats == 2
-    assert found["worst"].median_us == 20_000
-    assert found["ours"].repeats == found["best"].repeats >= 3
+    assert [name for name, one in results.items() if one.given_up] == ["worst"]
+    assert results["worst"].repeats == 2
+    assert results["worst"].median_us == 20_000
+    assert results["ours"].repeats == results["best"].repeats >= 3
 
 
 def test_what_is_too_slow_beside_a_reference_is_given_up(turned: Turned) -> None:
     calls = {"slow": turned.taking(10_000), "reference": turned.taking(1000)}
     limits = {"max_seconds": 0.05, "against": "reference"}
-    found = measure(calls, "cpu", hopeless=3.0, **limits)
-    assert found["slow"].given_up
-    assert not found["reference"].given_up
-    assert found["slow"].repeats == found["reference"].repeats == 2
+    results = measure(calls, "cpu", hopeless=3.0, **limits)
+    assert results["slow"].given_up
+    assert not results["reference"].given_up
+    assert results["slow"].repeats == results["reference"].repeats == 2
     calls = {"fast": turned.taking(1000), "reference": turned.taking(10_000)}
     fast = measure(calls, "cpu", hopeless=0.5, **limits)
     assert not any(one.given_up for one in fast.values())
@@ -143,14 +143,14 @@ def test_senseless_rules_are_refused(wrong: dict[str, float]) -> None:
 def test_percentiles_are_numpys() -> None:
     numpy = pytest.importorskip("numpy")
     samples = torch.rand(37).tolist()
-    found = Measurement.of(samples)
-    wanted = numpy.quantile(samples, [0.5, 0.2, 0.8])
-    assert [found.median_us, found.p20_us, found.p80_us] == pytest.approx(wanted.tolist())
-    assert found.noise == pytest.approx((wanted[2] - wanted[1]) / wanted[0])
+    results = Measurement.of(samples)
+    expected = numpy.quantile(samples, [0.5, 0.2, 0.8])
+    assert [results.median_us, results.p20_us, results.p80_us] == pytest.approx(expected.tolist())
+    assert results.noise == pytest.approx((expected[2] - expected[1]) / expected[0])
 
 
 @pytest.mark.parametrize(
-    ("this", "other", "wanted"),
+    ("this", "other", "expected"),
     [
         ((10, 9, 11), (20, 18, 22), Comparison.FASTER),
         ((20, 18, 22), (10, 9, 11), Comparison.SLOWER),
@@ -160,9 +160,9 @@ def test_percentiles_are_numpys() -> None:
     ],
 )
 def test_comparison(
-    this: tuple[float, float, float], other: tuple[float, float, float], wanted: Comparison
+    this: tuple[float, float, float], other: tuple[float, float, float], expected: Comparison
 ) -> None:
-    assert compare(Measurement(*this, 20), Measurement(*other, 20)) is wanted
+    assert compare(Measurement(*this, 20), Measurement(*other, 20)) is expected
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_a_gpu_is_timed_by_its_own_clock() -> None:
 
 
 def test_auto_is_the_first_device() -> None:
-    wanted = "cuda:0" if torch.cuda.is_available() else "cpu"
-    assert str(device.resolve("auto")) == wanted
+    expected = "cuda:0" if torch.cuda.is_available() else "cpu"
+    assert str(device.resolve("auto")) == expected
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:99", "", "CPU"])
@@ -225,10 +225,10 @@ def test_an_unknown_device_is_named_with_those_there_are(name: str) -> None:
 
 
 def test_the_record_is_of_this_machine() -> None:
-    found = device.record("cpu")
-    assert (found.device, found.type, found.torch) == ("cpu", "cpu", torch.__version__)
-    assert found.threads == torch.get_num_threads()
-    assert dict(found.rows())["name"] == found.name
+    results = device.record("cpu")
+    assert (results.device, results.type, results.torch) == ("cpu", "cpu", torch.__version__)
+    assert results.threads == torch.get_num_threads()
+    assert dict(results.rows())["name"] == results.name
 
 
 def test_a_record_does_without_git_and_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:

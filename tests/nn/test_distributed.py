@@ -83,9 +83,9 @@ def trained(request, tmp_path_factory):
 )
 def test_two_processes_train_what_one_does(name, trained):
     case, by_both = CASES[name], trained[name]
-    wanted, untrained = by_one(), trained_by_two.Model().state_dict()
+    expected, untrained = by_one(), trained_by_two.Model().state_dict()
     rough = "bfloat16" in case
-    for key, value in wanted.items():
+    for key, value in expected.items():
         moved = float((value - untrained[key]).abs().max())
         assert moved > 1e-4, key
         off = float((by_both["weights"][key] - value).abs().max())

@@ -26,8 +26,8 @@ def mean_of_draws(chain, measured, **how):
     for _ in range(DRAWS):
         init.chain_uniform_(weights, **how)
         values.append(measured(chain_to_dense(weights)))
-    found = torch.stack(values)
-    return found.mean().item(), found.std().item() / DRAWS**0.5
+    actual = torch.stack(values)
+    return actual.mean().item(), actual.std().item() / DRAWS**0.5
 
 
 @pytest.mark.parametrize("gain", [1.0, 2.0**0.5])
@@ -103,9 +103,9 @@ def test_a_deep_stack_keeps_its_signal_with_the_activations_gain():
             with torch.no_grad():
                 logs.append(model(x).square().mean().log())
         sizes[gain] = torch.stack(logs).mean().exp().item()
-    kept, lost = sizes.values()
+    preserved, lost = sizes.values()
     # The mean of a logarithm is below the logarithm of the mean: a little is missing from 1.
-    assert 0.4 < kept < 1.2
+    assert 0.4 < preserved < 1.2
     assert 0.4 < lost * 6**20 < 1.2
 
 

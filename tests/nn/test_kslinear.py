@@ -31,24 +31,27 @@ def test_is_a_linear_layer(layout, bias):
     layer = KSLinear(12, 24, MONARCH, bias=bias, layout=layout, dtype=torch.float64)
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     expected = nn.functional.linear(x, layer.to_dense(), layer.bias)
-    given = x.movedim(-1, 0) if layout == "batch_last" else x
-    found = layer(given)
+    x_in_layout = x.movedim(-1, 0) if layout == "batch_last" else x
+    actual = layer(x_in_layout)
     torch.testing.assert_close(
-        found.movedim(0, -1) if layout == "batch_last" else found, expected, rtol=1e-12, atol=1e-12
+        actual.movedim(0, -1) if layout == "batch_last" else actual,
+        expected,
+        rtol=1e-12,
+        atol=1e-12,
     )
-    expected = chain_reference(given, list(layer.weights), layout)
+    expected = chain_reference(x_in_layout, list(layer.weights), layout)
     if not bias:
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    found.sum().backward()
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    actual.sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
 def test_the_dense_matrix_is_differentiable():
     layer = KSLinear(12, 24, MONARCH, bias=False, dtype=torch.float64)
     x, y = torch.randn(7, 12, dtype=torch.float64), torch.randn(7, 24, dtype=torch.float64)
-    found = torch.autograd.grad((layer(x) * y).sum(), list(layer.weights))
+    actual = torch.autograd.grad((layer(x) * y).sum(), list(layer.weights))
     expected = torch.autograd.grad((x @ layer.to_dense().T * y).sum(), list(layer.weights))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_chain_may_be_text():
@@ -76,12 +79,12 @@ def test_initial_outputs_vary_as_those_of_nn_linear(chain, n, m):
         layer.reset_parameters()
         with torch.no_grad():
             squares.append(layer(x).square().mean())
-    found = torch.stack(squares) / x.square().mean() * 3
+    actual = torch.stack(squares) / x.square().mean() * 3
     # The mean of 400 draws; the widest of these chains (low rank 3) has a relative standard
     # deviation below 0.7 for one draw, so 5 standard errors are below 0.18.
-    error = found.std() / len(squares) ** 0.5
+    error = actual.std() / len(squares) ** 0.5
     assert error < 0.035
-    assert abs(found.mean() - 1) < 5 * error
+    assert abs(actual.mean() - 1) < 5 * error
 
 
 def test_initial_bounds():
@@ -134,8 +137,8 @@ def test_from_linear_recovers_a_product_of_lower_rank_than_the_chain():
     chain = Chain.monarch(36, 36, p=3)
     weights = random_weights(chain)
     weights[0][:, :, 1:4] = 0
-    found = project(chain_to_dense(weights), chain).weights
-    torch.testing.assert_close(chain_to_dense(found), chain_to_dense(weights))
+    actual = project(chain_to_dense(weights), chain).weights
+    torch.testing.assert_close(chain_to_dense(actual), chain_to_dense(weights))
     zeros = project(torch.zeros(36, 36), chain).weights
     assert not chain_to_dense(zeros).any()
 
@@ -265,8 +268,8 @@ def test_weights_are_those_of_the_list_however_they_are_stored():
     assert list(layer.weights._parameters) == ["1", "0"]
     torch.testing.assert_close(layer(x), expected())
     others = {f"weights.{index}": torch.randn(2, 3, 3, 2) for index in range(2)}
-    found = torch.func.functional_call(layer, others, (x,))
-    torch.testing.assert_close(found, chain_reference(x, list(others.values())))
+    actual = torch.func.functional_call(layer, others, (x,))
+    torch.testing.assert_close(actual, chain_reference(x, list(others.values())))
     layer.weights = torch.nn.ParameterList(torch.randn(2, 3, 3, 2) for _ in range(2))
     torch.testing.assert_close(layer(x), expected())
 
@@ -277,17 +280,17 @@ def test_a_bias_takes_no_second_result_where_nobody_records(layout):
     nn.init.normal_(layer.bias)
     x = torch.randn(16, 5) if layout == "batch_last" else torch.randn(5, 16)
     before, bias = x.clone(), layer.bias.detach().clone()
-    wanted = layer(x)  # a gradient is recorded of it
-    assert wanted.requires_grad
-    made = []
+    target = layer(x)  # a gradient is recorded of it
+    assert target.requires_grad
+    result = []
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         product = implementation.product
         patch.setattr(
-            implementation, "product", lambda *args: made.append(product(*args)) or made[-1]
+            implementation, "product", lambda *args: result.append(product(*args)) or result[-1]
         )
         y = layer(x)
-    assert y.data_ptr() == made[-1].data_ptr()
-    torch.testing.assert_close(y, wanted.detach())
+    assert y.data_ptr() == result[-1].data_ptr()
+    torch.testing.assert_close(y, target.detach())
     assert torch.equal(x, before)
     assert torch.equal(layer.bias.detach(), bias)
 

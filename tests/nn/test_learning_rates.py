@@ -14,32 +14,32 @@ UNEVEN = "(1,32,8,8)*(4,8,32,2)"  # 256 inputs, 256 outputs, fan-ins 8 and 32
 
 def rates(groups):
     """The learning rate of each parameter; each is in one group."""
-    found = {}
+    actual = {}
     for group in groups:
         for parameter in group["params"]:
-            assert parameter not in found
-            found[parameter] = group["lr"]
-    return found
+            assert parameter not in actual
+            actual[parameter] = group["lr"]
+    return actual
 
 
 @pytest.mark.parametrize(("base", "width"), [(None, 256), (64, 64)])
 def test_each_factor_by_its_own_fan_in(base, width):
     layer = KSLinear(256, 256, UNEVEN)
     model = nn.Sequential(nn.Embedding(10, 256), layer, nn.LayerNorm(256), nn.Linear(256, 4))
-    found = rates(ksopt.param_groups(model, lr=0.01, base=base))
-    assert set(found) == set(model.parameters())
+    actual = rates(ksopt.param_groups(model, lr=0.01, base=base))
+    assert set(actual) == set(model.parameters())
     for weight, fan_in in zip(layer.weights, (8, 32), strict=True):
-        assert found.pop(weight) == pytest.approx(0.01 * width / (fan_in * 2))
-    assert set(found.values()) == {0.01}
+        assert actual.pop(weight) == pytest.approx(0.01 * width / (fan_in * 2))
+    assert set(actual.values()) == {0.01}
 
 
 @pytest.mark.parametrize("chain", ["(1,4,8,1)", "(1,4,4,1)*(1,4,8,1)*(2,4,4,1)"])
 def test_one_dense_factor_keeps_lr_and_three_share_it(chain):
     layer = KSLinear(8, 4, chain)
-    found = rates(ksopt.param_groups(layer, 1.0))
+    actual = rates(ksopt.param_groups(layer, 1.0))
     expected = [8 / (p.c * len(layer.chain)) for p in layer.chain]
-    assert [found[w] for w in layer.weights] == pytest.approx(expected)
-    assert len(layer.chain) == 3 or found[layer.weights[0]] == 1.0
+    assert [actual[w] for w in layer.weights] == pytest.approx(expected)
+    assert len(layer.chain) == 3 or actual[layer.weights[0]] == 1.0
 
 
 def test_parts_of_a_stacked_layer_and_groups_of_equal_rates():
@@ -66,8 +66,8 @@ def test_frozen_parameters_are_left_out():
 def test_parametrized_factors_keep_lr():
     layer = KSLinear(16, 16, "(1,4,4,4)*(4,4,4,1)", bias=False)
     parametrize.register_parametrization(layer.weights, "0", nn.Identity())
-    found = rates(ksopt.param_groups(layer, 1.0))
-    assert found == {layer.weights.parametrizations["0"].original: 1.0, layer.weights[1]: 2.0}
+    actual = rates(ksopt.param_groups(layer, 1.0))
+    assert actual == {layer.weights.parametrizations["0"].original: 1.0, layer.weights[1]: 2.0}
 
 
 @pytest.mark.parametrize("width", [256, 1024])

@@ -1,6 +1,6 @@
 """A process of two that train models together: ``python trained_by_two.py '{"rank": 0, ...}'``.
 
-It trains a model of chains for three steps, on its half of the rows, anew for each case of the
+It trains a model of chains for three steps, on its half of the rows, again for each case of the
 task, and the first process writes the trained weights of all to a file. Compiled graphs are
 rewritten by ksopt and then run by AOTAutograd, without Inductor, which is none of ksopt's and slow.
 
@@ -90,9 +90,9 @@ def train(
         waiting: of a part that is not a step's last, where gradients are not exchanged yet.
     """
     for _ in range(STEPS):
-        for place, (x, wanted) in enumerate(parts):
+        for place, (x, expected) in enumerate(parts):
             with waiting(place + 1 < len(parts)):
-                loss = (model(x) - wanted).square().mean() / len(parts)
+                loss = (model(x) - expected).square().mean() / len(parts)
                 loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -104,9 +104,9 @@ def train_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
     sites = []
     rewrite = backend.rewrite_graph
     plain = Model(case.get("checkpointed", False))
-    x, wanted = (part.chunk(2)[rank] for part in rows())
+    x, expected = (part.chunk(2)[rank] for part in rows())
     count = 2 if case.get("accumulated") else 1
-    parts = list(zip(x.chunk(count), wanted.chunk(count), strict=True))
+    parts = list(zip(x.chunk(count), expected.chunk(count), strict=True))
     if case["by"] == "ddp":
         model: Any = DistributedDataParallel(plain)
 

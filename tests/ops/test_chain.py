@@ -343,7 +343,7 @@ class Names(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_it_is_made_of_products_and_torchs_own_operations():
+def test_it_is_composed_of_products_and_torchs_own_operations():
     case = Case(CHAINS[0])
     with Names() as names:
         ops.ks_chain(*case.arguments("relu"))
@@ -370,12 +370,12 @@ def test_it_is_made_of_products_and_torchs_own_operations():
 def test_misuse_is_answered_by_a_sentence(change, words):
     case = Case(CHAINS[0], dtype=torch.float32)
     names = ("x", "weights", "bias", "residual", "activation", "batch_last", "siblings")
-    given = dict(zip(names, case.arguments(), strict=True)) | change
+    call_args = dict(zip(names, case.arguments(), strict=True)) | change
     for op in (ops.chain, ops.ks_chain, ops.ks_chain_inner):
         with pytest.raises(InvalidInputError, match=words):
-            op(**given)
+            op(**call_args)
     with pytest.raises(InvalidInputError, match=words):
-        ops.ks_chain_out(**given, out=torch.empty(7, 18))
+        ops.ks_chain_out(**call_args, out=torch.empty(7, 18))
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,16 @@ SIZES = (1, 4, 4, 1)
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """One launch is faster, wherever no gradient of gradients is recorded."""
-    asked: list[bool] = []
+    requested: list[bool] = []
 
     def are_together(x: Tensor, left: Tensor, right: Tensor, with_bias: bool) -> bool:
-        asked.append(with_bias)
+        requested.append(with_bias)
         return not torch.is_grad_enabled()
 
     monkeypatch.setenv("KSOPT_TUNE", "model")
     monkeypatch.setattr(chain_gradients, "are_together", are_together)
     with toy_chains.registered():
-        yield asked
+        yield requested
 
 
 def rows(*batch: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -41,12 +41,12 @@ def rows(*batch: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("batch", [(6,), (2, 3), (0,)], ids=str)
 def test_the_operator_is_one_of_torchs(batch: tuple[int, ...], with_bias: bool) -> None:
-    given = rows(*batch)
+    inputs = rows(*batch)
     op = chain_gradients.ks_chain_weight_grads
     for test in ("test_faketensor", "test_schema"):
-        torch.library.opcheck(op, (*given, *SIZES, with_bias), test_utils=test)
-    left, right, bias = op(*given, *SIZES, with_bias)
-    grad, between, grad_between, x = given
+        torch.library.opcheck(op, (*inputs, *SIZES, with_bias), test_utils=test)
+    left, right, bias = op(*inputs, *SIZES, with_bias)
+    grad, between, grad_between, x = inputs
     expected = weight_gradient.weight_grad_decomposed(grad, between, 1, 4, False)
     torch.testing.assert_close(left, expected)
     expected = weight_gradient.weight_grad_decomposed(grad_between, x, 4, 1, False)
@@ -57,9 +57,9 @@ def test_the_operator_is_one_of_torchs(batch: tuple[int, ...], with_bias: bool) 
 
 
 def test_it_refuses_rows_that_do_not_fit() -> None:
-    given = rows(6)
+    inputs = rows(6)
     with pytest.raises(ksopt.errors.InvalidInputError):
-        chain_gradients.ks_chain_weight_grads(given[0][:5], *given[1:], *SIZES, True)
+        chain_gradients.ks_chain_weight_grads(inputs[0][:5], *inputs[1:], *SIZES, True)
 
 
 @pytest.mark.parametrize("bias", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -69,14 +69,14 @@ def test_training_takes_it(together: list[bool], bias: bool) -> None:
     twin = copy.deepcopy(model).double()
     compiled = torch.compile(model, backend="ksopt")
     x = torch.randn(7, 32)
-    found = []
-    for function, given in ((compiled, x), (twin, x.double())):
-        function(given).square().sum().backward()
+    actual = []
+    for function, inputs in ((compiled, x), (twin, x.double())):
+        function(inputs).square().sum().backward()
         owner = twin if function is twin else model
-        found.append([one.grad.double() for one in owner.parameters() if one.grad is not None])
+        actual.append([one.grad.double() for one in owner.parameters() if one.grad is not None])
     assert together == [bias]
-    assert len(found[0]) == len(found[1]) == (3 if bias else 2)
-    for mine, truth in zip(*found, strict=True):
+    assert len(actual[0]) == len(actual[1]) == (3 if bias else 2)
+    for mine, truth in zip(*actual, strict=True):
         torch.testing.assert_close(mine, truth, rtol=1e-4, atol=1e-4)
 
 
@@ -91,10 +91,10 @@ def test_frozen_operands_and_gradients_of_gradients(together: list[bool]) -> Non
         y = trained_product(*(one if any(one is n for n in needed) else one.detach()
                       for one in (x, left, right, bias)))  # fmt: skip
         grad = torch.randn_like(y)
-        found = torch.autograd.grad(y, needed, grad)
+        actual = torch.autograd.grad(y, needed, grad)
         reference = ks_reference(ks_reference(x, right), left) + bias
         truth = torch.autograd.grad(reference, needed, grad)
-        for mine, theirs in zip(found, truth, strict=True):
+        for mine, theirs in zip(actual, truth, strict=True):
             torch.testing.assert_close(mine, theirs)
     assert together == [True, False]
     shapes = ((2, 4), (1, 2, 2, 2), (2, 2, 2, 1), (4,))  # a difference is taken for each element

@@ -279,20 +279,20 @@ def doubled(weight):
 
 
 def of(weight):
-    """A preparation that is kept."""
+    """A preparation that is cached."""
     return weight_cache.prepared(weight, "doubled", doubled)
 
 
 @pytest.mark.parametrize("kind", CHANGING)
 class TestForgetting:
-    """A product by a weight that is trained forgets what is kept of it."""
+    """A product by a weight that is trained forgets what is cached of it."""
 
     @staticmethod
     def known(kind, x, weight, owner=None):
         return not watched(kind, x, weight, owner=owner)[1]
 
     @pytest.mark.parametrize("viewed", [False, True])
-    def test_what_is_kept_of_it_or_of_what_it_views(self, kind, viewed):
+    def test_entries_of_it_or_of_its_base(self, kind, viewed):
         stored = torch.randn(5, 2, 3, 4)
         x, weight = torch.randn(7, 40), stored.permute(1, 2, 3, 0)
         call(kind, x, weight)
@@ -304,9 +304,9 @@ class TestForgetting:
             assert of(weight if viewed else stored) is not first
             call(kind, x, weight)
             assert self.known(kind, x, weight)
-            assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+            assert weight_cache.cached_bytes(torch.device("cpu")) == 0
 
-    def test_what_is_kept_of_its_owner(self, kind):
+    def test_entries_of_its_owner(self, kind):
         stored = torch.nn.Parameter(torch.randn(5, 2, 3, 4))
         x, weight = torch.randn(7, 40), stored.detach().permute(1, 2, 3, 0)
         call(kind, x, weight, owner=stored)
@@ -316,7 +316,7 @@ class TestForgetting:
         assert self.known(kind, x, weight, stored)
         assert of(stored) is not first
 
-    def test_what_is_made_of_several(self, kind):
+    def test_entries_prepared_of_several(self, kind):
         x, weight = operands()
         other = torch.randn(SHAPE)
 
@@ -362,7 +362,7 @@ class TestForgetting:
 
 
 @pytest.mark.slow
-def test_what_is_kept_before_the_library_is_loaded_is_forgotten(tmp_path):
+def test_entries_from_before_the_library_is_loaded_are_dropped(tmp_path):
     program = """
 import warnings
 warnings.simplefilter("error")
@@ -408,8 +408,8 @@ def test_a_compiled_step_of_training_calls_them(monkeypatch):
             other = x.clone().requires_grad_()
             twin(other).square().sum().backward()
             torch.testing.assert_close(leaf.grad, other.grad, rtol=1e-4, atol=1e-4)
-            for one, wanted in zip(layer.parameters(), twin.parameters(), strict=True):
-                torch.testing.assert_close(one.grad, wanted.grad, rtol=1e-4, atol=1e-4)
+            for one, right in zip(layer.parameters(), twin.parameters(), strict=True):
+                torch.testing.assert_close(one.grad, right.grad, rtol=1e-4, atol=1e-4)
             for step in steps:
                 step.step()
                 step.zero_grad()

@@ -61,13 +61,13 @@ def test_compiled_training_calls_it(calls: list[Tensor], dynamic: bool) -> None:
     model = ksopt.KSLinear(32, 32, CHAIN)
     twin = copy.deepcopy(model).double()
     compiled = torch.compile(model, backend="ksopt", dynamic=dynamic)
-    sizes = [5, 8] if dynamic else [5, 5]  # another static size would be compiled anew
+    sizes = [5, 8] if dynamic else [5, 5]  # another static size would be compiled again
     for rows in sizes:
         x = torch.randn(rows, 32).requires_grad_()
         own = x.detach().double().requires_grad_()
-        for function, of, given in ((compiled, model, x), (twin, twin, own)):
+        for function, of, inputs in ((compiled, model, x), (twin, twin, own)):
             of.zero_grad()
-            function(given).square().sum().backward()
+            function(inputs).square().sum().backward()
         assert x.grad is not None
         torch.testing.assert_close(x.grad.double(), own.grad, rtol=1e-4, atol=1e-4)
         for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):

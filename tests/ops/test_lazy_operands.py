@@ -62,18 +62,18 @@ def test_lazily_negated_operands(call, lazily):
 @pytest.mark.parametrize("lazily", LAZY)
 def test_their_gradients(lazily):
     (x, weight), lazy, grad = operands(), LAZY[lazily], torch.randn(5, 12)
-    found, expected = [], []
-    for product, results in ((ops.ks_mm, found), (ks_reference, expected)):
+    actual, expected = [], []
+    for product, results in ((ops.ks_mm, actual), (ks_reference, expected)):
         leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
         one, other = map(lazy, leaves)
         product(one, other).backward(lazy(grad))
         results += [leaf.grad for leaf in leaves]
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("lazily", LAZY)
 @pytest.mark.parametrize("write", [ops.ks_mm_inner_out, ops.ks_mm_changing_out])
-def test_into_memory_that_is_given(write, lazily):
+def test_into_memory_that_is_passed(write, lazily):
     (x, weight), lazy = operands(), LAZY[lazily]
     for out in (torch.empty(5, 12), lazy(torch.zeros(5, 12))):
         with torch.no_grad():

@@ -44,8 +44,8 @@ def case(down=DOWNS[0], batch=(7,), dtype=torch.float32, around=True):
     return (draw(*batch, 10), *both, *(summands if around else (None, None, None)))
 
 
-def expected(given, hidden_activation="none", activation="none"):
-    x, weights, last, hidden_bias, bias, residual = given
+def expected(inputs, hidden_activation="none", activation="none"):
+    x, weights, last, hidden_bias, bias, residual = inputs
 
     def wide(tensor):
         return None if tensor is None else tensor.double()
@@ -56,41 +56,41 @@ def expected(given, hidden_activation="none", activation="none"):
     return with_epilogue(y, wide(bias), activation, wide(residual))
 
 
-def ways(given, *activations):
+def ways(inputs, *activations):
     with torch.no_grad():
-        yield ops.ks_mlp(*given, *activations)
-        yield ops.ks_mlp_inner(*given, *activations)
-        yield ops.ks_mlp_inner(*given, *activations, owners=[*given[1], *given[2]])
-        out = torch.full_like(expected(given), torch.nan, dtype=given[0].dtype)
-        ops.ks_mlp_out(*given, *activations, out=out)
+        yield ops.ks_mlp(*inputs, *activations)
+        yield ops.ks_mlp_inner(*inputs, *activations)
+        yield ops.ks_mlp_inner(*inputs, *activations, owners=[*inputs[1], *inputs[2]])
+        out = torch.full_like(expected(inputs), torch.nan, dtype=inputs[0].dtype)
+        ops.ks_mlp_out(*inputs, *activations, out=out)
         yield out
-    yield ops.ks_mlp(*given, *activations)  # where gradients may be recorded
+    yield ops.ks_mlp(*inputs, *activations)  # where gradients may be recorded
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("down", DOWNS)
 def test_values(down, batch):
     for around in (True, False):
-        given = case(down, batch, torch.float64, around)
+        inputs = case(down, batch, torch.float64, around)
         for activation in ACTIVATIONS:
-            for y in ways(given, activation, "relu"):
-                torch.testing.assert_close(y, expected(given, activation, "relu"))
+            for y in ways(inputs, activation, "relu"):
+                torch.testing.assert_close(y, expected(inputs, activation, "relu"))
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_values_in_one_launch(batch, toy):
-    given = case(batch=batch)
+    inputs = case(batch=batch)
     for activation in ACTIVATIONS:
-        for y in ways(given, activation):
-            torch.testing.assert_close(y, expected(given, activation).float())
+        for y in ways(inputs, activation):
+            torch.testing.assert_close(y, expected(inputs, activation).float())
     assert bool(toy.launches) == (0 not in batch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_it_is_as_exact_as_pytorchs_own_operations(dtype):
-    given = case(dtype=dtype, batch=(63,))
-    truth = expected(given, "gelu")
-    for y in ways(given, "gelu"):
+    inputs = case(dtype=dtype, batch=(63,))
+    truth = expected(inputs, "gelu")
+    for y in ways(inputs, "gelu"):
         assert y.dtype == dtype
         # h and what is between factors are rounded, and so is what each step gives.
         error = (y.double() - truth).abs().max()
@@ -98,34 +98,34 @@ def test_it_is_as_exact_as_pytorchs_own_operations(dtype):
 
 
 def test_a_written_residual_and_an_output_that_is_not_contiguous(toy):
-    given = case(batch=(8,))
-    wanted = expected(given, "gelu").float()
-    for out in (torch.empty(12, 8)[:9].t(), given[5]):
+    inputs = case(batch=(8,))
+    target = expected(inputs, "gelu").float()
+    for out in (torch.empty(12, 8)[:9].t(), inputs[5]):
         with torch.no_grad():
             before = out._version
-            ops.ks_mlp_out(*given, "gelu", out=out)
-        torch.testing.assert_close(out, wanted)
+            ops.ks_mlp_out(*inputs, "gelu", out=out)
+        torch.testing.assert_close(out, target)
         assert out._version > before
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck(requires_grad):
-    given = case()
-    for tensor in (given[0], *given[1], *given[2], *given[3:]):
+    inputs = case()
+    for tensor in (inputs[0], *inputs[1], *inputs[2], *inputs[3:]):
         tensor.requires_grad_(requires_grad)
-    torch.library.opcheck(ops.ks_mlp, (*given, "gelu"))
+    torch.library.opcheck(ops.ks_mlp, (*inputs, "gelu"))
     if not requires_grad:
-        torch.library.opcheck(ops.ks_mlp_inner, (*given, "gelu"))
+        torch.library.opcheck(ops.ks_mlp_inner, (*inputs, "gelu"))
 
 
 def test_gradients_are_those_of_two_layers(toy):
-    given = case(dtype=torch.float64)
-    leaves = [given[0], *given[1], *given[2], *given[3:]]
+    inputs = case(dtype=torch.float64)
+    leaves = [inputs[0], *inputs[1], *inputs[2], *inputs[3:]]
     for leaf in leaves:
         leaf.requires_grad_()
-    grads = torch.autograd.grad(ops.ks_mlp(*given, "gelu").sum(), leaves)
-    wanted = torch.autograd.grad(expected(given, "gelu").sum(), leaves)
-    for one, other in zip(grads, wanted, strict=True):
+    grads = torch.autograd.grad(ops.ks_mlp(*inputs, "gelu").sum(), leaves)
+    target = torch.autograd.grad(expected(inputs, "gelu").sum(), leaves)
+    for one, other in zip(grads, target, strict=True):
         torch.testing.assert_close(one, other)
     assert not toy.launches
 
@@ -140,15 +140,15 @@ def test_under_autocast_the_layers_compute_it(toy):
 @pytest.mark.parametrize("backend", ["ksopt", "inductor", "aot_eager"])
 def test_a_graph_launches_it_once(backend, toy):
     torch._dynamo.reset()
-    given = case(batch=(8,))
+    inputs = case(batch=(8,))
 
     def model(x):
-        return ops.ks_mlp(x, *given[1:], "gelu")
+        return ops.ks_mlp(x, *inputs[1:], "gelu")
 
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     with torch.no_grad():
         for _ in range(2):
-            torch.testing.assert_close(compiled(given[0]), expected(given, "gelu").float())
+            torch.testing.assert_close(compiled(inputs[0]), expected(inputs, "gelu").float())
     assert len(toy.launches) == 2
     torch._dynamo.reset()
 

@@ -29,17 +29,17 @@ def by_definition(x, weight):
     return (x[:, :, None].double() * weight[None].double()).sum(3)
 
 
-def assert_alike(found, truth, dtype, sums):
+def assert_alike(actual, truth, dtype, sums):
     """The same NaN, the same infinities, and near elsewhere; truth is in float64."""
-    found, most = found.double(), torch.finfo(dtype).max
+    actual, most = actual.double(), torch.finfo(dtype).max
     truth = truth.where(truth.abs() <= most, truth * math.inf)
-    assert torch.equal(found.isnan(), truth.isnan())
-    assert torch.equal(found == math.inf, truth == math.inf)
-    assert torch.equal(found == -math.inf, truth == -math.inf)
+    assert torch.equal(actual.isnan(), truth.isnan())
+    assert torch.equal(actual == math.inf, truth == math.inf)
+    assert torch.equal(actual == -math.inf, truth == -math.inf)
     finite = truth.isfinite()
     # Sums of numbers from 0.5 to 1.5: each of the roundings is at most eps of the largest sum.
     most_wrong = 4 * torch.finfo(dtype).eps * 2.25 * sums
-    assert torch.allclose(found[finite], truth[finite], rtol=0, atol=most_wrong)
+    assert torch.allclose(actual[finite], truth[finite], rtol=0, atol=most_wrong)
 
 
 class Case:

@@ -1,4 +1,4 @@
-"""The operators: values, gradients, transforms, messages, and the choice on CPU."""
+"""The operators: values, gradients, transforms, refusal, and the choice on CPU."""
 
 import contextlib
 import threading
@@ -150,11 +150,11 @@ def test_results_may_be_changed_in_place(way, monkeypatch):
         dispatch, "run", lambda x, weight, last, out: BASELINES[way].bind(weight, "batch_first")(x)
     )
     x, weight = torch.randn(6, 32, requires_grad=True), torch.randn(4, 8, 8, 1, requires_grad=True)
-    found, expected = ks_mm(x, weight), ks_reference(x, weight)
-    found.relu_()
-    torch.testing.assert_close(found, expected.relu(), rtol=1e-4, atol=1e-5)
+    actual, expected = ks_mm(x, weight), ks_reference(x, weight)
+    actual.relu_()
+    torch.testing.assert_close(actual, expected.relu(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(
-        torch.autograd.grad(found.square().sum(), (x, weight)),
+        torch.autograd.grad(actual.square().sum(), (x, weight)),
         torch.autograd.grad(expected.relu().square().sum(), (x, weight)),
         rtol=1e-4,
         atol=1e-4,
@@ -181,10 +181,10 @@ def test_saves_only_what_the_gradients_need():
     weight = torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
     def saved(x, weight):
-        kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
             ks_mm(x, weight)
-        return {tuple(t.shape) for t in kept}
+        return {tuple(t.shape) for t in saved}
 
     assert saved(x, weight) == {(5, 8), shape}
     assert saved(x.detach(), weight) == {(5, 8)}
@@ -219,8 +219,8 @@ def test_transforms_equal_those_of_the_reference(layout):
         results(lambda x, w: ks_reference(x, w, layout)),
         strict=True,
     )
-    for index, (found, expected) in enumerate(pairs):
-        torch.testing.assert_close(found, expected, msg=lambda text, n=index: f"case {n}: {text}")
+    for index, (actual, expected) in enumerate(pairs):
+        torch.testing.assert_close(actual, expected, msg=lambda text, n=index: f"case {n}: {text}")
 
 
 def owned(x, weight, layout="batch_first", owner=None):
@@ -234,10 +234,10 @@ def test_beside_an_owner_a_weight_is_converted_to_the_inputs_dtype(layout):
     x = make_x((2, 3, 4, 5), layout, (7,), torch.bfloat16).requires_grad_()
     with pytest.raises(InvalidInputError, match="they must have one dtype"):
         ks_mm(x, weight, layout)
-    found, expected = owned(x, weight, layout), ks_mm(x, weight.bfloat16(), layout)
-    assert torch.equal(found, expected)
+    actual, expected = owned(x, weight, layout), ks_mm(x, weight.bfloat16(), layout)
+    assert torch.equal(actual, expected)
     for one, other in zip(
-        *(torch.autograd.grad(y.float().square().sum(), (x, weight)) for y in (found, expected)),
+        *(torch.autograd.grad(y.float().square().sum(), (x, weight)) for y in (actual, expected)),
         strict=True,
     ):
         assert one.dtype == other.dtype
@@ -511,8 +511,8 @@ def test_the_fixed_rule(shape, name, monkeypatch):
 
 def test_the_tuning_setting_is_checked(monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "maybe")
-    said = "KSOPT_TUNE is 'maybe': it must be 'off', 'model' or 'measure'"
-    with pytest.raises(InvalidInputError, match=said):
+    refusal = "KSOPT_TUNE is 'maybe': it must be 'off', 'model' or 'measure'"
+    with pytest.raises(InvalidInputError, match=refusal):
         ks_mm(torch.ones(7, 4), torch.ones(1, 4, 4, 1))
 
 
@@ -652,10 +652,10 @@ def test_a_weights_gradient_is_traced_as_one_batched_product(shape, layout):
         copies = {torch.ops.aten.clone.default, torch.ops.aten._unsafe_view.default}
         if d == 1:
             assert not any(node.target in copies for node in calls)
-        found = graph(grad, x)
-        assert found.shape == shape
-        assert found.is_contiguous()
-        torch.testing.assert_close(found, weight_grad_reference(grad, x, shape, layout))
+        actual = graph(grad, x)
+        assert actual.shape == shape
+        assert actual.is_contiguous()
+        torch.testing.assert_close(actual, weight_grad_reference(grad, x, shape, layout))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -665,8 +665,8 @@ def test_a_traced_weight_gradient_takes_any_strides(shape, layout):
     grad = torch.stack((grad, grad), -1)[..., 0]
     x = x.transpose(0, -1).contiguous().transpose(0, -1)
     with Passing():
-        found = ops.ks_mm_weight_grad(grad, x, shape[0], shape[3], layout == "batch_last")
-    torch.testing.assert_close(found, weight_grad_reference(grad, x, shape, layout))
+        actual = ops.ks_mm_weight_grad(grad, x, shape[0], shape[3], layout == "batch_last")
+    torch.testing.assert_close(actual, weight_grad_reference(grad, x, shape, layout))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -687,14 +687,14 @@ def test_a_traced_weight_gradient_may_be_changed_where_gradients_are_recorded(sh
     grad, x = weight_grad_operands(shape, "batch_first", (7,))
     scale = torch.ones(shape, dtype=torch.float64, requires_grad=True)
     with torch.no_grad(), Passing():
-        found = ops.ks_mm_weight_grad(grad, x, shape[0], shape[3], False)
-    expected = found.clone()
-    found.mul_(scale).sum().backward()
+        actual = ops.ks_mm_weight_grad(grad, x, shape[0], shape[3], False)
+    expected = actual.clone()
+    actual.mul_(scale).sum().backward()
     torch.testing.assert_close(scale.grad, expected)
     with Passing():
-        found = ops.ks_mm_weight_grad(grad.requires_grad_(), x, shape[0], shape[3], False)
-        found.mul_(2)
-    torch.testing.assert_close(found, 2 * expected)
+        actual = ops.ks_mm_weight_grad(grad.requires_grad_(), x, shape[0], shape[3], False)
+        actual.mul_(2)
+    torch.testing.assert_close(actual, 2 * expected)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -716,9 +716,9 @@ def test_gradients_of_a_weights_gradient(shape, layout):
 def test_past_the_dispatcher_errors_and_results_are_the_operators(how):
     x, weight = torch.randn(3, 8), torch.randn(2, 2, 4, 1)
     with getattr(torch, how)():
-        found, expected = ops.multiply(x, weight), ops.ks_mm(x, weight)
-        assert torch.equal(found, expected)
-        assert found.is_inference() == expected.is_inference()
+        actual, expected = ops.multiply(x, weight), ops.ks_mm(x, weight)
+        assert torch.equal(actual, expected)
+        assert actual.is_inference() == expected.is_inference()
         with pytest.raises(InvalidInputError) as ours:
             ops.multiply(x[:, 1:], weight)
         with pytest.raises(InvalidInputError) as operators:
@@ -752,7 +752,7 @@ def test_a_transposed_gradient_is_laid_out_once_for_both_products(layout, compil
     without_library(monkeypatch)
     monkeypatch.setattr(dispatch, "run", noting)
     called = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss
-    found = torch.autograd.grad(called(x, weight), (x, weight))
+    actual = torch.autograd.grad(called(x, weight), (x, weight))
     assert steps == [1, 1]  # forward, and the gradient of x
-    for one, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, wanted)
+    for one, right in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, right)

@@ -109,16 +109,16 @@ def test_opcheck(op, layout):
 
 @pytest.fixture
 def written(monkeypatch):
-    """What the kernels were asked to write into."""
-    asked, run = [], dispatch.run
+    """The tensors that kernels write into."""
+    requested, run = [], dispatch.run
 
     def seen(x, weight, batch_last, out=None):
-        asked.append(out)
+        requested.append(out)
         return run(x, weight, batch_last, out)
 
     without_library(monkeypatch)
     monkeypatch.setattr(dispatch, "run", seen)
-    return asked
+    return requested
 
 
 def test_a_contiguous_one_is_written_at_once(written):
@@ -210,9 +210,9 @@ def test_elements_that_share_memory_are_refused_by_torch():
 
 @pytest.mark.parametrize("which", range(3))
 def test_no_gradient_is_lost_without_a_word(which):
-    given = operands((2, 3, 4, 5))
-    given[which].requires_grad_()
-    x, weight, out = given
+    inputs = operands((2, 3, 4, 5))
+    inputs[which].requires_grad_()
+    x, weight, out = inputs
     with pytest.raises(InvalidInputError, match=r"torch\.no_grad"):
         ops.ks_mm_inner_out(x, weight, out=out)
     with torch.no_grad():

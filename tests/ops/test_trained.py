@@ -39,8 +39,8 @@ class Layer:
         generator = torch.Generator().manual_seed(0)
 
         def leaf(*shape):
-            made = torch.randn(shape, generator=generator, dtype=torch.float64)
-            return made.to(dtype).requires_grad_()
+            result = torch.randn(shape, generator=generator, dtype=torch.float64)
+            return result.to(dtype).requires_grad_()
 
         def rows(features):
             return leaf(features, 2, 3) if last else leaf(2, 3, features)
@@ -80,9 +80,9 @@ def test_results_and_gradients_are_those_of_its_operators(
         y, expected = layer.of(trained.run, activation), layer.of(composed, activation)
         torch.testing.assert_close(y, expected)
         grad = torch.randn(y.shape).to(dtype)
-        found = torch.autograd.grad(y, layer.leaves, grad)
+        actual = torch.autograd.grad(y, layer.leaves, grad)
         for one, other in zip(
-            found, torch.autograd.grad(expected, layer.leaves, grad), strict=True
+            actual, torch.autograd.grad(expected, layer.leaves, grad), strict=True
         ):
             torch.testing.assert_close(one, other)
 
@@ -120,8 +120,8 @@ def test_what_needs_no_gradient_gets_none(frozen):
     y = ops.chain(layer.x, *around)
     y.sum().backward()
     expected = composed(layer.x, *around)
-    wanted = [one for one in layer.leaves if one.requires_grad]
-    for leaf, grad in zip(wanted, torch.autograd.grad(expected.sum(), wanted), strict=True):
+    trainable = [one for one in layer.leaves if one.requires_grad]
+    for leaf, grad in zip(trainable, torch.autograd.grad(expected.sum(), trainable), strict=True):
         torch.testing.assert_close(leaf.grad, grad)
     assert all(one.grad is None for one in layer.leaves if not one.requires_grad)
 
@@ -170,7 +170,7 @@ def test_nothing_that_was_prepared_outlives_a_training_call():
         weight_cache.prepared(weight.detach(), "double", lambda one: 2 * one)
     layer(torch.randn(5, 24))
     assert not any(
-        weight_cache.kept_of(weight, weight_cache.owner_of(weight), "double")
+        weight_cache.cached_of(weight, weight_cache.owner_of(weight), "double")
         for weight in layer.weights
     )
 

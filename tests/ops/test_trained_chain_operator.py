@@ -66,9 +66,9 @@ class KeepsNothing(toy_chains.ToyChain):
         return False
 
 
-@pytest.mark.parametrize(("toy_us", "kept"), [(1e-3, 1), (1e9, 0)])
+@pytest.mark.parametrize(("toy_us", "stored"), [(1e-3, 1), (1e9, 0)])
 def test_the_fastest_that_keeps_is_taken_if_it_beats_a_launch_a_factor(
-    toy, toy_us: float, kept: int, monkeypatch: pytest.MonkeyPatch
+    toy, toy_us: float, stored: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(toy, "us", toy_us)
     register_family(KeepsNothing)
@@ -76,9 +76,9 @@ def test_the_fastest_that_keeps_is_taken_if_it_beats_a_launch_a_factor(
         plan_autotuner.forget()
         chain = ksopt.Chain.parse(CHAIN)
         weights = [torch.randn(p.weight_shape) for p in chain]
-        made = trained_chain.run(torch.randn(9, 32), weights, torch.randn(32))
-        assert (made is not None) == bool(kept)
-        assert len(toy.kept) == kept
+        result = trained_chain.run(torch.randn(9, 32), weights, torch.randn(32))
+        assert (result is not None) == bool(stored)
+        assert len(toy.stored) == stored
     finally:
         unregister_family("toy_keeps_nothing")
 
@@ -90,19 +90,19 @@ def test_gradients_are_those_of_eager_mode(toy, make, dynamic: bool) -> None:
     model = make()
     twin = copy.deepcopy(model).double()
     compiled = torch.compile(model, backend="ksopt", dynamic=dynamic)
-    for rows in ((5, 3), (2, 7) if dynamic else (5, 3)):  # or a size would be compiled anew
+    for rows in ((5, 3), (2, 7) if dynamic else (5, 3)):  # or a size would be compiled again
         x = torch.randn(*rows, 32)
         truth = gradients(twin, twin, x.double())
-        found = gradients(compiled, model, x)
-        assert len(found) == len(truth) == 5
-        for mine, theirs in zip(found, truth, strict=True):
+        actual = gradients(compiled, model, x)
+        assert len(actual) == len(truth) == 5
+        for mine, theirs in zip(actual, truth, strict=True):
             torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-4)
-    assert len(toy.kept) >= 2
-    assert all(problem.epilogue.bias for problem in toy.kept)
+    assert len(toy.stored) >= 2
+    assert all(problem.epilogue.bias for problem in toy.stored)
     assert toy.launches == []
 
 
-def test_nothing_is_kept_where_nothing_is_trained(toy) -> None:
+def test_nothing_is_stored_where_nothing_is_trained(toy) -> None:
     model = by_layer()
     compiled = torch.compile(model, backend="ksopt")
     x = torch.randn(4, 32)
@@ -110,7 +110,7 @@ def test_nothing_is_kept_where_nothing_is_trained(toy) -> None:
         compiled(x)
     model.requires_grad_(False)
     compiled(x.requires_grad_()).sum().backward()
-    assert toy.kept == []
+    assert toy.stored == []
 
 
 def test_a_frozen_factor_and_no_bias(toy) -> None:
@@ -123,14 +123,14 @@ def test_a_frozen_factor_and_no_bias(toy) -> None:
         gradients(compiled, model, x), gradients(twin, twin, x.double()), strict=True
     ):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-4)
-    assert len(toy.kept) == 1
+    assert len(toy.stored) == 1
     model.weights[0].requires_grad_(False)
     twin.weights[0].requires_grad_(False)
     torch._dynamo.reset()
     mine, theirs = gradients(compiled, model, x), gradients(twin, twin, x.double())
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
-    assert len(toy.kept) == 1
+    assert len(toy.stored) == 1
 
 
 def test_the_operator_is_one_of_torchs(toy) -> None:

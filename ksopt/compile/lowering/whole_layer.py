@@ -19,10 +19,10 @@ from ksopt import settings
 from ksopt.errors import KsoptError
 from ksopt.kernels import plan_autotuner, planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.candidate import APART, MERGED
 from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
-from ksopt.kernels.registry import APART, MERGED
 
 Weights = Literal["stored", "computed", "trained"]
 
@@ -56,7 +56,7 @@ def is_whole(
     changing = weights != "stored"
     if planner.whole_choice(problem, batch, device, changing) is None:
         return False
-    if weights == "trained" and not trained_chain.is_kept(
+    if weights == "trained" and not trained_chain.has_kernel(
         planner.plan_of(problem, batch, device=device, changing=True), device
     ):
         return False

@@ -1,4 +1,4 @@
-"""What differs between kinds of devices: one file each, see `backends.base`.
+"""The device backends, one file per kind of device: see `backends.base`.
 
 A module that is added is imported with the others, and registers its backend: nothing else lists
 it.

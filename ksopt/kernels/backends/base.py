@@ -1,6 +1,6 @@
-"""What differs between kinds of devices: a backend each, one file of this folder.
+"""The interface of a device backend, and the registry of backends by device type.
 
-A backend is registered for torch's type of its devices, and found by it: `backend_of`.
+A backend is registered under torch's type of its devices; `backend_of` looks it up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ksopt.kernels.tuning_cache import Fingerprint, Record
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """What multiplies where nothing was measured.
+    """The candidate that multiplies where nothing was measured.
 
     Attributes:
         way: a kernel family, or one of PyTorch's ways.
@@ -38,7 +38,7 @@ class Unmeasured:
 
 
 class DeviceBackend(ABC):
-    """Computes products on the devices of one type, and chooses how.
+    """Computes products on devices of one type, and chooses the candidate of each.
 
     Attributes:
         device_type: torch's name of it, such as "cuda".
@@ -54,18 +54,18 @@ class DeviceBackend(ABC):
         out: Tensor | None = None,
         owner: Tensor | None = None,
     ) -> Tensor | None:
-        """y, where these operands need neither be checked nor decided about; None otherwise.
+        """y, for operands that need neither checks nor a decision; None otherwise.
 
         Args:
             x, weight, batch_last, out: as for `run`, or anything else that an operator gets.
-            owner: the tensor that weight is said to be a view of, itself none; None for nobody's.
+            owner: the tensor, no view itself, that weight is declared a view of, or None.
         """
         return None
 
     def run_known_changing(
         self, x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
     ) -> Tensor | None:
-        """`run_known` where weights change, which need not be said (`weight_scopes.changing`)."""
+        """`run_known` where weights change, in or out of the scope `weight_scopes.changing`."""
         return None
 
     @abstractmethod
@@ -85,45 +85,45 @@ class DeviceBackend(ABC):
 
     @abstractmethod
     def tune(self, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:
-        """Measure for these operands even if a choice exists; keep it here and on disk.
+        """Measure for these operands even if a choice exists; store the result here and on disk.
 
         Args:
             x, weight, batch_last: as for `run`.
             budget_s: seconds for the timing; compilation comes on top.
 
         Raises:
-            UnavailableError: nothing could be kept.
+            UnavailableError: nothing could be stored.
         """
 
     def choose_quickly(self, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> None:
-        """Choose for this process alone, in a moment; nothing where `run` does that itself."""
+        """Choose quickly, for this process alone; a no-op where `run` does so itself."""
         return
 
     def choice_for(self, x: Tensor, weight: Tensor, batch_last: bool) -> Choice | None:
-        """The choice that `run` takes for these operands; None where it does not say."""
+        """The choice that `run` takes for these operands; None where a backend has none."""
         return None
 
     @abstractmethod
     def fingerprint(self, device: torch.device) -> Fingerprint:
-        """What choices on a device depend on.
+        """The facts that choices on a device depend on.
 
         Raises:
-            UnavailableError: the device cannot be asked.
+            UnavailableError: the device cannot be queried.
         """
 
     def spec(self, device: torch.device) -> DeviceSpec | None:
-        """What kernels on a device must fit into; None where there are no cost models."""
+        """The spec of a device, which kernels must fit; None where there are no cost models."""
         return None
 
     def key(self, problem: Problem, batch: int) -> ProblemKey:
-        """What a choice for contiguous operands of so many rows is made for."""
+        """The key of choices for contiguous operands with this number of rows."""
         return ProblemKey.of_problem(problem, batch)
 
     @abstractmethod
     def measured(
         self, key: ProblemKey, device: torch.device, mode: str, changing: bool
     ) -> tuple[Record, Source] | None:
-        """What was measured for a key, in this process or on disk, as far as it is of use.
+        """The measurement for a key, of this process or from disk, if it is usable.
 
         Args:
             key: a problem's key.
@@ -136,7 +136,7 @@ class DeviceBackend(ABC):
     def unmeasured(
         self, key: ProblemKey, batch: int, spec: DeviceSpec | None, mode: str
     ) -> Unmeasured:
-        """What a product takes where nothing was measured.
+        """The candidate of a product for which nothing was measured.
 
         Args:
             key: a problem's key.
@@ -147,7 +147,7 @@ class DeviceBackend(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """Forget this process's choices (not those on disk), so that they are made anew."""
+        """Drop this process's choices (not those on disk), so that the next calls choose again."""
 
 
 BACKENDS: dict[str, DeviceBackend] = {}
@@ -155,7 +155,7 @@ BACKENDS: dict[str, DeviceBackend] = {}
 
 
 def register_backend(backend: type[DeviceBackend]) -> type[DeviceBackend]:
-    """Class decorator: the backend for its type of devices, in place of one before it."""
+    """Class decorator that registers the backend of a device type, and replaces an earlier one."""
     BACKENDS[backend.device_type] = backend()
     return backend
 

@@ -1,17 +1,17 @@
-"""The product on CPU: whichever of PyTorch's own ways is the fastest for the problem.
+"""The product on CPU by the fastest of PyTorch's implementations for the problem.
 
 At the first product of a problem (pattern, dtype, layout, batch to the next power of two, threads)
-the few candidates are timed on the tensors at hand; the choice is kept for the life of the process.
+the few candidates are timed on the call's tensors; the choice lasts for the life of the process.
 Each candidate is run once to warm up, then in at most ``ROUNDS`` rounds that stop after the first
 one to end past ``BUDGET_S`` seconds: a first call costs that, or two runs of each candidate if they
 are longer (one of those that are slow and far behind). Weights change while training, so nothing
-that depends on their values is kept, and every candidate is timed with the preparation of its
+that depends on their values is cached, and every candidate is timed with the preparation of its
 weight.
 
 Where the host library was built before (`ksopt doctor` builds it), it multiplies in the way that
 was chosen, with less of Python. Building takes some seconds, which no product here waits for.
 
-A choice that ``ksopt tune`` made, with more time, is taken from disk without timing; what a first
+A choice of ``ksopt tune``, measured for longer, is taken from disk without timing; what a first
 product measures in a moment, on a machine that may be busy, is not written there.
 
 Candidates sum in different orders, so two processes that choose differently differ in the last
@@ -43,10 +43,10 @@ from ksopt.jit import host
 from ksopt.kernels import host_products, tuning_cache
 from ksopt.kernels.autotuner import Competitor, Source, raced
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
+from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.host_products import run_known, run_known_changing
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, bits_of
-from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.interleaved import Rules, quickest, warm_up_calls
 from ksopt.patterns.chain import Pattern
@@ -80,7 +80,7 @@ class _Choice:
 
 
 def _is_finite(y: Tensor) -> bool:
-    """Whether all numbers are: the sum is what tells it soonest.
+    """Whether all numbers are finite, by their sum, which is the fastest check.
 
     A sum of finite numbers may overflow, which costs a product more.
     """
@@ -103,12 +103,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _tell_host(choice: _Choice, x: Tensor, weight: Tensor, batch_last: bool) -> None:
+def _register_with_host(choice: _Choice, x: Tensor, weight: Tensor, batch_last: bool) -> None:
     name, p = choice.baseline.name, choice.pattern
     by_groups = name == "bmm" and p.a > 1  # as batched.py does on a CPU
     entry = pytorch_ops.entry(name, p, batch_last, 0, by_groups)
     if entry is not None:
-        entry = replace(entry, anew=True, any_rows=True)
+        entry = replace(entry, repacks=True, any_rows=True)
         for changing in (False, True):
             host_products.know(x, weight, batch_last, changing, entry)
 
@@ -145,7 +145,7 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
                 finally:
                     _timing.release()
     if _choices.get(key) is choice and x.is_contiguous() and host.load_built():
-        _tell_host(choice, x, weight, batch_last)
+        _register_with_host(choice, x, weight, batch_last)
         # By what computes the next product of the same tensors, so that it has the same bits.
         y = run_known(x, weight, batch_last, out)
         if y is not None:
@@ -170,7 +170,7 @@ def rule(pattern: Pattern) -> str:
 
 
 def chosen() -> dict[str, str]:
-    """What has been chosen in this process: problem -> baseline, both in words."""
+    """The choices of this process: problem -> baseline, both as text."""
     return {
         f"{Pattern(*shape)} {_name(dtype)} "
         f"{'batch_last' if batch_last else 'batch_first'} batch<={2**bits} threads={threads}": (
@@ -183,13 +183,13 @@ def chosen() -> dict[str, str]:
 
 
 def forget() -> None:
-    """Forget every choice, so that the next product of each problem is chosen anew."""
+    """Drop every choice, so that the next product of each problem chooses again."""
     _choices.clear()
     host_products.forget()
 
 
 def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:
-    """Measure for these operands even if a choice exists, and keep the choice on disk.
+    """Measure for these operands even if a choice exists, and store the choice on disk.
 
     Args:
         x, weight, batch_last: as for `run`.
@@ -205,12 +205,12 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
     key = (tuple(weight.shape), x.dtype, batch_last, problem_key.bits, torch.get_num_threads())
     _choices[key] = _Choice(pattern, BASELINES[record.chosen(changing=True).way])
     if x.is_contiguous() and host.load_built():
-        _tell_host(_choices[key], x, weight, batch_last)
+        _register_with_host(_choices[key], x, weight, batch_last)
     return record
 
 
 def fingerprint() -> Fingerprint:
-    """What choices on this CPU depend on."""
+    """The facts that choices on this CPU depend on."""
     return {
         "device": _cpu_name(),
         "threads": str(torch.get_num_threads()),
@@ -225,7 +225,7 @@ def _cpu_name() -> str:
 
 
 def _tuned(pattern: Pattern, dtype: torch.dtype, batch_last: bool, batch: int) -> _Choice | None:
-    """What ``ksopt tune`` chose, if it did and the way still exists."""
+    """The baseline that ``ksopt tune`` chose, if there is one and it still exists."""
     problem_key = ProblemKey.of(pattern, _name(dtype), batch, batch_last, exact=True)
     record = tuning_cache.load(fingerprint(), problem_key)
     name = None if record is None else record.chosen(changing=True).way
@@ -242,7 +242,7 @@ def _fastest(pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool) -> _
 
 
 def _raced(key: ProblemKey, x: Tensor, weight: Tensor, budget_s: float, rounds: int) -> Record:
-    """What each candidate took: no weight is kept prepared here, and the quickest is taken."""
+    """The time of each candidate: no prepared weight is cached here, and the fastest is taken."""
     problem = key.problem
     competitors = [
         Competitor(
@@ -268,7 +268,7 @@ def _name(dtype: torch.dtype) -> str:
 
 @register_backend
 class CpuBackend(DeviceBackend):
-    """PyTorch's own ways, timed at the first product of a problem."""
+    """The backend of CPUs: PyTorch's implementations, timed at the first product of a problem."""
 
     device_type = "cpu"
 
@@ -289,7 +289,7 @@ class CpuBackend(DeviceBackend):
     def measured(
         self, key: ProblemKey, device: torch.device, mode: str, changing: bool
     ) -> tuple[Record, Source] | None:
-        """What `tune` has recorded: what a first product measures is kept in the process alone."""
+        """The record of `tune`: measurements of a first product stay in the process."""
         record = tuning_cache.load(fingerprint(), key) if mode == "measure" else None
         return None if record is None else (record, "recorded")
 

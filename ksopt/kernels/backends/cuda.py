@@ -1,11 +1,11 @@
-"""The product on a CUDA device: the fastest of ksopt's kernels and PyTorch's own ways.
+"""The product on a CUDA device by the fastest of ksopt's kernels and PyTorch's implementations.
 
 With ``KSOPT_TUNE=measure``, the default, the first product with a key (pattern, dtype, layout,
 precision, alignment, batch to the next power of two) compares the kernels that the cost models rank
 best with float64 and times them against PyTorch's ways, on the operands at hand; so nothing is
 wrong, or slower than PyTorch by more than the noise of a few runs. It takes `interleaved.BUDGET_S`
-seconds and the compilation of at most `registry.MOST_KERNELS` kernels. What was chosen is kept on
-disk: the next process, or one that waits for this, takes it without timing. Where nothing is timed
+seconds and the compilation of at most `registry.MOST_KERNELS` kernels. The choice is stored on
+disk: the next process, or one that waits for this, uses it without timing. Where nothing is timed
 decisions.py says what is taken instead.
 
 Each way whose weight is prepared is timed with the preparation and without it, which makes two
@@ -43,17 +43,17 @@ _Key = tuple[tuple[int, ...], torch.dtype, bool, bool, Rows, int, int]
 _decider: Decider[_Key] = Decider(threading.Lock(), keeps_stopgaps=True)
 _decisions = _decider.table
 _predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
-_told: set[_Key] = set()  # decisions that the host library was told of
+_registered: set[_Key] = set()  # decisions registered with the host library
 
 
-def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
+def _register_with_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
     for changing, choice in ((False, decision.cached), (True, decision.repacked)):
         entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
         if entry is not None and changing:
-            # Nothing is at hand of a weight that changes: torch prepares it, a kernel
-            # that wants more than its elements in order is launched from Python.
-            entry = replace(entry, anew=True) if entry.kind == TORCH else entry
-            entry = entry if entry.anew or entry.form == 0 else None
+            # No prepared form of a changing weight is cached: torch prepares it, a kernel
+            # that needs more than its elements in order is launched from Python.
+            entry = replace(entry, repacks=True) if entry.kind == TORCH else entry
+            entry = entry if entry.repacks or entry.form == 0 else None
         host_products.know(x, weight, batch_last, changing, entry)
 
 
@@ -75,7 +75,7 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
 
 
 def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
-    """The choice that `run` takes for these operands, made now if it was not yet."""
+    """The choice that `run` takes for these operands, decided now if it is not yet."""
     shape, dtype = weight.shape, x.dtype
     batch = x.numel() // (shape[0] * shape[2] * shape[3])
     rows = rows_of(x, batch_last, batch)
@@ -83,9 +83,9 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
     bits = bits_of(batch)
     key = (shape, dtype, batch_last, exact, rows, bits, x.get_device())
     decision = _table().get(key) or _decide(key, x, weight, batch)
-    if key not in _told and _decisions.get(key) is decision and x.is_contiguous():
-        _told.add(key)
-        _tell_host(decision, x, weight, batch_last)
+    if key not in _registered and _decisions.get(key) is decision and x.is_contiguous():
+        _registered.add(key)
+        _register_with_host(decision, x, weight, batch_last)
     # The same object wherever the choice prepares no weight.
     if decision.cached is decision.repacked or not weight_cache.are_changing(key[-1]):
         return decision.cached
@@ -93,37 +93,37 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
 
 
 def forget() -> None:
-    """Forget this process's choices (not those on disk), so that they are made or read anew."""
+    """Drop this process's choices (not those on disk): later calls choose or read again."""
     _decider.forget()
     _predicted.clear()
-    _told.clear()
+    _registered.clear()
     spec_of.cache_clear()
     host_products.forget()
 
 
 def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:
-    """Measure for these operands even if a choice exists; keep it here and on disk.
+    """Measure for these operands even if a choice exists; store the result here and on disk.
 
     Args:
         x, weight, batch_last: as for `run`.
         budget_s: seconds for the timing of the ways; compilation comes on top.
 
     Raises:
-        UnavailableError: the CUDA driver's bindings are missing, so nothing could be kept.
+        UnavailableError: the CUDA driver's bindings are missing, so nothing could be stored.
     """
     key = _key_of(problem_key_of(x, weight, batch_last), x.get_device())
     question = _question(key, x, weight)
-    say = partial(_tell_host, x=x, weight=weight, batch_last=batch_last)
-    return _decider.tune(key, question, budget_s, say)
+    register = partial(_register_with_host, x=x, weight=weight, batch_last=batch_last)
+    return _decider.tune(key, question, budget_s, register)
 
 
 def known(problem_key: ProblemKey, device: int) -> Decision | None:
-    """The decision that this process has taken for a key; None if it has not yet."""
+    """The decision of this process for a key; None if there is none yet."""
     return _table().get(_key_of(problem_key, device))
 
 
 def remember(problem_key: ProblemKey, device: int, decision: Decision) -> None:
-    """Take a decision for a key in this process, and leave what is on disk alone."""
+    """Store a decision for a key in this process, and leave the disk alone."""
     _decisions[_key_of(problem_key, device)] = decision
 
 
@@ -146,7 +146,7 @@ def _key_of(problem_key: ProblemKey, device: int) -> _Key:
 
 
 def problem_key_of(x: Tensor, weight: Tensor, batch_last: bool) -> ProblemKey:
-    """What a choice for these operands is made for, at torch's present precision."""
+    """The key of choices for these operands, at torch's present precision."""
     pattern, dtype = Pattern(*weight.shape), str(x.dtype).removeprefix("torch.")
     batch = x.numel() // pattern.in_features
     exact = dtype != "float32" or precision.is_exact()
@@ -156,7 +156,7 @@ def problem_key_of(x: Tensor, weight: Tensor, batch_last: bool) -> ProblemKey:
 
 @functools.cache
 def spec_of(device: int) -> DeviceSpec | None:
-    """What a kernel has to fit into on a CUDA device; None, and a warning, without a driver."""
+    """The spec of a CUDA device, which kernels must fit; None, and a warning, without a driver."""
     try:
         return DeviceSpec.of_device(device)
     except UnavailableError as error:
@@ -165,7 +165,7 @@ def spec_of(device: int) -> DeviceSpec | None:
 
 
 def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
-    if batch == 0:  # not kept: its key is that of one row, which is to be timed
+    if batch == 0:  # not stored: its key is that of one row, which is to be timed
         return by_rule(problem_key_of(x, weight, key[2]).problem)
     decision, is_final = _decider.decide(key, _question(key, x, weight))
     return _table().setdefault(key, decision) if is_final else decision
@@ -192,7 +192,7 @@ def _measured(
 
 
 def fingerprint(device: int) -> Fingerprint:
-    """What choices on CUDA device ``device`` depend on.
+    """The facts that choices on CUDA device ``device`` depend on.
 
     Raises:
         UnavailableError: the driver or its bindings are missing.
@@ -211,7 +211,7 @@ def fingerprint(device: int) -> Fingerprint:
 
 @register_backend
 class CudaBackend(DeviceBackend):
-    """ksopt's kernels and PyTorch's own ways, timed at the first product of a problem."""
+    """The backend of CUDA devices: candidates are timed at the first product of a problem."""
 
     device_type = "cuda"
 
@@ -249,7 +249,7 @@ class CudaBackend(DeviceBackend):
     def measured(
         self, key: ProblemKey, device: torch.device, mode: str, changing: bool
     ) -> tuple[Record, Source] | None:
-        """What this process has decided by, or what is recorded and can still be built."""
+        """The measurement behind this process's decision, or a record that can still be built."""
         decision = None if mode == "off" else known(key, _index(device))
         if decision is None and mode != "measure":
             return None
@@ -258,7 +258,7 @@ class CudaBackend(DeviceBackend):
     def unmeasured(
         self, key: ProblemKey, batch: int, spec: DeviceSpec | None, mode: str
     ) -> Unmeasured:
-        """The least of the cost models' predictions."""
+        """The candidate with the least predicted time."""
         if mode == "off":
             reason = "KSOPT_TUNE=off: always PyTorch's batched product"
             return Unmeasured("bmm", None, None, "rule", reason)

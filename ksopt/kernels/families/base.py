@@ -1,4 +1,4 @@
-"""What a kernel family is, and the registry of all families."""
+"""The interface of a kernel family, and the registry of all families."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KernelConfig(Protocol):
         """Blocks that run on a multiprocessor at a time."""
 
     def shared_bytes(self, p: Any, /) -> int:
-        """Dynamic shared memory of a block for a pattern, or what a family asks with, in bytes."""
+        """Dynamic shared memory of a block in bytes, for a pattern or the family's own argument."""
 
 
 ConfigT = TypeVar("ConfigT", bound=KernelConfig)
@@ -52,11 +52,10 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             (through weight_cache.py); None if no weight is.
         max_batch: the most rows that it is for; None without a limit.
         takes_chains: whether it computes chains of several factors, or epilogues, or siblings, each
-            as far as `unsupported_shape` lets it; its launchers are called as `registry.ChainCall`
-            says.
+            as far as `unsupported_shape` allows; its launchers are `candidate.ChainCall`s.
             Others compute one factor's product alone, and are called with (x, weight, out=None).
         takes_mlps: whether it computes two layers, one behind the other, as far as
-            `unsupported_shape` lets it; then its launchers are called as `registry.MlpCall` says.
+            `unsupported_shape` allows; its launchers then are `candidate.MlpCall`s.
         by_pytorch: whether PyTorch multiplies, which may round 16-bit sums more than once: then it
             is no fault of a kernel that a result is left out.
         is_judged_first: whether cuBLAS adds 16-bit partial sums of its products in 16 bit where it
@@ -82,7 +81,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
 
     @abc.abstractmethod
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[ConfigT]:
-        """All tiles worth considering, without order.
+        """All tiles worth considering, in no order.
 
         Args:
             problem: one that the family supports.
@@ -108,7 +107,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
     def with_epilogue_us(
         self, problem: Problem, config: ConfigT, batch: int, device: DeviceSpec
     ) -> float:
-        """`predicted_us`, with what the epilogue takes where that leaves it out.
+        """`predicted_us` plus the time of the epilogue, for families that leave it out.
 
         All tiles of a family take the same for it. It counts where layers are compared with what
         computes several of them.
@@ -117,7 +116,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
 
     @abc.abstractmethod
     def sources(self, problem: Problem, config: ConfigT) -> list[str]:
-        """The generated files of all that `launcher` compiles at once."""
+        """The generated files that `launcher` compiles at once."""
 
     @abc.abstractmethod
     def launcher(
@@ -139,7 +138,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
     def keeping_launcher(
         self, problem: Problem, config: ConfigT, device_index: int
     ) -> Callable[..., tuple[Tensor, Tensor]]:
-        """As `launcher`, of a chain of two factors whose weights change with every call.
+        """The `launcher` of a chain of two factors whose weights change with every call.
 
         Returns:
             (x, weights, bias) -> y, and what is between the factors, for a backward pass.
@@ -180,7 +179,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
         return self.unsupported_shape(problem, device)
 
     def shared_bytes(self, problem: Problem, config: ConfigT) -> int:
-        """Dynamic shared memory of a tile's block, in bytes; a family of chains says it itself."""
+        """Dynamic shared memory of a tile's block, in bytes; families of chains override it."""
         return config.shared_bytes(problem.pattern)
 
     def fits(self, problem: Problem, config: ConfigT, device: DeviceSpec) -> bool:
@@ -204,7 +203,7 @@ class TemplateFamily(KernelFamily[ConfigT]):
 
     @abc.abstractmethod
     def geometry(self, problem: Problem, config: ConfigT) -> Geometry:
-        """How the kernel is launched."""
+        """The launch geometry of the kernel."""
 
     @abc.abstractmethod
     def source(self, problem: Problem, config: ConfigT) -> str:
@@ -218,7 +217,7 @@ class TemplateFamily(KernelFamily[ConfigT]):
         return codegen.kernel_name(self.name, self.arithmetic(problem), problem.pattern)
 
     def arithmetic(self, problem: Problem) -> str:
-        """What the kernel's name says of its arithmetic."""
+        """The arithmetic in the kernel's name."""
         return "tf32" if self.splits and not problem.exact else problem.dtype
 
     def launcher(self, problem: Problem, config: ConfigT, device_index: int) -> Launcher:
@@ -232,7 +231,7 @@ class TemplateFamily(KernelFamily[ConfigT]):
         )
 
     def fallback(self, problem: Problem, config: ConfigT, device_index: int) -> MakeLauncher | None:
-        """What makes the launcher for operands that the kernel does not take.
+        """A function that creates the launcher for operands that the kernel does not take.
 
         They are those whose rows do not begin at multiples of 16 bytes. None if it takes them too.
         """
@@ -243,15 +242,15 @@ class TemplateFamily(KernelFamily[ConfigT]):
 
 _families: dict[str, KernelFamily[Any]] = {}
 CHAIN_FAMILIES: list[str] = []
-"""The names of the families that take chains. Where there are none, nobody plans for a chain."""
+"""The names of the families that take chains. Where there are none, no chain is planned."""
 
 FamilyClass = TypeVar("FamilyClass", bound=type[KernelFamily[Any]])
 
 
 def register_family(cls: FamilyClass) -> FamilyClass:
-    """Class decorator: the family is among the candidates of every product that it supports.
+    """Class decorator that adds a family to the candidates of every product it supports.
 
-    Choices that were made before, in this process or on disk, stay as they are.
+    Earlier choices, of this process or on disk, stay as they are.
 
     Raises:
         InvalidInputError: another family has its name.
@@ -282,7 +281,7 @@ def families() -> tuple[KernelFamily[Any], ...]:
 
 
 def family_of(name: str) -> Any:
-    """The family of a name, typed as what the caller knows it to be.
+    """The family of a name, typed as the caller's class.
 
     Raises:
         InvalidInputError: there is no such family.

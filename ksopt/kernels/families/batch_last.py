@@ -1,4 +1,4 @@
-"""What the batch-last families share: tiles, launches, predicted times, packed weights."""
+"""Tiles, launches, predicted times and packed weights, shared by the batch-last families."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LATENCY_US = 1.3  # from a load's issue to its data, under load
 _STAGE_US = 0.23  # a stage's barriers
 _LAUNCH_US = 5.0
 _OVERLAP = 4.0
-_FULL_WARPS = 5.0  # with fewer on a multiprocessor, shared memory is not kept busy
+_FULL_WARPS = 5.0  # with fewer on a multiprocessor, shared memory is not busy all the time
 
 
 def steps_of(p: Pattern, element_bytes: int) -> int:
@@ -42,21 +42,21 @@ def output_tiles(p: Pattern, outputs: int) -> int:
 
 
 def fits(shared_bytes: int, registers: int, threads: int, blocks: int) -> bool:
-    """Whether so many blocks fit on a multiprocessor of sm_90."""
+    """Whether this many blocks fit on a multiprocessor of sm_90."""
     shared = (shared_bytes + _BLOCK_OVERHEAD_BYTES) * blocks
     limit = SHARED_LIMIT + _BLOCK_OVERHEAD_BYTES
     return shared <= limit and fit_registers(registers, threads, blocks)
 
 
 def fit_registers(registers: int, threads: int, blocks: int) -> bool:
-    """Whether a multiprocessor has registers for so many blocks."""
+    """Whether a multiprocessor has registers for this many blocks."""
     return registers <= min(255, _REGISTERS // (threads * blocks))
 
 
 def geometry(
     p: Pattern, threads: int, shared_bytes: int, rows: int, outputs: int, groups: int
 ) -> Geometry:
-    """How a kernel of these families is launched."""
+    """The launch geometry of a kernel of these families."""
     tiles = output_tiles(p, outputs)
     return Geometry(
         threads=threads,
@@ -69,7 +69,7 @@ def geometry(
 
 @dataclass(frozen=True)
 class Load:
-    """What a tile asks of one multiprocessor, for `predicted_us`.
+    """The load of a tile on one multiprocessor, for `predicted_us`.
 
     Attributes:
         element_bytes: 2 or 4.
@@ -78,7 +78,7 @@ class Load:
         walkers: teams of warps on a multiprocessor that have a ring of their own.
         warps: on a multiprocessor.
         stages_per_tile: stages of a tile.
-        in_flight: bytes of x that a multiprocessor's rings ask for ahead.
+        in_flight: bytes of x that a multiprocessor's rings prefetch.
         operand_bytes: read from shared memory for one tile's products.
         tensor_us: of one tile's products.
     """
@@ -101,7 +101,7 @@ def predicted_us(p: Pattern, load: Load, batch: int, multiprocessors: int) -> fl
 
     Args:
         p: the pattern.
-        load: what the tile asks for.
+        load: of the tile.
         batch: rows of x.
         multiprocessors: of the device.
 
@@ -136,7 +136,7 @@ def predicted_us(p: Pattern, load: Load, batch: int, multiprocessors: int) -> fl
 
 
 class PackingLauncher(PreparingLauncher):
-    """Launches with the weight laid out as [a, d, b, c]: no copy where d = 1."""
+    """A launcher that permutes the weight to [a, d, b, c]: no copy where d = 1."""
 
     def __init__(self, launch: Launcher) -> None:
         super().__init__("adbc", launch, fallback=None)
@@ -148,4 +148,4 @@ class PackingLauncher(PreparingLauncher):
         entry = super().entry()
         # A contiguous [a, b, c, 1] is laid out so already, whatever the stride of its last dim.
         already = self.problem.pattern.d == 1
-        return replace(entry, anew=True) if entry is not None and already else entry
+        return replace(entry, repacks=True) if entry is not None and already else entry

@@ -1,4 +1,4 @@
-"""What the batch-last families share whose warps multiply by themselves (mma instructions)."""
+"""The code shared by the batch-last families of warp-level products (mma instructions)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class BatchLastMmaFamily(TemplateFamily[Config]):
 
     @abc.abstractmethod
     def rate(self, problem: Problem) -> tuple[float, float]:
-        """The tensor cores' pace.
+        """The throughput of the tensor cores.
 
         Returns:
             Steps (16 x 8 results) of a multiprocessor in a microsecond; and what preparing the

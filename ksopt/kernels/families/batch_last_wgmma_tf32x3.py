@@ -29,7 +29,7 @@ _REGISTERS = 65536  # of a multiprocessor
 _MOST_STAGES = 8
 _STAGE_BYTES = (4096, 65536)  # the least and most of a stage that are worth a barrier
 _LONG_SUM = 128
-"""From so many l on, exact products may leave sums of 16 and not only 8 to the tensor cores:
+"""From this many l on, exact products may leave sums of 16, not only 8, to the tensor cores:
 cuBLAS's own error is larger there (docs/development/fp32.md)."""
 
 # Of one multiprocessor of an H200, in bytes, cycles and microseconds, fitted together to 324 tiles
@@ -133,12 +133,12 @@ class Config:
 
 
 def _stages(p: Pattern, config: Config) -> int:
-    """As many as fit: the more of x is under way, the faster it comes."""
+    """The number of stages: as many as fit, for the most loads of x in flight."""
     return min(_MOST_STAGES, (SHARED_LIMIT - config.shared_bytes(p)) // config.stage_bytes())
 
 
 def _compiles(p: Pattern, config: Config) -> bool:
-    """Whether all products survive: of other tiles ptxas 13.0 drops some, and nobody is told."""
+    """Whether ptxas 13.0 compiles all products: of other tiles it drops some silently."""
     return config.mt == 1 or config.pending == 1 or config.stages_per_tile(p) > 1
 
 
@@ -148,7 +148,7 @@ def _worth_a_stage(config: Config) -> bool:
 
 
 class ColumnsLauncher(PackedLauncher):
-    """(x, weight) -> y, and the same with a weight that is packed already."""
+    """(x, weight) -> y, also with a weight that is packed already."""
 
     def takes(self, x: Tensor) -> bool:
         """Whether rows of x and y begin at multiples of 16 bytes; the batch may have many dims."""

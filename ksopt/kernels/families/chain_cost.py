@@ -78,7 +78,7 @@ def predicted_us(
 
 @dataclass(frozen=True)
 class Work:
-    """What the busiest multiprocessor does.
+    """The work of the busiest multiprocessor.
 
     Attributes:
         passes: over the weights.

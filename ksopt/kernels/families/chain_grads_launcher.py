@@ -1,4 +1,4 @@
-"""Kernels of csrc/cuda/chain_grads_wgmma16.cuh: how they are generated, loaded and launched."""
+"""Generation, loading and launching of the kernels of csrc/cuda/chain_grads_wgmma16.cuh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ksopt.patterns.chain import Pattern
 FourRows = tuple[Tensor, Tensor, Tensor, Tensor]
 """grad, between, grad_between and x, [rows, features] of any stride."""
 Gradients = tuple[Tensor, Tensor, Tensor | None]
-"""Of the left weight, of the right one, and of the bias where it is wanted."""
+"""The gradients of the left weight, of the right one, and of the bias if requested."""
 
 
 def kernel_name(chain: Chain, dtype: str, with_bias: bool) -> str:
@@ -123,7 +123,7 @@ def arguments_of(
     chain: Chain,
     launch: Launch,
 ) -> Arguments:
-    """What the kernel is launched with.
+    """The arguments of the kernel.
 
     Args:
         rows: the operands.
@@ -152,7 +152,7 @@ def arguments_of(
 def adding_arguments(
     shares: Tensor, results: Gradients, chain: Chain, launch: Launch
 ) -> AddingArguments:
-    """What the kernel that adds shares is launched with."""
+    """The arguments of the kernel that adds shares."""
     left, right, bias = results
     first, none = shares.data_ptr(), factors.SharesArguments()
     of_left, of_right = share_elements(chain, launch, bias is not None)
@@ -210,7 +210,7 @@ class ChainGradients:
 
     @property
     def entry(self) -> tuple[int, ...]:
-        """What the host library launches, as ``know_chain_grads`` of csrc/host takes it."""
+        """The launch for the host library, as ``know_chain_grads`` of csrc/host takes it."""
         launch, threads = self.launch, self.launch.config.threads
         return (
             *(self._kernel, self._adding, threads, self._shared, factors.ADDING_THREADS),
@@ -219,7 +219,7 @@ class ChainGradients:
         )
 
     def __call__(self, grad: Tensor, between: Tensor, grad_between: Tensor, x: Tensor) -> Gradients:
-        """Of [rows, features] each, whose rows begin at 16 bytes."""
+        """The gradients from operands [rows, features], whose rows are aligned to 16 bytes."""
         left, right = (x.new_empty(p.weight_shape) for p in self.chain)
         bias = x.new_empty(self.chain[0].out_features) if self._with_bias else None
         shares = x.new_empty(self._elements, dtype=torch.float32) if self._elements else None
@@ -227,7 +227,7 @@ class ChainGradients:
         return left, right, bias
 
     def write(self, rows: FourRows, results: Gradients, shares: Tensor | None) -> None:
-        """The same, into ``results``; ``shares`` is fp32, of `share_elements`, if there are any."""
+        """Write the gradients into ``results``; ``shares`` is fp32, of `share_elements`, if any."""
         arguments = arguments_of(rows, results, shares, self.chain, self.launch)
         blocks, threads = self.launch.blocks(self.chain), self.launch.config.threads
         driver.launch(self._kernel, blocks, threads, self._shared, arguments, self._device)

@@ -17,7 +17,7 @@ from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
 ROWS = factors.ROWS
-"""The rows of a block are a multiple of so many: whole stages."""
+"""The rows of a block are a multiple of this: whole stages."""
 CLUSTERS = (1, 2, 3, 4, 8)
 
 _SHARED = 233_472  # of a multiprocessor
@@ -28,12 +28,12 @@ _CLUSTERED = 16  # multiprocessors of a group, which a cluster lies within
 # to 9 us more than is predicted without it (docs/development/training.md).
 _SENT_BYTES_US, _CLUSTER_US = 25_000.0, 7.5
 _AT_A_TIME = {4: 30, 8: 14}
-"""Clusters of so many blocks that ran at a time: 16 of 8 took 1.5 times as long as 14."""
+"""Cluster size -> clusters that ran at a time: 16 of 8 took 1.5 times as long as 14."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block computes of one factor's gradient.
+    """The part of one factor's gradient that a block computes.
 
     Attributes:
         m_groups: of 64 features of dY.
@@ -45,36 +45,36 @@ class Tile:
 
     @property
     def m(self) -> int:
-        """Features of dY."""
+        """The tile's features of dY."""
         return 64 * self.m_groups
 
     @property
     def n(self) -> int:
-        """Features of X."""
+        """The tile's features of X."""
         return 64 * self.panels
 
     @property
     def rows(self) -> int:
-        """Of a stage: of wide ones fewer, so that several are on their way."""
+        """Rows of a stage: fewer of wide tiles, so that several stages are in flight."""
         return 64 if self.m_groups + self.panels <= 4 else 32
 
     @property
     def stage_bytes(self) -> int:
-        """Of the rows of both operands."""
+        """Bytes of a stage: the rows of both operands."""
         return (self.m_groups + self.panels) * self.rows * 128
 
     def count(self, p: Pattern) -> int:
-        """Tiles of all of the gradient."""
+        """The number of tiles of the whole gradient."""
         return p.a * -(-p.b * p.d // self.m) * -(-p.c * p.d // self.n)
 
-    def kept(self, p: Pattern) -> int:
-        """Sums that leave the registers: of even d those of every second column."""
+    def stored_sums(self, p: Pattern) -> int:
+        """The number of sums that leave the registers: for even d every second column."""
         return self.m * self.n // (2 if p.d % 2 == 0 else 1)
 
 
 @dataclass(frozen=True)
 class Config:
-    """How blocks are put together.
+    """The composition of blocks and clusters.
 
     Attributes:
         groups: warpgroups of a block.
@@ -90,12 +90,12 @@ class Config:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return 128 * self.groups
 
     @property
     def blocks(self) -> int:
-        """That a multiprocessor runs at a time: two where stages and sums are small."""
+        """Blocks on a multiprocessor at a time: two where stages and sums are small."""
         return 2 if self.groups + max(self.left.panels, self.right.panels) <= 3 else 1
 
     @property
@@ -103,15 +103,15 @@ class Config:
         return _SHARED // self.blocks - RESERVED_SHARED
 
     def stages(self, tile: Tile) -> int:
-        """Of one of the tiles: as many as fit."""
+        """Stages of one of the tiles: as many as fit."""
         return min(8, self._most_shared // tile.stage_bytes)
 
     def sources(self, tile: Tile) -> int:
-        """Warpgroups of a cluster that have sums of the same elements."""
+        """The number of warpgroups of a cluster with sums of the same elements."""
         return self.cluster * (self.groups // tile.m_groups)
 
     def shared_bytes(self, chain: Chain) -> int:
-        """Of a block: of the stages, and then of what the cluster's blocks send."""
+        """Shared memory of a block in bytes: the stages, later the sums sent within the cluster."""
         needed = self.groups * 4096  # sums for the bias
         for tile, p in zip((self.left, self.right), chain, strict=True):
             needed = max(needed, self.stages(tile) * tile.stage_bytes, self._sent_bytes(tile, p))
@@ -120,7 +120,7 @@ class Config:
     def _sent_bytes(self, tile: Tile, p: Pattern) -> int:
         if self.sources(tile) == 1:
             return 0
-        chunks = tile.kept(p) // (tile.m_groups * 128 * 4)
+        chunks = tile.stored_sums(p) // (tile.m_groups * 128 * 4)
         of_sums = self.sources(tile) * -(-chunks // self.cluster) * tile.m_groups * 128 * 16
         return of_sums + self.sources(tile) * tile.m * 4
 
@@ -134,7 +134,7 @@ class Config:
         )
 
     def clusters(self, spec: DeviceSpec) -> int:
-        """That a device runs at a time."""
+        """Clusters that a device runs at a time."""
         if self.cluster <= 2:
             return spec.multiprocessors // self.cluster * self.blocks
         most = spec.multiprocessors // _CLUSTERED * (_CLUSTERED // self.cluster)
@@ -147,7 +147,7 @@ Chain = tuple[Pattern, Pattern]
 
 @dataclass(frozen=True)
 class Launch:
-    """How the gradients are computed.
+    """A launch that computes the gradients.
 
     Attributes:
         config: of the blocks.
@@ -161,7 +161,7 @@ class Launch:
     rows_per_block: tuple[int, int]
 
     def blocks(self, chain: Chain) -> int:
-        """Of the grid."""
+        """Blocks of the grid."""
         tiles = (self.config.left, self.config.right)
         counts = (
             tile.count(p) * shares
@@ -182,7 +182,7 @@ def unsupported(chain: Chain, dtype: str, spec: DeviceSpec) -> str | None:
 
 
 def configs(chain: Chain) -> Iterator[Config]:
-    """The blocks that a multiprocessor can run."""
+    """The configurations that a multiprocessor can run."""
     for groups, most in _WIDEST.items():
         tiles = [
             Tile(m_groups, panels)
@@ -204,7 +204,7 @@ def best(chain: Chain, rows: int, spec: DeviceSpec) -> Launch:
 
 
 def launches_of(config: Config, chain: Chain, rows: int, spec: DeviceSpec) -> Iterator[Launch]:
-    """A cluster for each tile, and ways to fill one wave."""
+    """The launches worth considering: one cluster per tile, and those that fill one wave."""
     tiles = (config.left.count(chain[0]), config.right.count(chain[1]))
     yield launch_of(config, rows, (1, 1))
     at_a_time = config.clusters(spec)
@@ -215,15 +215,17 @@ def launches_of(config: Config, chain: Chain, rows: int, spec: DeviceSpec) -> It
 
 
 def launch_of(config: Config, rows: int, shares: tuple[int, int]) -> Launch:
-    """A launch with so many shares, or with fewer where some would be empty."""
+    """The launch with this many shares, or fewer where some would be empty."""
     stages = max(1, -(-rows // ROWS))
-    of_block = [-(-stages // (wanted * config.cluster)) for wanted in shares]
-    found = [-(-stages // (one * config.cluster)) for one in of_block]
-    return Launch(config, (found[0], found[1]), (of_block[0] * ROWS, of_block[1] * ROWS))
+    of_block = [-(-stages // (share * config.cluster)) for share in shares]
+    shares_used = [-(-stages // (one * config.cluster)) for one in of_block]
+    return Launch(
+        config, (shares_used[0], shares_used[1]), (of_block[0] * ROWS, of_block[1] * ROWS)
+    )
 
 
 def predicted_us(launch: Launch, chain: Chain, rows: int, spec: DeviceSpec) -> float:
-    """Microseconds: the slowest of products, memory and L2 cache, then the sums' ways.
+    """Predicted microseconds: the slowest of products, memory and L2, then moving the sums.
 
     The rates of these are `weight_grad_wgmma16`'s, which were measured.
     """
@@ -240,7 +242,7 @@ def predicted_us(launch: Launch, chain: Chain, rows: int, spec: DeviceSpec) -> f
         one = 2.0 * of_block * (tile.m + tile.n)
         read, all_read = max(read, one), all_read + one * tile.count(p) * shares * config.cluster
         if config.sources(tile) > 1:
-            sent = max(sent, 4.0 * tile.kept(p))
+            sent = max(sent, 4.0 * tile.stored_sums(p))
         shares_bytes += 8.0 * p.nnz * shares if shares > 1 else 0.0
     products = waves * multiplied * at_a_time / (factors.TFLOPS * 1e6)
     filled = all_read / (waves * at_a_time * read)

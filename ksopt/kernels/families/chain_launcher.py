@@ -1,4 +1,4 @@
-"""Kernels of csrc/cuda/chain_wgmma16.cuh: how they are generated, loaded and launched."""
+"""Generation, loading and launching of the kernels of csrc/cuda/chain_wgmma16.cuh."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from ksopt.epilogue import ACTIVATIONS, activation_of, parts_of_result
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape, template_arguments
+from ksopt.kernels.families.row_grid import grid_of
 from ksopt.kernels.launcher import Entry, chain_entry
 from ksopt.kernels.problem import DeviceSpec
 
 ROWS_OF_UNIT = 64
-"""Blocks take whole units of so many rows, but for those of a cluster, which have a tile's."""
+"""Rows of the units that blocks take; a cluster's unit has the rows of a tile instead."""
 _ANY = 2**31
 
 
@@ -72,7 +73,7 @@ class Arguments(ctypes.Structure):
 
 
 class Launched(Protocol):
-    """What a launch needs to know of a tile."""
+    """The properties of a tile that a launch depends on."""
 
     @property
     def blocks(self) -> int:
@@ -92,16 +93,19 @@ class Launched(Protocol):
 
 
 def launch_of(tile: Launched, batch: int, multiprocessors: int) -> tuple[int, int]:
-    """Blocks of a launch, and the rows of each; a cluster's blocks have the same ones, once."""
+    """Blocks of a launch and rows of each; the blocks of a cluster have the same rows, once."""
+    return grid_of(batch, *_grid_limits(tile, multiprocessors), tile.cluster)
+
+
+def _grid_limits(tile: Launched, multiprocessors: int) -> tuple[int, int]:
+    """Rows of a unit, and the most clusters of a launch: see `grid_of`."""
     if tile.cluster > 1:
-        return -(-batch // tile.rows) * tile.cluster, tile.rows
-    units = -(-batch // ROWS_OF_UNIT)
-    of_block = -(-units // min(units, multiprocessors * tile.blocks))
-    return -(-units // of_block), of_block * ROWS_OF_UNIT
+        return tile.rows, _ANY
+    return ROWS_OF_UNIT, multiprocessors * tile.blocks
 
 
 class LoadedKernel:
-    """A kernel that is compiled and loaded: what `launch_of` says of its tile is launched."""
+    """A loaded kernel, launched on the grid of `launch_of` its tile."""
 
     out_features: int
 
@@ -115,21 +119,21 @@ class LoadedKernel:
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
 
     def launch(self) -> dict[str, int]:
-        """What the host library launches on any rows."""
+        """The launch for the host library, for any number of rows."""
         tile = self.tile
-        is_cluster = tile.cluster > 1
+        rows_per_unit, most_blocks = _grid_limits(tile, self._multiprocessors)
         return {
             "kernel": self._kernel,
             "out_features": self.out_features,
             "threads": tile.threads,
             "shared_bytes": self._shared_bytes,
-            "rows_per_unit": tile.rows if is_cluster else ROWS_OF_UNIT,
-            "most_blocks": _ANY if is_cluster else self._multiprocessors * tile.blocks,
+            "rows_per_unit": rows_per_unit,
+            "most_blocks": most_blocks,
             "cluster": tile.cluster,
         }
 
     def _start(self, arguments: Arguments) -> None:
-        """Launch it, on the current stream; ``rows_per_block`` is filled in."""
+        """Set ``rows_per_block`` and launch on the current stream."""
         rows = arguments.batch
         blocks, arguments.rows_per_block = launch_of(self.tile, rows, self._multiprocessors)
         driver.launch(
@@ -140,7 +144,7 @@ class LoadedKernel:
 
 
 class ChainLauncher(LoadedKernel):
-    """A loaded kernel: called with (x, packed weights), gives y, on x's current stream."""
+    """A loaded kernel: called with (x, packed weights), returns y on x's current stream."""
 
     def __init__(
         self, s: Shape, tile: Config, epilogue: Epilogue, dtype: str, device_index: int
@@ -152,7 +156,7 @@ class ChainLauncher(LoadedKernel):
         super().__init__(tile, name, text, tile.shared_bytes(s), device_index)
 
     def entry(self, form: int) -> Entry | None:
-        """What the host library needs to launch it on weights of this form."""
+        """The entry that lets the host library launch it on weights of this form."""
         return chain_entry(**self.launch(), form=form)
 
     def __call__(
@@ -172,8 +176,8 @@ class ChainLauncher(LoadedKernel):
             packed: by `pack`.
             bias: (siblings * out_features,), where the epilogue has one.
             residual: as y, where the epilogue has one.
-            out: where y goes; None makes it.
-            z: where what is between the factors goes, contiguous, if the epilogue keeps it.
+            out: where y is written; None allocates it.
+            z: where the values between the factors are written, contiguous, if stored.
         """
         rows = x.shape[0]
         y = x.new_empty(rows, self.out_features) if out is None else out

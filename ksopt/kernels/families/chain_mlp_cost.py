@@ -19,7 +19,7 @@ def predicted_us(
 ) -> float:
     """Predicted time of a tile, in microseconds: three phases, one after the other.
 
-    The first reads x for z of the first chain. In the second, hidden features are made of z,
+    The first reads x for z of the first chain. In the second, hidden features are computed of z,
     activated and multiplied, chunk by chunk; nothing of them leaves a multiprocessor. The third is
     the second chain's left factor, which writes. The constants are chain_cost.py's: this model has
     none of its own.

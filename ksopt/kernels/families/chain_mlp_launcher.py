@@ -51,7 +51,7 @@ def pack_name(first: Shape, second: Shape) -> str:
 
 
 def pack_source(first: Shape, second: Shape, tile: Config) -> str:
-    """The generated file of what packs the weights, for all tiles of the same packing."""
+    """The generated file of the packing kernel, for all tiles of the same packing."""
     lines = [
         '#include "chain_mlp_pack.cuh"',
         *_types(first, second, tile.packing),
@@ -69,7 +69,7 @@ def _sizes(first: Shape, second: Shape) -> str:
 
 
 def _types(first: Shape, second: Shape, tile: Config) -> list[str]:
-    """The template's arguments, and that both sides agree about the packed weights."""
+    """The template's arguments, and an assertion that both sides agree on the packed weights."""
     lines = []
     for at, (s, of_chain) in enumerate(((first, tile.first), (second, tile.second)), 1):
         pattern, fields = chain_tile.template_arguments(s, of_chain)
@@ -84,7 +84,7 @@ def _types(first: Shape, second: Shape, tile: Config) -> list[str]:
 
 
 class MlpPacker(chain_pack_launcher.ChainPacker):
-    """A loaded kernel: called with the weights of both chains, gives them packed."""
+    """A loaded kernel: called with the weights of both chains, returns them packed."""
 
     def __init__(self, first: Shape, second: Shape, tile: Config, device_index: int) -> None:
         self._load(
@@ -96,7 +96,7 @@ class MlpPacker(chain_pack_launcher.ChainPacker):
 
 
 class MlpLauncher(chain_launcher.LoadedKernel):
-    """A loaded kernel: called with (x, packed weights, ...), gives y, on x's current stream."""
+    """A loaded kernel: called with (x, packed weights, ...), returns y on x's current stream."""
 
     def __init__(
         self, first: Shape, second: Shape, tile: Config, epilogue: Epilogue, dtype: str, index: int
@@ -111,7 +111,7 @@ class MlpLauncher(chain_launcher.LoadedKernel):
         )
 
     def entry(self, form: int) -> Entry | None:
-        """What the host library needs to launch it on weights of this form."""
+        """The entry that lets the host library launch it on weights of this form."""
         return chain_entry(**self.launch(), form=form)
 
     def __call__(

@@ -15,7 +15,7 @@ from ksopt.kernels.families.chain_tile import Shape
 
 
 def pack_index(first: Shape, second: Shape, tile: Config) -> Tensor:
-    """As `chain_packing.pack_index`, of left and right of the first chain, then of the second."""
+    """The `chain_packing.pack_index` of the first chain's left and right, then of the second's."""
     d, nk = first.left.d, tile.nk
     chunk_features, of_block = nk * d, second.right.c // (nk * d)
     starts = [0]

@@ -1,4 +1,4 @@
-"""Tiles of csrc/cuda/chain_mlp_wgmma16.cuh: of which chains they are, and what fits."""
+"""Tiles of csrc/cuda/chain_mlp_wgmma16.cuh: the supported chains, and the tiles that fit."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def unsupported_reason(first: Shape, second: Shape, dtype: str, device: DeviceSp
 
 
 def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]:
-    """All tiles worth considering, without order."""
+    """All tiles worth considering, in no order."""
     d, lasts = first.left.d, _lasts(second, device)
     for tile in _firsts(first, device):
         features = tile.nk * d
@@ -141,19 +141,19 @@ def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]
             fitting = [n for n in _divisors(chunk_steps) if n * step_bytes <= limit]
             if not fitting:
                 continue
-            found = Config(
+            config = Config(
                 *(tile.groups, tile.nk, tile.ks, tile.slot_j, tile.slot_p),
                 *(last.nk, *_slots(last, second, limit)),
                 *(fitting[-1], 0),
             )
-            if not _fits_registers(first, second, found):
+            if not _fits_registers(first, second, config):
                 continue
-            room = min(SHARED_LIMIT, device.shared_bytes - 1024) - found.shared_bytes(
+            room = min(SHARED_LIMIT, device.shared_bytes - 1024) - config.shared_bytes(
                 (first, second)
             )
-            stages = min(_MOST_STAGES, room // found.slot_bytes(first, second))
+            stages = min(_MOST_STAGES, room // config.slot_bytes(first, second))
             if stages >= 2:
-                yield replace(found, stages=stages)
+                yield replace(config, stages=stages)
 
 
 def _firsts(s: Shape, device: DeviceSpec) -> list[chain_tile.Config]:
@@ -177,7 +177,7 @@ def _lasts(s: Shape, device: DeviceSpec) -> list[chain_tile.Config]:
 
 
 def _fits_registers(first: Shape, second: Shape, config: Config) -> bool:
-    """Whether z of the second chain, and what makes it, fit a thread's registers.
+    """Whether z of the second chain and its operands fit a thread's registers.
 
     ptxas also spills where all phases need many: 84 to 280 bytes in five of six tiles beyond the
     second bound. Within it at most 60 are left, in a few tiles with ks of 48 or 96.

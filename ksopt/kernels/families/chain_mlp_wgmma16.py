@@ -1,4 +1,4 @@
-"""Two layers of 16-bit chains, one behind the other, in one launch, as a kernel family."""
+"""The kernel family of two consecutive layers of 16-bit chains in one launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ksopt.patterns.chain import Pattern
 
 @register_family
 class ChainMlpWgmma16(KernelFamily[Config]):
-    """Two chains of two factors, what is between them on chip: x read once, y written once."""
+    """Two chains of two factors in one launch: x is read once, y is written once."""
 
     name = "chain_mlp_wgmma16"
     dtypes = HALF
@@ -71,8 +71,8 @@ class ChainMlpWgmma16(KernelFamily[Config]):
 class LaunchMlp:
     """(x, weights, hidden bias, bias, residual, out) -> y of a kernel that is compiled and loaded.
 
-    What the kernel does not take, rows that begin at other addresses than multiples of 16 bytes or
-    whose elements do not lie side by side, is copied first.
+    Unsupported operands, with rows that begin at other addresses than multiples of 16 bytes or
+    whose elements do not lie side by side, are copied first.
     """
 
     def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
@@ -112,7 +112,7 @@ class LaunchMlp:
         return y
 
     def entry(self) -> Entry | None:
-        """What the host library needs to do the same; None where there is none."""
+        """The entry that lets the host library do the same; None where there is none."""
         p = self._problem
         shapes = [one.weight_shape for chain in p.chains for one in chain]
         return self._launch.entry(weight_groups.number_of(self._form, shapes, p.dtype))

@@ -1,4 +1,4 @@
-"""Chains of any length and size with what follows them, in one launch (csrc/cuda/chain_mma.cuh)."""
+"""Chains of any length and size with their epilogue, in one launch (csrc/cuda/chain_mma.cuh)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _REGISTERS, _MOST_REGISTERS = 65536, 255
 _FEWEST_WARPS = 8  # of a multiprocessor: fewer hide no latency
 _SHORTEST_SPLIT_SUM = 32  # three TF32 products of shorter ones are less exact than cuBLAS's sums
 _LARGEST_INT = 2**31 - 1
-# Small blocks are filled up to 8 outputs and 16 sums. What that makes many times as large as the
-# weights takes memory, unless it is little.
+# Small blocks are padded to 8 outputs and 16 sums. Where that multiplies the weights' memory by
+# more than the first number, and it is more bytes than the second, the chain is refused.
 _MOST_TIMES, _FEW_BYTES = 8, 2**22
 
 # The cost model's constants, of one multiprocessor in a microsecond. Fitted to 168 tiles of 25
@@ -81,15 +81,15 @@ class ChainMma(KernelFamily[Config]):
         patterns = tuple(
             replace(p, a=p.a // config.groups) for p in reversed(problem.chain.patterns)
         )
-        made = []
+        stages = []
         for at, p in enumerate(patterns):
             after = patterns[at + 1] if at + 1 < len(patterns) else None
             tiles = -(-p.b // 8)
             units = -(-tiles // config.nt)
             jt = 2 if _pairs_of_j(p, after) else 1
             products = _products(p.c, problem)
-            made.append(Stage(p, size, products, config.mt, -(-tiles // units), jt))
-        return tuple(made)
+            stages.append(Stage(p, size, products, config.mt, -(-tiles // units), jt))
+        return tuple(stages)
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
         widest = max(-(-p.b // 8) for p in problem.chain)
@@ -128,7 +128,7 @@ class ChainMma(KernelFamily[Config]):
         at_a_time = -(-walkers * groups // device.multiprocessors)  # blocks of a multiprocessor
         busy = min(1.0, walkers * groups / device.multiprocessors)
 
-        # What a tile takes of each thing, and what it waits for.
+        # The tile's time on each resource, and the time that it waits.
         n, m = problem.chain.in_features // groups, problem.out_features // groups
         features = n + (2 * m if problem.epilogue.residual else m)
         memory = config.bm * features * size / (_DRAM_BYTES / max(busy, 0.3))
@@ -166,7 +166,7 @@ class ChainMma(KernelFamily[Config]):
 
 
 def _products(c: int, problem: Problem) -> int:
-    """Of two numbers by tensor cores, for sums of ``c`` values; 0 where they add nothing."""
+    """Tensor-core products per pair of numbers, for sums of ``c`` values; 0 where slower."""
     if problem.dtype != "float32":
         return 1 if c > 4 else 0
     if problem.exact:
@@ -175,7 +175,7 @@ def _products(c: int, problem: Problem) -> int:
 
 
 def _groups(problem: Problem) -> list[int]:
-    """Numbers of shares that all factors' i may be divided into, few of many."""
+    """Some of the numbers of shares that all factors' i can be divided into."""
     common = math.gcd(*(p.a for p in problem.chain))
     size = 4 if problem.dtype == "float32" else 2
     features = (problem.chain.in_features, problem.chain.out_features)
@@ -191,5 +191,5 @@ def _groups(problem: Problem) -> list[int]:
 
 
 def _pairs_of_j(p: Pattern, after: Pattern | None) -> bool:
-    """Whether results of neighbouring j are neighbours in the row that they go to."""
+    """Whether results of adjacent j are adjacent in the row that they are written to."""
     return p.d % 2 == 0 and (after is None or (after.d == 1 and after.c % 2 == 0))

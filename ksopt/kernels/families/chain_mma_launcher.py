@@ -1,4 +1,4 @@
-"""Kernels of csrc/cuda/chain_mma.cuh: how they are generated, loaded and launched."""
+"""Generation, loading and launching of the kernels of csrc/cuda/chain_mma.cuh."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ksopt.kernels.families.base import ANY_TYPE
 from ksopt.kernels.families.chain_launcher import Arguments
 from ksopt.kernels.families.chain_mma_tile import Config, Stage
 from ksopt.kernels.families.chain_rows import aligned
+from ksopt.kernels.families.row_grid import grid_of
 from ksopt.kernels.launcher import Entry, chain_entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 
@@ -33,7 +34,7 @@ class PackArguments(ctypes.Structure):
 
 
 def names(problem: Problem) -> tuple[str, str]:
-    """Of the kernel that packs and of the one that multiplies, as profilers show them."""
+    """The names of the packing and of the multiplying kernel, as profilers show them."""
     sizes = "_x_".join("_".join(map(str, p.weight_shape)) for p in problem.chain)
     dtype = problem.dtype if problem.exact else "tf32"
     after = "".join(f"_{name}" for name in problem.epilogue.names)
@@ -72,7 +73,7 @@ def sources(
 
 
 def pack_arguments(weights: Sequence[Tensor], packed: Tensor) -> PackArguments:
-    """What the packing kernel is launched with.
+    """The arguments of the packing kernel.
 
     Args:
         weights: of the factors, left to right, (a, b, c, d); any strides.
@@ -86,10 +87,8 @@ def pack_arguments(weights: Sequence[Tensor], packed: Tensor) -> PackArguments:
 
 
 def launch_of(tile: Config, batch: int, multiprocessors: int) -> tuple[int, int]:
-    """Blocks of a launch, and the rows of each, as ``ChainKernel::grid_of`` of csrc/host has it."""
-    units = -(-batch // tile.bm)
-    of_block = -(-units // min(units, most_blocks(tile, multiprocessors)))
-    return -(-units // of_block) * tile.groups, of_block * tile.bm
+    """Blocks of a launch and rows of each."""
+    return grid_of(batch, tile.bm, most_blocks(tile, multiprocessors), tile.groups)
 
 
 def most_blocks(tile: Config, multiprocessors: int) -> int:
@@ -98,7 +97,7 @@ def most_blocks(tile: Config, multiprocessors: int) -> int:
 
 
 def rows_of(x: Tensor, batch_last: bool) -> tuple[int, int] | None:
-    """The batch, and from a row to the next (batch last: from a feature), as the kernel takes it.
+    """The batch, and the stride of rows (batch last: of features), as the kernel takes them.
 
     It takes elements side by side that begin at a multiple of 16 bytes. Rows that are no multiple
     of 16 bytes must lie side by side, too.
@@ -196,7 +195,7 @@ class LaunchChain:
         return packed
 
     def entry(self) -> Entry | None:
-        """What the host library needs to do the same; None where there is none."""
+        """The entry that lets the host library do the same; None where there is none."""
         p = self._problem
         shapes = [one.weight_shape for one in p.chain]
         return chain_entry(
@@ -217,7 +216,7 @@ def _size(problem: Problem) -> int:
 
 
 def _taken(x: Tensor, batch_last: bool) -> tuple[Tensor, tuple[int, int]]:
-    """What the kernel reads, copied where it does not take it as it lies; and `rows_of` it."""
+    """The tensor that the kernel reads, copied where its layout does not fit, and its `rows_of`."""
     rows = rows_of(x, batch_last)
     if rows is None:
         x = aligned(x.contiguous())

@@ -1,4 +1,4 @@
-"""Tiles of csrc/cuda/chain_mma.cuh: what a block computes at a time, and the memory it takes."""
+"""Tiles of csrc/cuda/chain_mma.cuh: the work of a block, and the memory that it takes."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Stage:
 
     @property
     def row_features(self) -> int:
-        """Of a row that it reads, zeros behind each sum's values included."""
+        """Features of a row that it reads, including the zeros after each sum's values."""
         return self.planes * self.steps * self.step
 
     def units(self, bm: int) -> int:
-        """What the warps of a block share."""
+        """The units of work that the warps of a block share."""
         return self.planes // self.jt * (bm // (16 * self.mt)) * -(-self.tiles // self.nt)
 
     @property
@@ -67,7 +67,7 @@ class Stage:
 
     @property
     def arguments(self) -> str:
-        """Of the template."""
+        """The arguments of the template."""
         p = self.pattern
         sizes = (self.size, p.a, p.b, p.c, p.d, self.products, self.mt, self.nt, self.jt)
         return ", ".join(map(str, sizes))
@@ -75,7 +75,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Config:
-    """A tile: ``ChainMmaTile`` says what each is.
+    """A tile; its fields are those of ``ChainMmaTile``.
 
     Attributes:
         bm: rows of a block.

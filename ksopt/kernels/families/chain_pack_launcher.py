@@ -56,12 +56,12 @@ def source(s: Shape, tile: Config) -> str:
 
 
 def blocks_for(elements: int) -> int:
-    """Blocks of a launch that packs so many elements: a thread packs 8."""
+    """Blocks of a launch that packs this many elements: a thread packs 8."""
     return -(-elements // (8 * THREADS))
 
 
 def arguments_of(weights: Sequence[Tensor], packed: Tensor) -> Arguments:
-    """What the kernel is launched with.
+    """The arguments of the kernel.
 
     Args:
         weights: left factor (1, b, c, d) and right factor (a, b, c, 1) of each sibling, in turns;
@@ -79,7 +79,7 @@ def arguments_of(weights: Sequence[Tensor], packed: Tensor) -> Arguments:
 
 
 class ChainPacker:
-    """A loaded kernel: called with the weights of all siblings, gives them packed.
+    """A loaded kernel: called with the weights of all siblings, returns them packed.
 
     It is right in a graph that is being captured: all that it takes is the memory of the result.
     """
@@ -94,7 +94,7 @@ class ChainPacker:
         self._device = device_index
 
     def launch(self) -> dict[str, int]:
-        """What the host library launches."""
+        """The launch for the host library."""
         return {
             "pack": self._kernel,
             "pack_blocks": self._blocks,
@@ -103,7 +103,7 @@ class ChainPacker:
         }
 
     def __call__(self, weights: Sequence[Tensor]) -> Tensor:
-        """As `chain_packing.pack`; ``weights`` as for `arguments_of`, on the device."""
+        """The packed weights, as by `chain_packing.pack`; ``weights`` as for `arguments_of`."""
         weights = [weight.resolve_neg() for weight in weights]
         packed = torch.empty(self._elements, dtype=weights[0].dtype, device=weights[0].device)
         arguments = arguments_of(weights, packed)

@@ -15,7 +15,7 @@ from ksopt.kernels.families.chain_tile import Config, Shape
 
 
 def pack_index(s: Shape, tile: Config) -> Tensor:
-    """Where each element of the packed weights comes from.
+    """The source index of each element of the packed weights.
 
     Returns:
         int64, one entry for each packed element: an index into the siblings' left factors, then
@@ -63,7 +63,7 @@ def left_index(s: Shape, tile: Config) -> Tensor:
 
 
 def output_of_column(column: Tensor, d: int) -> Tensor:
-    """Which output of its chunk a column of the tensor cores' operand holds.
+    """The output within its chunk that a column of the tensor cores' operand holds.
 
     Four threads share the columns of 8; each has two of them, whose outputs must make runs of 8
     neighbouring features.

@@ -8,13 +8,13 @@ _ALIGNED = 16
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """A tensor as the rows that the kernel reads, copied where they are not such rows."""
+    """A tensor as rows that the kernel can read, copied if its layout does not fit."""
     rows = rows_of(x)
     return aligned(x.reshape(-1, x.shape[-1]).contiguous()) if rows is None else rows
 
 
 def rows_of(x: Tensor) -> Tensor | None:
-    """A view as rows of elements side by side that begin at multiples of 16 bytes, if there is."""
+    """A view as contiguous rows that are aligned to 16 bytes; None if there is none."""
     try:
         rows = x.view(-1, x.shape[-1])
     except RuntimeError:
@@ -25,5 +25,5 @@ def rows_of(x: Tensor) -> Tensor | None:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The same numbers at a multiple of 16 bytes."""
+    """The tensor, or a copy of it that is aligned to 16 bytes."""
     return tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()

@@ -1,4 +1,4 @@
-"""Tiles of csrc/cuda/chain_wgmma16.cuh: of which chains they are, and what fits."""
+"""Tiles of csrc/cuda/chain_wgmma16.cuh: the supported chains, and the tiles that fit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _OTHER_REGISTERS = 44  # of a thread that multiplies, beside sums and operands
 
 @dataclass(frozen=True)
 class Epilogue(problem.Epilogue):
-    """What is done beside the products.
+    """The operations of the kernel beside the products.
 
     Attributes:
-        middle: activation of what the right factor gives, before the left one; of two chains, of
-            what the first one gives.
-        keeps_z: whether what is between the factors is written to memory too.
+        middle: activation of the right factor's result, before the left one; of two chains, of
+            the first one's result.
+        keeps_z: whether the values between the factors are written to memory too.
     """
 
     middle: Activation = "none"
@@ -53,12 +53,12 @@ class Shape:
 
     @property
     def l_of_block(self) -> int:
-        """Values of z of one class that a block of the right factor gives."""
+        """Values of z of one class that a block of the right factor computes."""
         return self.right.b // self.left.d
 
     @property
     def tiles_of_block(self) -> int:
-        """The same in tiles of 8, the last one filled up."""
+        """`l_of_block` in tiles of 8, the last one padded."""
         return -(-self.l_of_block // 8)
 
     @property
@@ -72,11 +72,11 @@ class Shape:
         return -(-self.right.a * self.tiles_of_block // 2)
 
     def flops(self, batch: int) -> int:
-        """Of the products, as they are: what is filled up does not count."""
+        """Operations of the products, without padding."""
         return 2 * batch * self.siblings * (self.left.nnz + self.right.nnz)
 
     def bytes(self, batch: int) -> int:
-        """Of x, the weights and y, each moved once."""
+        """Bytes of x, the weights and y, each moved once."""
         features = self.right.in_features + self.siblings * self.left.out_features
         return 2 * (batch * features + self.siblings * (self.left.nnz + self.right.nnz))
 
@@ -163,7 +163,7 @@ class Config:
         return s.siblings * -(-s.left.b // self.nk) * (s.left.d // min(s.left.d, 8))
 
     def turns(self, s: Shape, after: problem.Epilogue) -> int:
-        """What a block of outputs is computed in: a chunk, or with a gate that of both siblings."""
+        """Chunks of outputs, or with a gate pairs of chunks, that are computed together."""
         return self.chunks(s) // (2 if after.is_gated else 1)
 
     def packed_elements(self, s: Shape) -> int:
@@ -210,7 +210,7 @@ def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
 def configs(
     s: Shape, device: DeviceSpec, after: problem.Epilogue | None = None
 ) -> Iterator[Config]:
-    """All tiles worth considering, without order.
+    """All tiles worth considering, in no order.
 
     Args:
         s: chains that are supported.
@@ -241,7 +241,7 @@ def configs(
 
 
 def template_arguments(s: Shape, tile: Config) -> tuple[str, str]:
-    """Of ``ChainPattern``, and of ``ChainTile`` behind the pattern."""
+    """The arguments of ``ChainPattern``, and those of ``ChainTile`` after the pattern."""
     left, right = s.left, s.right
     pattern = (right.a, right.b, right.c, left.b, left.d, s.siblings)
     return ", ".join(map(str, pattern)), ", ".join(map(str, fields(tile)))
@@ -253,7 +253,7 @@ def fields(tile: Config) -> tuple[int, ...]:
 
 
 def _clusters(tile: Config, s: Shape, after: problem.Epilogue) -> list[int]:
-    """How many blocks can share a tile's work: each has blocks of z, and chunks of outputs."""
+    """The numbers of blocks that can share a tile's work, each with blocks of z and chunks."""
     most = 1 if tile.blocks > 1 else min(tile.z_blocks(s), tile.turns(s, after))
     return [n for n in (1, 2, 4, 8) if n <= most]
 

@@ -1,4 +1,4 @@
-"""Chains of two 16-bit factors with what surrounds them, in one launch, as a kernel family."""
+"""The kernel family of chains of two 16-bit factors with their epilogue, in one launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ksopt.patterns.chain import Pattern
 
 @register_family
 class ChainWgmma16(KernelFamily[Config]):
-    """(1,b1,c1,d1)*(a2,b2,c2,1) in 16 bit: x read once, y written once, what is between on chip."""
+    """Chains (1,b1,c1,d1)*(a2,b2,c2,1) in 16 bit: x is read once, y is written once."""
 
     name = "chain_wgmma16"
     dtypes = HALF
@@ -79,7 +79,7 @@ class ChainWgmma16(KernelFamily[Config]):
 
 
 class LaunchKeeping:
-    """(x, weights, bias) -> y, and what is between the factors; weights are packed at each call."""
+    """(x, weights, bias) -> y and the values between the factors; packs weights at each call."""
 
     def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
         shape = _shape(problem)
@@ -90,7 +90,7 @@ class LaunchKeeping:
         self._launch = ChainLauncher(shape, config, epilogue, problem.dtype, device_index)
 
     def launches(self) -> dict[str, int]:
-        """What the host library launches, as ``know_trained_chain`` of csrc/host names it."""
+        """The launch for the host library, as ``know_trained_chain`` of csrc/host takes it."""
         return {**self._pack.launch(), **self._launch.launch()}
 
     def __call__(
@@ -111,8 +111,8 @@ class LaunchKeeping:
 class LaunchChain:
     """(x, weights, bias, residual, out) -> y of a kernel that is compiled and loaded.
 
-    What the kernel does not take, rows that begin at other addresses than multiples of 16 bytes or
-    whose elements do not lie side by side, is copied first.
+    Unsupported operands, with rows that begin at other addresses than multiples of 16 bytes or
+    whose elements do not lie side by side, are copied first.
     """
 
     def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
@@ -148,7 +148,7 @@ class LaunchChain:
         return y
 
     def entry(self) -> Entry | None:
-        """What the host library needs to do the same; None where there is none."""
+        """The entry that lets the host library do the same; None where there is none."""
         p = self._problem
         shapes = [one.weight_shape for _ in range(p.siblings) for one in p.chain]
         return self._launch.entry(weight_groups.number_of(self._form, shapes, p.dtype))

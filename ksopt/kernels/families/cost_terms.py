@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def overlapped(times: Iterable[float], power: float) -> float:
-    """The time of things that are done at the same time, all but perfectly.
+    """The time of several tasks that overlap almost perfectly.
 
     The slowest decides, and what comes close to it adds to it.
 

@@ -97,7 +97,7 @@ class Config:
         return max(self.rows * pitch * 16, self.warps_l * self.rows * sum_pitch * 4)
 
     def in_flight(self, p: Pattern) -> int:
-        """16-byte loads of a thread that are under way at a time."""
+        """16-byte loads of a thread that are in flight at a time."""
         return self.units * self.nt * fold(p.d).chunks
 
     def registers(self, p: Pattern) -> int:

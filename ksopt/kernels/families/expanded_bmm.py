@@ -1,4 +1,4 @@
-"""PyTorch's batched product by matrices that hold zeros, and a kernel that mends what these spoil.
+"""PyTorch's batched product by matrices with zeros, and a kernel that repairs rows with NaN.
 
 For a few j the blocks (b d) x (c d) of a factor, or its whole matrix, are multiplied on tensor
 cores without any permuting of x and y: d times the operations, or a d times. Their zeros spoil rows
@@ -34,7 +34,7 @@ _WAYS = {"blocks": "expand", "matrix": "dense"}  # the baseline that multiplies 
 
 @dataclass(frozen=True)
 class Config:
-    """What is multiplied by.
+    """The kind of matrices.
 
     Attributes:
         by: the factor's "blocks", one for each i, or its whole "matrix".
@@ -48,11 +48,11 @@ class Config:
         return 1
 
     def shared_bytes(self, p: Pattern) -> int:
-        """Nothing beyond what every device has."""
+        """No dynamic shared memory."""
         return 0
 
     def matrices(self, p: Pattern) -> Matrices:
-        """Of a factor's weight."""
+        """The matrices of a factor's weight."""
         return Matrices.of_blocks(p) if self.by == "blocks" else Matrices.of_all(p)
 
 
@@ -103,7 +103,7 @@ class ExpandedBmm(KernelFamily[Config]):
 
 
 def _is_small(p: Pattern, times: int) -> bool:
-    """Whether matrices of so many times a weight's elements are worth a try."""
+    """Whether matrices with this multiple of a weight's elements are worth timing."""
     return times <= _MOST_TIMES and times * p.nnz <= _MOST_ELEMENTS
 
 
@@ -114,7 +114,7 @@ def kernel_name(problem: Problem, config: Config) -> str:
 
 
 def source(problem: Problem, config: Config) -> str:
-    """The generated file of the kernel behind the product."""
+    """The generated file of the kernel after the product."""
     p = problem.pattern
     flags = ", ".join(str(one).lower() for one in (config.by == "matrix", problem.batch_last))
     return (
@@ -128,7 +128,7 @@ def source(problem: Problem, config: Config) -> str:
 
 
 def geometry(p: Pattern, config: Config) -> Geometry:
-    """How the kernel is launched: a thread looks at a row of a matrix."""
+    """The launch geometry of the kernel: one thread per row of a matrix."""
     of_row = p.a if config.by == "blocks" else 1
     return Geometry(
         threads=_THREADS,
@@ -146,8 +146,8 @@ class ExpandedProduct:
 
     Attributes:
         problem: what is computed.
-        config: by what.
-        repair: (x, weight, y) -> y, without what the zeros made of it.
+        config: the kind of matrices.
+        repair: (x, weight, y) -> y, with the rows recomputed that the zeros have made NaN.
     """
 
     problem: Problem
@@ -162,7 +162,7 @@ class ExpandedProduct:
         return self.repair(x, weight, y) if y.numel() > 0 else y
 
     def entry(self) -> Entry | None:
-        """What the host library needs to do the same."""
+        """The entry that lets the host library do the same."""
         p, dtype = self.problem.pattern, self.problem.dtype
         form = weight_table.number_of(self._baseline.name, p.weight_shape, dtype)
         matrices = self.config.matrices(p)

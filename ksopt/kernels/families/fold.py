@@ -1,4 +1,4 @@
-"""How consecutive values of j lie in the 16-byte chunks that kernels load."""
+"""The layout of consecutive values of j in the 16-byte chunks that kernels load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fold:
-    """How d consecutive j lie in chunks: ``Lanes`` of csrc/cuda, same names.
+    """The layout of d consecutive j in chunks: ``Lanes`` of csrc/cuda, with the same names.
 
     Attributes:
         j: values of j that a thread holds at a time.
@@ -35,7 +35,7 @@ class Fold:
         return self.length // self.run_l * self.run
 
 
-@functools.cache  # asked for every tile that is considered
+@functools.cache  # called for every tile that is considered
 def fold(d: int, elements: int) -> Fold:
     """The fold of ``d`` where a chunk holds ``elements`` values.
 
@@ -51,6 +51,6 @@ def fold(d: int, elements: int) -> Fold:
     j = elements if wide else d
     run = 3 if not wide and d % 3 == 0 else 1
     run_l = run * elements // j
-    least = elements // 2  # values of l that a thread gives to one tensor-core step
+    least = elements // 2  # values of l of a thread in one tensor-core step
     length = max(least, run_l)
     return Fold(j, run, run_l, length, length // least)

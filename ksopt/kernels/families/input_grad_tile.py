@@ -1,4 +1,4 @@
-"""Tiles of csrc/cuda/input_grad_wgmma16.cuh: of which chains they are, what fits, how long."""
+"""Tiles of csrc/cuda/input_grad_wgmma16.cuh: supported chains, tiles that fit, their times."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import astuple, dataclass, replace
 
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.families.row_grid import grid_of
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
 ROWS_OF_UNIT = 64
-"""Blocks take whole units of so many rows."""
+"""Rows of the units that blocks take."""
 
 _BARRIER_BYTES = 128
 _LOADER_REGISTERS = 40
 _OTHER_REGISTERS = 44  # of a thread that multiplies, beside sums and operands
 _MOST_SUMS = 256  # columns between the factors that a block computes
-_MOST_CHUNKS = 32  # of what it gives: each is code of its own
+_MOST_CHUNKS = 32  # of the columns that it computes: each is unrolled code
 _MOST_BLOCKS_OF_ROWS = 8
 # The cost model's constants, of one multiprocessor: fitted to 36 launches in graphs on an H200,
 # within 6 % (root mean square; docs/development/training.md). No other run was compared with them.
@@ -61,7 +62,7 @@ class Config:
         groups: warpgroups that multiply, of 64 rows each.
         blocks: that a multiprocessor runs at a time.
         splits: blocks that share the right factor's blocks for the same rows.
-        parts: blocks that share the columns of the result; each computes what is between anew.
+        parts: blocks that share the columns of the result; each recomputes the values between.
         kf: features of the gradient in a slot.
         nc: columns of the result that are computed at a time.
         stages: slots.
@@ -82,7 +83,7 @@ class Config:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return 128 * (self.groups + 1)
 
     @property
@@ -92,7 +93,7 @@ class Config:
 
     @property
     def registers(self) -> int:
-        """Of a thread that multiplies."""
+        """Registers of a thread that multiplies."""
         at_start = 65536 // (self.threads * self.blocks) // 8 * 8
         taken = (at_start * (self.groups + 1) - _LOADER_REGISTERS) // self.groups // 8 * 8
         return min(taken, 240)
@@ -107,7 +108,7 @@ class Config:
         return s.middle // self.splits
 
     def chunks(self, s: Shape) -> int:
-        """Chunks of columns that a block of the right factor gives."""
+        """Chunks of columns that a block of the right factor computes."""
         return -(-s.right.c // self.nc)
 
     def chunks_of_block(self, s: Shape) -> int:
@@ -127,7 +128,7 @@ class Config:
         return s.right.b * self.nc * 2
 
     def slot_bytes(self, s: Shape) -> int:
-        """Of the ring."""
+        """Bytes of a slot of the ring."""
         return max(self.rows * self.kf * 2 + self.left_bytes(s), self.right_bytes(s))
 
     def shared_bytes(self, s: Shape) -> int:
@@ -135,7 +136,7 @@ class Config:
         return _BARRIER_BYTES + self.stages * self.slot_bytes(s)
 
     def packed_elements(self, s: Shape) -> int:
-        """Of the packed weights."""
+        """Elements of the packed weights."""
         left = self.splits * self.slots(s) * self.left_bytes(s)
         return (left + s.right.a * self.chunks(s) * self.right_bytes(s)) // 2
 
@@ -163,7 +164,7 @@ def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
 
 
 def configs(s: Shape, device: DeviceSpec) -> Iterator[Config]:
-    """All tiles worth considering, without order, of a chain whose form is supported."""
+    """All tiles worth considering of a supported chain, in no order."""
     d, right = s.left.d, s.right
     unit = unit_of(d)
     widths = [nc for nc in (64, 96, 128) if nc - 32 < -(-right.c // 32) * 32] or [32]
@@ -187,17 +188,15 @@ def unit_of(d: int) -> int:
 
 
 def template_arguments(s: Shape, tile: Config) -> tuple[str, str]:
-    """Of ``InputGradPattern``, and of ``InputGradTile`` behind the pattern."""
+    """The arguments of ``InputGradPattern``, and those of ``InputGradTile`` after it."""
     pattern = (s.right.a, s.right.b, s.right.c, s.left.b, s.left.d)
     return ", ".join(map(str, pattern)), ", ".join(map(str, astuple(tile)))
 
 
 def launch_of(tile: Config, rows: int, multiprocessors: int) -> tuple[int, int]:
-    """Blocks of a launch, and the rows of each."""
-    units = -(-rows // ROWS_OF_UNIT)
+    """Blocks of a launch and rows of each."""
     at_a_time = max(1, multiprocessors * tile.blocks // tile.of_rows)
-    of_block = -(-units // min(units, at_a_time))
-    return -(-units // of_block) * tile.of_rows, of_block * ROWS_OF_UNIT
+    return grid_of(rows, ROWS_OF_UNIT, at_a_time, tile.of_rows)
 
 
 def predicted_us(s: Shape, tile: Config, rows: int, device: DeviceSpec) -> float:
@@ -252,7 +251,7 @@ def best(s: Shape, rows: int, device: DeviceSpec, count: int = 1) -> list[Config
 
 
 def _is_whole(tile: Config, s: Shape) -> bool:
-    """Whether blocks share what there is evenly, and have no more code than they may."""
+    """Whether blocks share the work evenly, within the limit on unrolled chunks."""
     few = tile.chunks_of_block(s) <= _MOST_CHUNKS and tile.of_rows <= _MOST_BLOCKS_OF_ROWS
     return few and tile.chunks(s) % tile.parts == 0
 

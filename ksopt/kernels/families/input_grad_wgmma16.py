@@ -1,7 +1,7 @@
-"""The gradient of what a chain reads, in one launch (csrc/cuda/input_grad_wgmma16.cuh): kernels.
+"""Kernels of a chain's input gradient in one launch (csrc/cuda/input_grad_wgmma16.cuh).
 
 Of a chain (1,b1,c1,d1)*(a2,b2,c2,1) in 16 bits, batch first, on Hopper. The gradient of what is
-between the factors is written beside it: the right factor's own gradient is made of it. The
+between the factors is written beside it: the right factor's own gradient needs it. The
 weights, which have changed since the last step, are packed by a small kernel before.
 """
 
@@ -22,7 +22,7 @@ LAUNCH = (
     *("pack", "pack_blocks", "pack_threads", "packed_elements"),
     *("kernel", "blocks", "threads", "shared_bytes", "rows_per_block"),
 )
-"""What the host library needs to know, as ``know_input_grad`` of csrc/host names it."""
+"""The names of a launch's numbers, as ``know_input_grad`` of csrc/host takes them."""
 
 
 class Arguments(ctypes.Structure):
@@ -100,7 +100,7 @@ def _pack_name(s: Shape) -> str:
 def arguments_of(
     grad: Tensor, packed: Tensor, between: Tensor, to: Tensor, rows_per_block: int
 ) -> Arguments:
-    """What the kernel is launched with; of grad rows may lie apart."""
+    """The arguments of the kernel; rows of grad may have any stride."""
     return Arguments(
         *(grad.data_ptr(), packed.data_ptr(), between.data_ptr(), to.data_ptr()),
         *(grad.shape[0], grad.stride(0), rows_per_block),
@@ -108,7 +108,7 @@ def arguments_of(
 
 
 def pack_arguments_of(left: Tensor, right: Tensor, packed: Tensor) -> PackArguments:
-    """What the kernel that packs is launched with; weights [1,b,c,d] and [a,b,c,1], any strides."""
+    """The arguments of the packing kernel; weights [1,b,c,d] and [a,b,c,1], any strides."""
     weights = Weights(
         *(left.data_ptr(), right.data_ptr()),
         (ctypes.c_int64 * 3)(*left.stride()[1:]),
@@ -142,7 +142,7 @@ class InputGradient:
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
 
     def launches(self, rows: int) -> dict[str, int]:
-        """What the host library launches on so many rows: of each of `LAUNCH` the number."""
+        """The launch for the host library on this many rows: a number for each name of `LAUNCH`."""
         s, tile = self.shape, self.tile
         blocks, of_block = launch_of(tile, rows, self._multiprocessors)
         packing = (self._pack, pack_blocks(s, tile), PACK_THREADS, tile.packed_elements(s))
@@ -160,7 +160,7 @@ class InputGradient:
         return packed
 
     def launch(self, grad: Tensor, packed: Tensor, between: Tensor, to: Tensor) -> None:
-        """Write both gradients, contiguous, of weights that are packed."""
+        """Write both gradients, contiguous, from packed weights."""
         blocks, of_block = launch_of(self.tile, grad.shape[0], self._multiprocessors)
         arguments = arguments_of(grad, packed, between, to, of_block)
         driver.launch(
@@ -169,7 +169,7 @@ class InputGradient:
         )
 
     def __call__(self, grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of what the chain reads, and of what is between its factors.
+        """The gradients of the chain's input, and of the values between its factors.
 
         Args:
             grad: [rows, b1*d1], the elements of a row side by side, rows at multiples of 16 bytes.

@@ -26,7 +26,7 @@ _WEIGHT_BYTES_US = 20_000.0  # a block's weights, read and regrouped before it s
 _TENSOR_STEPS_US = 530.0  # m16n8k16 products
 _STEP_US = 0.21  # a stage's barrier and latency
 _LAUNCH_US = 7.5
-_FULL_WARPS = 5.0  # with fewer on a multiprocessor, shared memory is not kept busy
+_FULL_WARPS = 5.0  # with fewer on a multiprocessor, shared memory is not busy all the time
 
 
 def fold(d: int) -> Fold:

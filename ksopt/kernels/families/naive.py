@@ -1,4 +1,4 @@
-"""The general family (csrc/cuda/naive.cuh): right for every problem, every other's fallback."""
+"""The general family (csrc/cuda/naive.cuh): supports every problem, and is the others' fallback."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NaiveConfig:
         return 1
 
     def shared_bytes(self, p: Pattern) -> int:
-        """None that is dynamic."""
+        """No dynamic shared memory."""
         return 0
 
 
@@ -66,7 +66,7 @@ class Naive(TemplateFamily[NaiveConfig]):
         yield self.default_config(problem)
 
     def default_config(self, problem: Problem) -> NaiveConfig:
-        """The tile for ``problem``: no larger than its b and c make use of."""
+        """The tile for ``problem``, no larger than its b and c."""
         outputs = min(64, max(16, _next_power_of_two(problem.pattern.b)))
         step = min(16, max(4, _next_power_of_two(problem.pattern.c)))
         return NaiveConfig(rows=64, outputs=outputs, step=step)
@@ -88,7 +88,7 @@ class Naive(TemplateFamily[NaiveConfig]):
         return float(math.hypot(computed, moved, tiles)) / device.multiprocessors + _LAUNCH_US
 
     def geometry(self, problem: Problem, config: NaiveConfig) -> Geometry:
-        """How the kernel is launched."""
+        """The launch geometry of the kernel."""
         p = problem.pattern
         return Geometry(
             threads=config.threads,

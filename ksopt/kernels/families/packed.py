@@ -28,11 +28,11 @@ class PackedFamily(TemplateFamily[ConfigT]):
 
     @abc.abstractmethod
     def packed_form(self, problem: Problem, config: ConfigT) -> str:
-        """Names the order of the packed weight: tiles with the same order share it."""
+        """The name of the packed weight's order: tiles with the same order share the weight."""
 
     @abc.abstractmethod
     def pack_geometry(self, problem: Problem, config: ConfigT) -> Geometry:
-        """How the kernel that packs weights is launched."""
+        """The launch geometry of the packing kernel."""
 
     @abc.abstractmethod
     def pack_source(self, problem: Problem, config: ConfigT) -> str:

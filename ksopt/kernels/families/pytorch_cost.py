@@ -1,4 +1,4 @@
-"""What PyTorch's own operations cost on a CUDA device: batched matrix products, permuting copies.
+"""The cost model of PyTorch's operations on CUDA: batched matrix products, permuting copies.
 
 Fitted to 5,300 times of 1,115 patterns (bfloat16, batch_first, 8,192 rows, H200, commits 5f45235
 and 73637bb; docs/data/search-regret-fitted.csv names them): the middle four fifths of them lie
@@ -28,7 +28,7 @@ _SLOWER = {4: 3.7, 2: 3.8, 1: 9.5}
 _UNALIGNED_BYTES, _UNALIGNED_TILE = 0.38, 1.4
 _WIDE = 32
 _WIDE_COPY = 1.6  # of d values or more that change places with l
-# The same of many l: neighbouring threads read places far apart. From so many of each.
+# The same of many l: neighbouring threads read places far apart. From these d and l on.
 _FAR_D, _FAR_L, _FAR_COPY = 24, 64, 1.7
 _SMOOTH = 3.0
 
@@ -65,7 +65,7 @@ def copy_us(size_bytes: float, d: int, multiprocessors: int) -> float:
     """Microseconds of a copy in which the d and the l (or k) of [.., l, d] change places.
 
     Args:
-        size_bytes: of what is copied, which is read and written.
+        size_bytes: of the copied tensor, which is read and written.
         d: values that lie side by side before it (or after).
         multiprocessors: of the device.
     """
@@ -74,15 +74,15 @@ def copy_us(size_bytes: float, d: int, multiprocessors: int) -> float:
 
 
 def far_copy(d: int, length: int) -> float:
-    """How many times as long the copy takes that changes places inside each row alone."""
+    """The slowdown of a copy that permutes inside each row only."""
     return _FAR_COPY if d >= _FAR_D and length >= _FAR_L else 1.0
 
 
 def multiply_us(moved_bytes: float, multiprocessors: int) -> float:
-    """Microseconds of a broadcast multiplication that reads and writes so much."""
+    """Microseconds of a broadcast multiplication that reads and writes this many bytes."""
     return moved_bytes / _MULTIPLY_BYTES / multiprocessors
 
 
 def elementwise_us(moved_bytes: float, multiprocessors: int) -> float:
-    """Microseconds of one elementwise kernel behind a product, which reads and writes so much."""
+    """Microseconds of one elementwise kernel that reads and writes this many bytes."""
     return moved_bytes / _BYTES / multiprocessors + NEXT_LAUNCH_US

@@ -1,6 +1,6 @@
-"""PyTorch's own ways to multiply, as rivals of the kernels: which make sense, and what they cost.
+"""PyTorch's implementations of a product as candidates: the applicable ones and their cost.
 
-The predicted times are made of `pytorch_cost`'s. They decide only where nothing may be timed.
+The predicted times are sums of `pytorch_cost`'s. They decide only where nothing may be timed.
 
 On CUDA all of them multiply the pattern's own blocks, and nothing else. Ways that write the weight
 into zeros and multiply these too (`FILLED`) would be wrong there in two things. Zero times infinity
@@ -38,7 +38,7 @@ _EINSUM = 1.12  # what they take, beside their product and their copies
 
 
 def names(problem: Problem, device_type: str) -> list[str]:
-    """The ways worth trying on ``device_type``, the simplest first."""
+    """The names of the candidates on ``device_type``, the simplest first."""
     p = problem.pattern
     ways = ["bmm", "bmm_paper", "einsum"]
     if min(p.a, p.d) <= _MAX_LOOP:
@@ -55,7 +55,7 @@ def names(problem: Problem, device_type: str) -> list[str]:
 
 
 def prepares(name: str, problem: Problem) -> bool:
-    """Whether the way's weight is another tensor than the canonical one."""
+    """Whether the candidate's weight is another tensor than the canonical one."""
     return _prepares(name, problem.pattern)
 
 
@@ -67,7 +67,7 @@ def _prepares(name: str, p: Pattern) -> bool:
 
 @dataclass(frozen=True)
 class Multiplier:
-    """(x, weight, out=None) -> y by one of PyTorch's ways, its weight prepared once a version.
+    """(x, weight, out=None) -> y by one of PyTorch's products, the weight prepared once a version.
 
     Attributes:
         name: one of `names` on a CUDA device.
@@ -82,7 +82,7 @@ class Multiplier:
         return baseline.multiply(x, prepared(baseline, weight, p, last), p, last, out)
 
     def entry(self) -> Entry | None:
-        """What the host library needs to do the same; None where there is none."""
+        """The entry that lets the host library do the same; None where there is none."""
         p, dtype = self.problem.pattern, self.problem.dtype
         form = weight_table.number_of(_form(self.name), p.weight_shape, dtype)
         return entry(self.name, p, self.problem.batch_last, form)
@@ -95,7 +95,7 @@ _MATRICES = MappingProxyType({"expand": Matrices.of_blocks, "dense": Matrices.of
 def entry(
     name: str, p: Pattern, batch_last: bool, form: int, by_groups: bool = False
 ) -> Entry | None:
-    """What the host library needs to multiply in one of PyTorch's ways; None where there is none.
+    """The entry that lets the host library run one of PyTorch's products; None without one.
 
     Args:
         name: one of `names`.
@@ -108,12 +108,12 @@ def entry(
 
 
 def multiplier(name: str, problem: Problem) -> Multiplier:
-    """One of PyTorch's ways, ready to be called."""
+    """One of PyTorch's products, ready to be called."""
     return Multiplier(name, problem)
 
 
 def prepared(baseline: Baseline, weight: Tensor, p: Pattern, batch_last: bool) -> Tensor:
-    """The weight as a baseline wants it: kept (weight_cache.py) where that is another tensor."""
+    """The weight as a baseline reads it, cached (weight_cache.py) where that is another tensor."""
     name = baseline.name
     if not _prepares(name, p):
         return baseline.prepare(weight, batch_last)
@@ -127,12 +127,12 @@ def prepared(baseline: Baseline, weight: Tensor, p: Pattern, batch_last: bool) -
 
 
 def _form(name: str) -> str:
-    """What a way's prepared weight is called."""
+    """The name of the form of a candidate's prepared weight."""
     return "bmm" if name in _PERMUTED else name
 
 
 def predicted_us(name: str, problem: Problem, batch: int, multiprocessors: int) -> float:
-    """Predicted time of one of PyTorch's ways on a CUDA device, its weight prepared.
+    """Predicted time of one of PyTorch's products on a CUDA device, its weight prepared.
 
     Args:
         name: one of `names` on such a device.
@@ -155,7 +155,7 @@ def predicted_us(name: str, problem: Problem, batch: int, multiprocessors: int) 
 def _copying_us(
     name: str, problem: Problem, x: int, y: int, multiprocessors: int
 ) -> tuple[float, int]:
-    """Microseconds in which x and y of so many bytes are permuted, and how many launches in all."""
+    """Microseconds to permute x and y of this many bytes, and the total number of launches."""
     p = problem.pattern
     if name == "bmm_loop":
         return 0.0, min(p.a, p.d)

@@ -58,7 +58,7 @@ def tile_of(dtype: str, a: int, length: int, d: int) -> Tile:
 
 
 def geometry(a: int, tile: Tile) -> Geometry:
-    """How a kernel is launched on rows of ``a`` matrices."""
+    """The launch geometry of a kernel on rows of ``a`` matrices."""
     return Geometry(
         threads=tile.threads,
         shared_bytes=tile.shared_bytes,

@@ -32,7 +32,7 @@ _LAUNCHES_US = 12.0
 
 @dataclass(frozen=True)
 class Config:
-    """The one way to do it: nothing is left to choose."""
+    """The only configuration."""
 
     dtype: str
 
@@ -42,7 +42,7 @@ class Config:
         return 1
 
     def shared_bytes(self, p: Pattern) -> int:
-        """Nothing beyond what every device has."""
+        """No dynamic shared memory."""
         return 0
 
 
@@ -54,7 +54,7 @@ def pack(weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PermutedProduct:
-    """(x, weight) -> y, and the same with a weight that is packed already.
+    """(x, weight) -> y, also with a weight that is packed already.
 
     Attributes:
         problem: what is computed.
@@ -70,7 +70,7 @@ class PermutedProduct:
         return self.multiply(x, weight_table.prepared(weight, "adbc", self._form, pack), out)
 
     def entry(self) -> Entry | None:
-        """What the host library needs to do the same."""
+        """The entry that lets the host library do the same."""
         matrices = Matrices.of(self.problem.pattern)
         return torch_entry(matrices, False, self._form, before=self.before, after=self.after)
 
@@ -81,7 +81,7 @@ class PermutedProduct:
 
     @torch.no_grad()  # ksopt.ops has the gradients; bmm(out=) refuses operands that want them
     def multiply(self, x: Tensor, matrices: Tensor, out: Tensor | None = None) -> Tensor:
-        """y (*batch, M), contiguous, of x (*batch, N) and the weight as `pack` gives it."""
+        """y (*batch, M), contiguous, from x (*batch, N) and the weight as `pack` returns it."""
         p = self.problem.pattern
         rows = x.numel() // p.in_features
         if rows == 0:

@@ -1,9 +1,9 @@
 """The weight gradient of a 16-bit factor on Hopper (csrc/cuda/weight_grad_wgmma16.cuh): kernels.
 
-What is multiplied is dY's features by X's, all of one i by all of it: d times the sums that are
+dY's features are multiplied by X's, all of one i by all of it: d times the sums that are
 needed, and no operand is copied into another order. The rows are split into shares, whose sums a
 second kernel adds in a fixed order: the result is the same at every call. The gradient of a bias
-behind the product, the sum of dY's rows, is computed beside it where it is wanted.
+added to the product, the sum of dY's rows, is computed beside it on request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
 ROWS = 64
-"""A share of the rows is a multiple of so many: whole stages."""
+"""The rows of a share are a multiple of this: whole stages."""
 MOST_D = 8
 """The largest d: more would multiply too much in vain."""
 
@@ -50,27 +50,27 @@ class Config:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return 128 * self.groups
 
     @property
     def rows(self) -> int:
-        """Of a stage: of wide ones fewer, so that several are on their way."""
+        """Rows of a stage: fewer of wide tiles, so that several stages are in flight."""
         return 64 if self.groups + self.panels <= 4 else 32
 
     @property
     def blocks(self) -> int:
-        """That a multiprocessor runs at a time: two where stages and sums are small."""
+        """Blocks on a multiprocessor at a time: two where stages and sums are small."""
         return 2 if self.groups + self.panels <= 3 else 1
 
     @property
     def stages(self) -> int:
-        """As many as fit."""
+        """The number of stages: as many as fit."""
         return min(8, (_SHARED // self.blocks - RESERVED_SHARED) // self._stage_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block."""
+        """Dynamic shared memory of a block."""
         return self.stages * self._stage_bytes
 
     @property
@@ -78,13 +78,13 @@ class Config:
         return (self.groups + self.panels) * self.rows * 128
 
     def tiles(self, p: Pattern) -> int:
-        """Of all of the gradient."""
+        """The number of tiles of the whole gradient."""
         return p.a * -(-p.b * p.d // (64 * self.groups)) * -(-p.c * p.d // (64 * self.panels))
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a gradient is computed.
+    """A launch that computes a gradient.
 
     Attributes:
         tile: of a block.
@@ -126,13 +126,13 @@ def best(p: Pattern, rows: int, spec: DeviceSpec) -> Launch:
 def launch_of(tile: Config, p: Pattern, rows: int, spec: DeviceSpec) -> Launch:
     """A tile's launch: one wave of blocks, or a block for each tile."""
     stages = max(1, -(-rows // ROWS))
-    wanted = max(1, spec.multiprocessors * tile.blocks // tile.tiles(p))
-    of_share = -(-stages // min(wanted, stages))
+    most_shares = max(1, spec.multiprocessors * tile.blocks // tile.tiles(p))
+    of_share = -(-stages // min(most_shares, stages))
     return Launch(tile, -(-stages // of_share), of_share * ROWS)
 
 
 def predicted_us(launch: Launch, p: Pattern, rows: int, spec: DeviceSpec) -> float:
-    """Microseconds: the slowest of products, memory and L2 cache, then the shares."""
+    """Predicted microseconds: the slowest of products, memory and L2 cache, then the shares."""
     tile = launch.tile
     m, n = 64 * tile.groups, 64 * tile.panels
     tiles = tile.tiles(p)
@@ -219,7 +219,7 @@ class SharesArguments(ctypes.Structure):
 def arguments_of(
     grad: Tensor, x: Tensor, to: Tensor, launch: Launch, bias: Tensor | None = None
 ) -> Arguments:
-    """What the kernel is launched with; grad and x are rows of features, of any stride."""
+    """The arguments of the kernel; grad and x are rows of features, of any stride."""
     return Arguments(
         *(grad.data_ptr(), x.data_ptr(), to.data_ptr(), 0 if bias is None else bias.data_ptr()),
         *(x.shape[0], grad.stride(0), x.stride(0), launch.rows_per_share, launch.shares),
@@ -229,7 +229,7 @@ def arguments_of(
 def adding_arguments(
     shares: Tensor, to: Tensor, launch: Launch, bias: Tensor | None = None
 ) -> SharesArguments:
-    """What the kernel that adds shares is launched with; where a bias is, it lies behind."""
+    """The arguments of the kernel that adds shares; a bias follows the weight."""
     elements = to.numel() + (0 if bias is None else bias.numel())
     return SharesArguments(
         *(shares.data_ptr(), to.data_ptr(), 0 if bias is None else bias.data_ptr()),
@@ -268,7 +268,7 @@ class WeightGradient:
 
     @property
     def entry(self) -> tuple[int, ...]:
-        """What the host library launches, as ``know_weight_grad`` of csrc/host takes it."""
+        """The launch for the host library, as ``know_weight_grad`` of csrc/host takes it."""
         launch, tile = self.launch, self.launch.tile
         return (
             *(self._kernel, self._adding, tile.threads, tile.shared_bytes, ADDING_THREADS),

@@ -84,7 +84,7 @@ class Config:
         return p.b // self.outputs * self.team_j
 
     def weight_bytes(self, p: Pattern) -> int:
-        """Of a block, in shared memory."""
+        """Bytes of a block's weights in shared memory."""
         f = fold(p.d)
         return -(-p.c // f.unit) * f.unit * self.groups_j * f.j * self.outputs * 2
 
@@ -101,13 +101,13 @@ class Config:
         return _BARRIER_BYTES + self.weight_bytes(p) + count * self.stage_bytes(p) + slices
 
     def stage_bytes(self, p: Pattern) -> int:
-        """Of one stage of the ring."""
+        """Bytes of one stage of the ring."""
         return self.rows * self.kl * self.groups_j * fold(p.d).j * 2
 
     def registers(self, p: Pattern) -> int:
         """Registers of a thread that multiplies, at the least: sums, operands, and addresses.
 
-        What they exceed this by is spilled outside of the innermost loop.
+        Registers above this are spilled outside of the innermost loop.
         """
         f = fold(p.d)
         return self.nt * f.j * 4 + f.j * f.steps * 4 + 8
@@ -140,7 +140,7 @@ def unsupported_fold(p: Pattern) -> str | None:
 
 
 def tiles(problem: Problem, kind: type[AnyConfig]) -> Iterator[AnyConfig]:
-    """All that fit, before it is known for how many multiprocessors.
+    """All tiles that fit, whatever the number of multiprocessors.
 
     Args:
         problem: what is computed.
@@ -167,7 +167,7 @@ def tiles(problem: Problem, kind: type[AnyConfig]) -> Iterator[AnyConfig]:
 
 
 def most_blocks(p: Pattern, config: Config, multiprocessors: int) -> int:
-    """Whole teams, and where that leaves few idle, as many for each group of columns.
+    """The most blocks: whole teams, and where few are left idle, equal for groups of columns.
 
     No team then passes from one group to the next (docs/development/16-bit.md).
     """
@@ -178,21 +178,21 @@ def most_blocks(p: Pattern, config: Config, multiprocessors: int) -> int:
 
 
 def _groups_j(d: int) -> tuple[int, ...]:
-    """Warpgroups side by side along j: for whole sectors of 32 bytes where d allows."""
+    """Warpgroups adjacent along j: for whole sectors of 32 bytes where d allows."""
     if d % 16 == 0:
         return (2,)
     return (1, 3) if d == 24 else (1,)
 
 
 def _stages(p: Pattern, config: Config) -> int:
-    """As many as fit: the more of x is under way, the faster it comes."""
+    """The number of stages: as many as fit, for the most loads of x in flight."""
     limit = (SHARED_LIMIT + RESERVED_SHARED) // config.blocks - RESERVED_SHARED
     one = config.shared_bytes(p, stages=1) - config.shared_bytes(p, stages=0)
     return min(_MOST_STAGES, (limit - config.shared_bytes(p, stages=0)) // one)
 
 
 def _staged(f: Fold, kl: int, groups_j: int, p: Pattern) -> bool:
-    """Whether a stage may hold ``kl`` l: whole units, and rows that meet in no bank."""
+    """Whether a stage may hold ``kl`` l: whole units, and rows without bank conflicts."""
     chunks = kl * groups_j * f.j // 8
     if kl % f.unit or (kl > f.unit and -(-p.c // f.unit) * f.unit % kl):
         return False
@@ -200,7 +200,7 @@ def _staged(f: Fold, kl: int, groups_j: int, p: Pattern) -> bool:
 
 
 def _teams(p: Pattern, width: int) -> list[int]:
-    """How many neighbours of j walk together: one, those of a line of 128 bytes, or some more."""
+    """The numbers of adjacent j that walk together: one, a line of 128 bytes, or some more."""
     neighbours = p.d // width
     line = max(n for n in range(1, max(1, 64 // width) + 1) if neighbours % n == 0)
     return sorted({1, line, neighbours if neighbours <= _MOST_NEIGHBOURS else line})

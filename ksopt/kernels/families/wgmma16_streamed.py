@@ -15,7 +15,7 @@ from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 # The cost model's constants: fitted to 306 tiles of 45 patterns with large b*c (fp16, batch 25,088,
-# one H200; docs/development/16-bit.md). Where nothing else is said, of one multiprocessor.
+# one H200; docs/development/16-bit.md). By default of one multiprocessor.
 _DRAM_BYTES_US = 32_300.0
 _FETCHED_BYTES_US = 108_000.0
 _SHARED_BYTES_US = 205_600.0
@@ -36,7 +36,7 @@ class Config(wgmma16.Config):
     """
 
     def weight_bytes(self, p: Pattern) -> int:
-        """None stay: see `stage_bytes`."""
+        """Zero, as weights are streamed: see `stage_bytes`."""
         return 0
 
     def stage_weight_bytes(self, p: Pattern) -> int:
@@ -98,7 +98,7 @@ class Wgmma16Streamed(PackedFamily[Config]):
         turns = -(
             -tiles // min(config.max_blocks, device.multiprocessors)
         )  # of the busiest multiprocessor
-        # What one of the 16-bit numbers of every row, or of every output, weighs in a turn.
+        # Bytes of one 16-bit number of every row, or of every output, in a turn.
         bytes_each = -(-p.c // f.unit) * f.unit * width * 2
         fetched = turns * (config.rows + config.outputs) * bytes_each
         # Rows go into shared memory once and out of it once for each warpgroup that needs them; so

@@ -18,7 +18,7 @@ from ksopt.patterns.chain import Pattern
 _BARRIER_BYTES = 256
 _STAGES = (8, 6, 4, 3, 2)
 _LONG_SUM = 128
-"""From so many l on, exact products may leave sums of 16 and not only 8 to the tensor cores:
+"""From this many l on, exact products may leave sums of 16, not only 8, to the tensor cores:
 cuBLAS's own error is larger there (docs/development)."""
 
 # Of one multiprocessor of an H200, in bytes, cycles and microseconds, fitted to 298 tiles of 47 of

@@ -287,9 +287,9 @@ def test_a_frozen_weight_stays_prepared_for_the_forward_pass():
     x = torch.randn(64, 32, requires_grad=True)
     for _ in range(2):
         compiled(x).sum().backward()
-    stored = weight_cache.kept_bytes(x.device)
+    stored = weight_cache.cached_bytes(x.device)
     compiled(x).sum().backward()
-    assert weight_cache.kept_bytes(x.device) == stored
+    assert weight_cache.cached_bytes(x.device) == stored
 
 
 def test_a_view_created_without_gradients_passes_none():

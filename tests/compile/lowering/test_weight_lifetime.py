@@ -242,7 +242,7 @@ def test_a_cast_by_the_author_is_cached_too(kernels):
             # bfloat16 sums in another order
             torch.testing.assert_close(compiled(x), model(x), rtol=5e-2, atol=2e-1)
     assert kernels.prepared == 1
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 4 * layer.weight.numel()
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 4 * layer.weight.numel()
     actual, expected = (
         torch.autograd.grad(function(x).float().sum(), layer.weight)[0]
         for function in (compiled, model)
@@ -357,7 +357,7 @@ def test_autocast_casts_and_prepares_a_weight_once(name, mode, kernels):
         assert (kernels.calls, kernels.prepared) == (4 * weights, weights)
         # Two bytes an element for the cast, and two for what is prepared of it.
         elements = sum(p.numel() for p in model.parameters() if p.dim() > 1)
-        assert weight_cache.kept_bytes(torch.device("cpu")) == 4 * elements
+        assert weight_cache.cached_bytes(torch.device("cpu")) == 4 * elements
         actual, expected = compiled(xs[0]), model(xs[0])
         torch.testing.assert_close(actual, expected, rtol=5e-2, atol=2e-1)  # bfloat16 rounds both
         assert actual.dtype is torch.bfloat16

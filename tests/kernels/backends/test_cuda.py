@@ -42,7 +42,7 @@ def in_a_new_process():
     cuda.forget()
 
 
-def test_the_fastest_is_taken_and_kept(device):
+def test_the_fastest_is_taken_and_stored(device):
     device.ms["mma16"] = [2.0, 1.0, 1.5]
     x, weight = operands()
     assert cuda.run(x, weight, False) == "mma16 1"
@@ -89,7 +89,7 @@ def test_a_few_rows_are_timed_by_the_series(device, rows, pattern, products):
     assert calls // products >= 3 + 2  # rounds, after the warm-up
 
 
-def test_what_was_not_told_apart_goes_to_the_simpler_way(device):
+def test_what_was_not_distinguished_goes_to_the_simpler_way(device):
     device.ms["bmm"] = 1.008
     assert cuda.run(*operands(), False) == "bmm"
     cuda.forget()
@@ -99,9 +99,9 @@ def test_what_was_not_told_apart_goes_to_the_simpler_way(device):
 
 def test_what_is_hopeless_is_timed_no_longer(device):
     cuda.run(*operands(), False)
-    # One is compared, one warms it up, its weight kept, and one fresh: far behind.
+    # One is compared, one warms it up, its weight cached, and one fresh: far behind.
     assert device.clock.calls.count("transpose_bmm 0") == 3
-    # Two to warm up and two rounds, for one alone may be a hiccup; its weight kept, and fresh.
+    # Two to warm up and two rounds, for one alone may be a hiccup; its weight cached, and fresh.
     assert device.clock.calls.count("bmm") == 2 * (2 + 2)
     assert device.clock.calls.count("mma16 0") > 5
 
@@ -134,8 +134,8 @@ def test_rows_that_are_not_aligned_are_another_situation():
     odd, _ = operands(rows=1001, last=True)
     for other in (x, odd, x.T.contiguous().T):
         cuda.choice_for(other, weight, True)
-    found = {key[4] for key in cuda._decisions}
-    assert found == {"aligned", "unaligned", "scattered"}
+    actual = {key[4] for key in cuda._decisions}
+    assert actual == {"aligned", "unaligned", "scattered"}
     x, weight = operands(rows=1000)
     shifted = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).as_subclass(OnDevice)
     cuda.choice_for(shifted, weight, False)
@@ -143,25 +143,25 @@ def test_rows_that_are_not_aligned_are_another_situation():
 
 
 def test_tf32_is_another_situation_and_another_kernel(monkeypatch):
-    asked = []
+    requested = []
     stand_ins.set_launchers(
-        monkeypatch, lambda family, problem, *_: asked.append(problem.exact) or _noop
+        monkeypatch, lambda family, problem, *_: requested.append(problem.exact) or _noop
     )
     for exact in (True, False):
         monkeypatch.setattr(precision, "is_exact", lambda exact=exact: exact)
-        asked.clear()
+        requested.clear()
         cuda.run(*operands(torch.float32), False)
-        assert set(asked) == {exact}
+        assert set(requested) == {exact}
     assert {key[3] for key in cuda._decisions} == {True, False}
     cuda.run(*operands(torch.bfloat16), False)
-    assert asked[-1] is True  # it means nothing for 16 bit, which must not be chosen for twice
+    assert requested[-1] is True  # it means nothing for 16 bit, which must not be chosen for twice
 
 
 def _noop(x, weight):
     return None
 
 
-def test_the_weight_is_kept_only_where_that_pays(device):
+def test_the_weight_is_cached_only_where_that_pays(device):
     """Preparing costs 0.3 ms in one way and 0.02 in another."""
     device.ms |= {"bmm": 0.5, "mma16": [0.9], "bmm_paper": 0.7}
     device.preparing_ms = {"bmm": 0.3, "bmm_paper": 0.02}
@@ -179,12 +179,12 @@ def test_the_weight_is_kept_only_where_that_pays(device):
     x, weight = operands(torch.float16, rows=3000)
     cuda.run(x, weight, False)
     (decision,) = cuda._decisions.values()
-    # Not told apart: for free.
+    # Not distinguished: for free.
     assert decision.cached.record.chosen(changing=False).weight == "cached"
     assert decision.cached.record.chosen(changing=True).weight == "repacked"
 
 
-def test_a_first_product_in_training_times_kept_weights_as_kept(device):
+def test_a_first_product_in_training_times_cached_weights_as_cached(device):
     device.ms |= {"bmm": 0.5, "mma16": [0.9]}
     device.preparing_ms = {"bmm": 1.0}
     with weight_scopes.changing():
@@ -206,7 +206,7 @@ def test_timing_leaves_no_prepared_weights_behind(monkeypatch):
     pattern = Pattern(2, 4, 4, 2)
     x, weight = operands(pattern=pattern)
     cuda.choice_for(x, weight, False)
-    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.cached_bytes(torch.device("cpu")) == 0
     with torch.inference_mode():  # a weight that counts no versions stands for one that does
         cuda.choice_for(*operands(pattern=Pattern(2, 4, 4, 4)), False)
 
@@ -264,7 +264,7 @@ def test_deterministic_products_are_those_predicted_whatever_was_measured(device
 
 
 class HostLibrary:
-    """Stands in for the operators of csrc/host: keeps what it is told."""
+    """Stands in for the operators of csrc/host: records its calls."""
 
     def __init__(self):
         self.plans = []
@@ -329,7 +329,7 @@ def test_what_is_recorded_serves_while_a_graph_is_captured(device, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["driver", "code", "device"])
-def test_another_machine_or_another_kernel_measures_anew(device, monkeypatch, change):
+def test_another_machine_or_another_kernel_measures_again(device, monkeypatch, change):
     cuda.run(*operands(), False)
     in_a_new_process()
     device.clock.calls.clear()
@@ -339,7 +339,7 @@ def test_another_machine_or_another_kernel_measures_anew(device, monkeypatch, ch
 
 
 @pytest.mark.parametrize("what", ["family", "config", "does not compile"])
-def test_a_recorded_way_that_is_no_more_is_measured_anew(device, monkeypatch, what):
+def test_a_recorded_way_that_is_no_more_is_measured_again(device, monkeypatch, what):
     cuda.run(*operands(), False)
     in_a_new_process()
     device.clock.calls.clear()
@@ -418,8 +418,8 @@ def test_without_a_driver_pytorch_does_it_and_says_so_once(device, monkeypatch):
     monkeypatch.setattr(cuda, "fingerprint", missing)
     stand_ins.set_launchers(monkeypatch, missing)
     with pytest.warns(RuntimeWarning, match="cuda-bindings") as caught:
-        found = cuda.run(*operands(), False)
-    assert found == "bmm"
+        actual = cuda.run(*operands(), False)
+    assert actual == "bmm"
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -464,6 +464,6 @@ def test_nothing_that_runs_is_an_error(device, monkeypatch):
     def refuses(x, weight):
         raise torch.OutOfMemoryError("no")
 
-    monkeypatch.setattr(cuda.registry, "built", lambda found, *_: [(found[0], refuses)])
+    monkeypatch.setattr(cuda.registry, "built", lambda actual, *_: [(actual[0], refuses)])
     with pytest.raises(UnavailableError, match="no way to multiply by"):
         cuda.run(*operands(), False)

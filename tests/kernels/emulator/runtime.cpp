@@ -534,9 +534,9 @@ std::uint32_t described_address(std::uint32_t low) {
 namespace {
 
 PhaseBarrier& phase_barrier_at(std::uint32_t at) {
-  const auto found = phase_barriers.find(at);
-  if (found == phase_barriers.end()) fail("no phase barrier was set up at byte %u of shared memory", at);
-  return found->second;
+  const auto it = phase_barriers.find(at);
+  if (it == phase_barriers.end()) fail("no phase barrier was set up at byte %u of shared memory", at);
+  return it->second;
 }
 
 // Ends the phase if all have arrived and all bytes are on their way: then these land.

@@ -167,15 +167,15 @@ def test_more_multiprocessors_are_predicted_to_be_faster() -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The sources that are compiled on an H200, which is played."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     class Compiled:
         data = b""
 
     def compiled(source: str, target: str) -> Compiled:
-        asked.append(source)
+        requested.append(source)
         return Compiled()
 
     monkeypatch.setattr(launcher.nvrtc, "cubin", compiled)
@@ -183,7 +183,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(launcher.driver, "load_kernel", lambda *_: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(DeviceSpec, "of_device", classmethod(lambda cls, _: H200))
-    return asked
+    return requested
 
 
 @pytest.mark.sweep
@@ -191,20 +191,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("batch_last", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_what_a_tile_compiles_can_be_compiled_ahead(asked, dtype, batch_last, exact, batch):
+def test_what_a_tile_compiles_can_be_compiled_ahead(requested, dtype, batch_last, exact, batch):
     """Its sources, which a process without the device compiles, are all that its launcher asks."""
     for shape in ((4, 64, 64, 16), (1, 192, 192, 12), (8, 256, 96, 1), (2, 48, 80, 3)):
         problem = Problem.of_factor(Pattern(*shape), dtype, batch_last, exact)
         for kernel in best_kernels(problem, batch, H200):
-            asked.clear()
+            requested.clear()
             kernel.build(0)
-            assert set(asked) == set(kernel.sources())
+            assert set(requested) == set(kernel.sources())
 
 
 @pytest.mark.parametrize("batch_last", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_what_takes_unfit_rows_is_built_with_the_way_where_such_rows_are_to_come(
-    asked, dtype, batch_last
+    requested, dtype, batch_last
 ):
     """So that the ways of a race are compiled side by side, and not each at its first call."""
     problem = Problem.of_factor(Pattern(4, 64, 64, 16), dtype, batch_last)
@@ -213,14 +213,14 @@ def test_what_takes_unfit_rows_is_built_with_the_way_where_such_rows_are_to_come
     tiles = [way for way in tiles if way.name not in ("transpose_bmm", "expanded_bmm")]
     assert tiles
     for way, call in registry.built(tiles, 0, "unaligned"):
-        asked.clear()
+        requested.clear()
         built = way.build(0, "unaligned")
         if way.name.startswith("gather_mma"):  # it needs no fallback
-            assert asked == way.sources()
+            assert requested == way.sources()
             continue
-        assert asked[:-1] == way.sources()
-        asked.clear()
+        assert requested[:-1] == way.sources()
+        requested.clear()
         for one in (call, built):
             launchers = [one, getattr(one, "multiply", one)]
             assert [one.fallback for one in launchers if one.make_fallback is not None]
-        assert not asked
+        assert not requested

@@ -82,5 +82,5 @@ def test_the_kernel_that_packs_weights_compiles(exact):
         (batch_last_wgmma_tf32x3.pack_source, batch_last_wgmma_tf32x3.pack_name),
         (batch_last_wgmma_tf32x3.source, batch_last_wgmma_tf32x3.kernel_name),
     ):
-        made = nvrtc.cubin(code(problem, config), "sm_90a").data
-        assert name(problem).encode() in made
+        result = nvrtc.cubin(code(problem, config), "sm_90a").data
+        assert name(problem).encode() in result

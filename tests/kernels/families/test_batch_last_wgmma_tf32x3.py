@@ -34,12 +34,12 @@ def instructions(cubin: bytes) -> Counter[int]:
         struct.unpack_from("<IIQQQQ", cubin, sections + at * entry_bytes) for at in range(count)
     ]
     name_table = headers[names][4]
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for name, _, _, _, offset, size in headers:
         if cubin.startswith(b".text.", name_table + name):
             for at in range(offset, offset + size, 16):
-                found[struct.unpack_from("<Q", cubin, at)[0] & 0xFFF] += 1
-    return found
+                counts[struct.unpack_from("<Q", cubin, at)[0] & 0xFFF] += 1
+    return counts
 
 
 HGMMA, FADD = 0xDF0, 0x221
@@ -63,11 +63,11 @@ def test_no_product_and_no_addition_is_lost_in_compilation() -> None:
     """Which has happened: see the last assertion of ``BatchLastWgmmaTf32x3Tile``."""
     for problem, c in some_tiles():
         code = nvrtc.cubin(batch_last_wgmma_tf32x3.source(problem, c), "sm_90a").data
-        found = instructions(code)
+        counts = instructions(code)
         steps = c.kl // 8 * c.mt  # of a stage, whose loops are all unrolled
-        assert found[HGMMA] == 3 * steps, (problem.pattern, c)
+        assert counts[HGMMA] == 3 * steps, (problem.pattern, c)
         # Sums of chains, and what is left of every value of x.
-        assert found[FADD] >= steps // c.chain * c.nt * 4 + 4 * steps, (problem.pattern, c)
+        assert counts[FADD] >= steps // c.chain * c.nt * 4 + 4 * steps, (problem.pattern, c)
 
 
 class Recording(Launcher):
@@ -124,7 +124,7 @@ def test_tiles_that_read_weights_in_one_order_share_what_is_packed() -> None:
         order = (config.outputs, layers)
         sizes.setdefault(order, set()).add(config.packed_elements(problem.pattern))
     assert len(sizes) > 1
-    assert all(len(found) == 1 for found in sizes.values())
+    assert all(len(counts) == 1 for counts in sizes.values())
 
 
 def test_sums_in_the_tensor_cores_are_short_where_c_is() -> None:

@@ -142,7 +142,7 @@ def test_one_product_is_tf32(emulator):
         (True, "arrive_at(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);", "for ever"),
     ],
 )
-def test_a_missing_wait_is_found(emulator, resident, cut, message):
+def test_a_missing_wait_is_detected(emulator, resident, cut, message):
     """So the hand-over of stages and of resident weights is really checked."""
     problem, config = next(
         case for case in CASES if case[1].resident == resident and case[0].pattern.d > 1

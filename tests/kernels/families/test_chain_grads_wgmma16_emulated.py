@@ -45,12 +45,12 @@ class Case:
 
 
 def _cases() -> list[Case]:
-    made = []
+    result = []
     for at, (text, config) in enumerate(CASES):
         left, right = patterns.Chain.parse(text)
         for dtype in ("bfloat16", "float16"):
-            made.append(Case((left, right), config, dtype, (at + (dtype == "float16")) % 4 > 0))
-    return made
+            result.append(Case((left, right), config, dtype, (at + (dtype == "float16")) % 4 > 0))
+    return result
 
 
 SWEEP = _cases()
@@ -97,12 +97,12 @@ def operands(case: Case, rows: int, seed: int) -> tuple[Tensor, list[Tensor]]:
     widths = [left.out_features, left.in_features, right.out_features, right.in_features]
     sizes = [rows * (features + 24) for features in widths]
     memory = _aligned(torch.full((sum(sizes),), float("nan"), dtype=getattr(torch, case.dtype)))
-    made = []
+    result = []
     for features, part in zip(widths, memory.split(sizes), strict=True):
         inside = part.view(rows, features + 24)[:, 8 : 8 + features]
         inside.copy_(torch.randn(rows, features, generator=generator))
-        made.append(inside)
-    return memory, made
+        result.append(inside)
+    return memory, result
 
 
 def computed(
@@ -137,18 +137,18 @@ def computed(
     return results
 
 
-def assert_right(found: launcher.Gradients, case: Case, rows: list[Tensor]) -> None:
+def assert_right(actual: launcher.Gradients, case: Case, rows: list[Tensor]) -> None:
     grad, between, grad_between, x = rows
     unit = {"float16": 2**-11, "bfloat16": 2**-8}[case.dtype]
-    for dk, p, dy, z in zip(found, case.chain, (grad, grad_between), (between, x), strict=False):
+    for dk, p, dy, z in zip(actual, case.chain, (grad, grad_between), (between, x), strict=False):
         truth = weight_grad_decomposed(dy.double(), z.double(), p.a, p.d, False)
         sizes = weight_grad_decomposed(dy.abs().double(), z.abs().double(), p.a, p.d, False)
         wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 1e-6 * sizes + 1e-6)
         assert not wrong.any(), f"{p}: {int(wrong.sum())} of {p.nnz} are wrong"
-    assert (found[2] is not None) == case.with_bias
-    if found[2] is not None:
+    assert (actual[2] is not None) == case.with_bias
+    if actual[2] is not None:
         truth, sizes = grad.double().sum(0), grad.abs().double().sum(0)
-        assert ((found[2].double() - truth).abs() <= unit * truth.abs() + 1e-6 * sizes).all()
+        assert ((actual[2].double() - truth).abs() <= unit * truth.abs() + 1e-6 * sizes).all()
 
 
 @pytest.mark.sweep
@@ -157,21 +157,21 @@ def test_they_are_the_gradients(emulated, adding, at):
     case = SWEEP[at]
     launches = [(rows, (1, 1)) for rows in (1, 64, 600)] + [(390, (2, 1)), (300, (1, 3))]
     for rows, shares in launches:
-        memory, given = operands(case, rows, rows)
+        memory, inputs = operands(case, rows, rows)
         launch = kernels.launch_of(case.config, rows, shares)
-        found = computed(emulated[at], adding[case.dtype], case, launch, memory, given)
-        assert_right(found, case, given)
+        actual = computed(emulated[at], adding[case.dtype], case, launch, memory, inputs)
+        assert_right(actual, case, inputs)
 
 
 def test_infinities_stay_where_they_meet(emulated, adding):
     """Sums of other j are computed, and thrown away."""
     case = SWEEP[2]
-    memory, given = operands(case, 70, 0)
-    given[1][3, 5] = float("inf")
+    memory, inputs = operands(case, 70, 0)
+    inputs[1][3, 5] = float("inf")
     launch = kernels.launch_of(case.config, 70, (1, 1))
-    dk, other, _ = computed(emulated[2], adding[case.dtype], case, launch, memory, given)
+    dk, other, _ = computed(emulated[2], adding[case.dtype], case, launch, memory, inputs)
     p = case.chain[0]
-    expected = weight_grad_decomposed(given[0].double(), given[1].double(), p.a, p.d, False)
+    expected = weight_grad_decomposed(inputs[0].double(), inputs[1].double(), p.a, p.d, False)
     assert torch.equal(dk.isfinite(), expected.isfinite())
     assert not dk.isfinite().all()
     assert other.isfinite().all()
@@ -196,10 +196,10 @@ def test_blocks_that_do_not_meet_are_noticed(emulator, which: int) -> None:
     block = _Block(case.config.threads)
     instance = _instance(case.chain[0], block, source, case.dtype, shared)
     (kernel,) = emulator.build([instance], edit)
-    memory, given = operands(case, 600, 0)
+    memory, inputs = operands(case, 600, 0)
     launch = kernels.launch_of(case.config, 600, (1, 1))
     with pytest.raises(EmulationError, match=("race: write", "have ended")[which]):
-        computed(kernel, None, case, launch, memory, given)
+        computed(kernel, None, case, launch, memory, inputs)
 
 
 def test_launches_fill_the_device_and_leave_no_share_empty() -> None:

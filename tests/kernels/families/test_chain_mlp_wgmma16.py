@@ -80,10 +80,10 @@ def test_tiles_agree_with_their_shape(texts):
         assert elements == tile.packing.packed_elements(first, second)
         by_packing.setdefault(tile.packing, []).append(tile)
     for packing, alike in list(by_packing.items())[:3]:
-        wanted = chain_mlp_packing.pack_index(first, second, packing)
-        assert wanted.numel() == packing.packed_elements(first, second)
+        expected = chain_mlp_packing.pack_index(first, second, packing)
+        assert expected.numel() == packing.packed_elements(first, second)
         for tile in alike[:2]:
-            assert torch.equal(chain_mlp_packing.pack_index(first, second, tile), wanted)
+            assert torch.equal(chain_mlp_packing.pack_index(first, second, tile), expected)
 
 
 @pytest.mark.parametrize(("texts", "us"), MEASURED.items())

@@ -149,7 +149,7 @@ def keeping(emulator):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(KEEPING)), ids=lambda at: f"{KEEPING[at][0]}-{at}")
-def test_what_is_between_the_factors_is_kept(keeping, at):
+def test_the_values_between_the_factors_are_stored(keeping, at):
     shape, _, epilogue, dtype = KEEPING[at]
     for rows in (1, 200):
         o = Operands.random(shape, dtype, rows, seed=rows)
@@ -199,7 +199,7 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
         ),
     ],
 )
-def test_a_missing_wait_is_found(emulator, at, cut, left):
+def test_a_missing_wait_is_detected(emulator, at, cut, left):
     """So the hand-over of slots, and of z in a cluster, is really checked."""
 
     def edit(header: str, text: str) -> str:

@@ -18,7 +18,7 @@ PATTERNS = [Pattern(2, 16, 24, 4), Pattern(1, 5, 3, 16), Pattern(3, 4, 6, 1), Pa
 
 
 def by_reference(problem):
-    """Stands in for the compiled kernel: where a row has a NaN it is computed anew."""
+    """Stands in for the compiled kernel: where a row has a NaN it is computed again."""
 
     def repair(x, weight, y):
         exact = ks_reference(x, weight, problem.layout)
@@ -102,10 +102,10 @@ def test_the_kernels_name():
 def test_cublas_rounding_twice_is_no_kernels_fault(recwarn):
     problem = Problem.of_factor(PATTERNS[0], "bfloat16", False)
     candidate = registry.ranked(family, problem, 64, H200)[0]
-    for said, is_right in ((None, True), ("rounded twice", False)):
+    for message, is_right in ((None, True), ("rounded twice", False)):
 
-        def accept(y, closely, said=said):
-            return said
+        def accept(y, closely, message=message):
+            return message
 
         assert autotuner._is_right(candidate, lambda x: x, (torch.ones(1),), accept) == is_right
     assert not recwarn.list

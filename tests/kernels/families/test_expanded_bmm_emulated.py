@@ -66,7 +66,7 @@ def test_what_zeros_spoil_is_mended(kernels, at):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
-def test_every_row_that_is_spoilt_is_computed_anew(kernels, at):
+def test_every_row_that_is_spoilt_is_computed_again(kernels, at):
     problem, _ = CASES[at]
     x, weight = operands(problem, 65, seed=0)
     y = torch.full_like(spoilt(at, x, weight), torch.nan)

@@ -174,8 +174,8 @@ def test_factors_of_the_day(emulator):
         candidates = tiles_of(problem)
         if candidates and problem.pattern.in_features < 3000:
             several.append((problem, draw.choice(candidates)))
-    made = build_all(emulator, several)
-    for (problem, config), kernel in zip(several, made, strict=True):
+    result = build_all(emulator, several)
+    for (problem, config), kernel in zip(several, result, strict=True):
         print(f"seed {seed}: {problem} {config}")
         x, weight = operands(problem, draw.randint(1, 140), seed=seed)
         assert_close_to_float64(kernel(x, weight), x, weight, problem)

@@ -80,40 +80,40 @@ def drawn(s: Shape, dtype: str, rows: int, seed: int = 0) -> tuple[Tensor, Tenso
 
 def packed(kernel, s: Shape, tile: Config, left: Tensor, right: Tensor) -> Tensor:
     """The weights as the kernel that packs makes them; one is read at strides of its own."""
-    made = _aligned(torch.full((tile.packed_elements(s),), float("nan"), dtype=left.dtype))
+    result = _aligned(torch.full((tile.packed_elements(s),), float("nan"), dtype=left.dtype))
     memory = torch.cat([left.transpose(1, 2).reshape(-1), right.reshape(-1)])
     own = memory[: left.numel()].view(left.transpose(1, 2).shape).transpose(1, 2)
-    arguments = kernels.pack_arguments_of(own, memory[left.numel() :].view(right.shape), made)
+    arguments = kernels.pack_arguments_of(own, memory[left.numel() :].view(right.shape), result)
     launch = (kernels.pack_blocks(s, tile), kernels.PACK_THREADS, 0)
-    _emulate(kernel, arguments, launch, (memory, memory[:0], made))
-    return made
+    _emulate(kernel, arguments, launch, (memory, memory[:0], result))
+    return result
 
 
 def computed(kernel, case, grad: Tensor, weights: Tensor, sms: int = 2) -> tuple[Tensor, Tensor]:
     """The gradients of what is read and of what is between, of packed weights."""
     s, tile, _ = case
     rows, features = grad.shape[0], s.right.in_features
-    made = _aligned(torch.full((rows * (features + s.middle),), float("nan"), dtype=grad.dtype))
-    to, between = made[: rows * features], made[rows * features :]
+    result = _aligned(torch.full((rows * (features + s.middle),), float("nan"), dtype=grad.dtype))
+    to, between = result[: rows * features], result[rows * features :]
     blocks, of_block = tiles.launch_of(tile, rows, sms)
     arguments = kernels.arguments_of(grad, weights, between, to, of_block)
-    memory = (grad._base.view(-1), weights, made)
+    memory = (grad._base.view(-1), weights, result)
     _emulate(kernel, arguments, (blocks, tile.threads, tile.shared_bytes(s)), memory)
     return to.view(rows, features), between.view(rows, s.middle)
 
 
-def assert_right(made, grad: Tensor, left: Tensor, right: Tensor) -> None:
+def assert_right(result, grad: Tensor, left: Tensor, right: Tensor) -> None:
     """Each within one rounding of its own, and the first within one of what is between, too."""
     unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[grad.dtype]
     of_left, of_right = left.double().transpose(1, 2), right.double().transpose(1, 2)
     between = ks_reference(grad.double(), of_left)
     size = ks_reference(grad.double().abs(), of_left.abs())
     allowed = unit * between.abs() + 1e-6 * size + 1e-6
-    assert ((made[1].double() - between).abs() <= allowed).all()
+    assert ((result[1].double() - between).abs() <= allowed).all()
     to, sizes = ks_reference(between, of_right), ks_reference(size, of_right.abs())
     spread = ks_reference(between.abs(), of_right.abs())
     allowed = unit * (to.abs() + 1.01 * spread) + 2e-6 * sizes + 1e-6
-    assert ((made[0].double() - to).abs() <= allowed).all()
+    assert ((result[0].double() - to).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("at", range(len(ALL)), ids=lambda at: f"{ALL[at][0]}-{at}")
@@ -122,8 +122,8 @@ def test_both_gradients(multiply, pack, at):
     for rows in (1, 200):
         grad, left, right = drawn(s, dtype, rows, rows)
         weights = packed(pack[at], s, tile, left, right)
-        made = computed(multiply[at], ALL[at], grad, weights)
-        assert_right(made, grad, left, right)
+        result = computed(multiply[at], ALL[at], grad, weights)
+        assert_right(result, grad, left, right)
 
 
 @pytest.mark.parametrize("at", [1, 5])
@@ -131,9 +131,11 @@ def test_one_block_takes_several_passes(multiply, pack, at):
     s, tile, dtype = ALL[at]
     grad, left, right = drawn(s, dtype, 450)
     weights = packed(pack[at], s, tile, left, right)
-    made = computed(multiply[at], ALL[at], grad, weights, sms=1)
-    assert_right(made, grad, left, right)
-    for one, other in zip(made, computed(multiply[at], ALL[at], grad, weights, sms=8), strict=True):
+    result = computed(multiply[at], ALL[at], grad, weights, sms=1)
+    assert_right(result, grad, left, right)
+    for one, other in zip(
+        result, computed(multiply[at], ALL[at], grad, weights, sms=8), strict=True
+    ):
         assert torch.equal(one, other)
 
 
@@ -159,7 +161,7 @@ def test_what_is_not_finite_reaches_what_it_met(multiply, pack, at):
         ("chain_wgmma16.cuh", "{ empty[slot].wait(parity); }", "{}"),
     ],
 )
-def test_a_missing_wait_is_found(emulator, pack, header, cut, left):
+def test_a_missing_wait_is_detected(emulator, pack, header, cut, left):
     """So the hand-over of slots is really checked."""
 
     def edit(name: str, text: str) -> str:

@@ -29,10 +29,10 @@ PROBLEMS += [
 ]
 
 
-@pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
+@pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
 @pytest.mark.parametrize("dtype", mma16.dtypes)
-def test_it_takes_every_fold(given, dtype):
-    assert mma16.unsupported_reason(Problem.of_factor(given.pattern, dtype, False), H200) is None
+def test_it_takes_every_fold(case, dtype):
+    assert mma16.unsupported_reason(Problem.of_factor(case.pattern, dtype, False), H200) is None
 
 
 @pytest.mark.parametrize("d", FOLDS)
@@ -45,10 +45,10 @@ def test_a_fold_covers_whole_runs(d):
     assert d % f.j == 0
 
 
-@pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
-def test_every_tile_fits_and_divides(given):
-    p, f = given.pattern, fold(given.pattern.d)
-    tiles = list(mma16.configs(given, H200))
+@pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
+def test_every_tile_fits_and_divides(case):
+    p, f = case.pattern, fold(case.pattern.d)
+    tiles = list(mma16.configs(case, H200))
     assert tiles
     assert len(set(tiles)) == len(tiles)
     for tile in tiles:
@@ -65,11 +65,11 @@ def test_every_tile_fits_and_divides(given):
         assert tile.walkers >= 1
 
 
-@pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
-def test_a_launch_covers_every_output_once(given):
-    p, f = given.pattern, fold(given.pattern.d)
-    for tile in mma16.configs(given, H200):
-        geometry = mma16.geometry(given, tile)
+@pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
+def test_a_launch_covers_every_output_once(case):
+    p, f = case.pattern, fold(case.pattern.d)
+    for tile in mma16.configs(case, H200):
+        geometry = mma16.geometry(case, tile)
         outputs_of_column = tile.outputs * tile.warps_j * f.j
         assert geometry.tiles_per_row_tile * outputs_of_column == p.out_features
         assert geometry.max_blocks % geometry.tiles_per_row_tile == 0  # every column has walkers

@@ -72,9 +72,9 @@ def test_strides(kernels, problem):
         "contiguous": weight,
         "permuted": weight.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2),
     }
-    for given in views.values():
+    for x_view in views.values():
         for w in weights.values():
-            assert_close_to_float64(kernels[problem](given, w), given, w, problem)
+            assert_close_to_float64(kernels[problem](x_view, w), x_view, w, problem)
 
 
 def test_several_batch_dimensions(kernels):

@@ -45,7 +45,7 @@ def test_results(pattern, batch):
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 @pytest.mark.parametrize("batch", [(0,), (7,), (2, 3)])
-def test_the_last_transpose_writes_into_a_given_result(pattern, batch):
+def test_the_last_transpose_writes_into_a_passed_result(pattern, batch):
     x, weight = torch.randn(*batch, pattern.in_features), torch.randn(pattern.weight_shape)
     out = torch.full((*batch, pattern.out_features), torch.nan)
     y = product(pattern)(x, weight, out)
@@ -95,6 +95,6 @@ def test_predicted_times_of_measured_patterns():
         (1, 192, 768, 24): 877,
     }
     for shape, us in measured.items():
-        given = Problem.of_factor(Pattern(*shape), "float16", batch_last=False)
-        predicted = transpose_bmm.predicted_us(given, Config("float16"), 25_088, H200)
+        case = Problem.of_factor(Pattern(*shape), "float16", batch_last=False)
+        predicted = transpose_bmm.predicted_us(case, Config("float16"), 25_088, H200)
         assert predicted == pytest.approx(us, rel=0.12), shape

@@ -72,9 +72,9 @@ def operand(rows: int, features: int, dtype: str, seed: int) -> Tensor:
     values = torch.randn(rows, features, generator=torch.Generator().manual_seed(seed))
     memory = _aligned(torch.full((rows * (features + 24),), float("nan"), dtype=torch.float32))
     memory = _aligned(memory.to(getattr(torch, dtype)))
-    made = memory.view(rows, features + 24)[:, 8 : 8 + features]
-    made.copy_(values)
-    return made
+    created = memory.view(rows, features + 24)[:, 8 : 8 + features]
+    created.copy_(values)
+    return created
 
 
 def computed(
@@ -82,9 +82,9 @@ def computed(
 ) -> tuple[Tensor, Tensor | None]:
     p, tile, _, with_bias = case
     elements = p.nnz + (p.out_features if with_bias else 0)
-    made = _aligned(torch.full((elements,), float("nan"), dtype=x.dtype))
-    result, bias = made[: p.nnz], made[p.nnz :] if with_bias else None
-    to = made
+    created = _aligned(torch.full((elements,), float("nan"), dtype=x.dtype))
+    result, bias = created[: p.nnz], created[p.nnz :] if with_bias else None
+    to = created
     if launch.shares > 1:
         to = _aligned(torch.full((launch.shares * elements,), float("nan")))
     arguments = kernels.arguments_of(grad, x, to, launch, bias)
@@ -93,7 +93,7 @@ def computed(
     _emulate(kernel, arguments, (blocks, tile.threads, tile.shared_bytes), memory)
     if launch.shares > 1:
         added = kernels.adding_arguments(to, result, launch, bias)
-        _emulate(adding, added, (kernels.adding_blocks(elements), 256, 0), (to, to[:0], made))
+        _emulate(adding, added, (kernels.adding_blocks(elements), 256, 0), (to, to[:0], created))
     return result.view(p.weight_shape), bias
 
 

@@ -23,16 +23,16 @@ PROBLEMS = [problem(2, 48, 48, d) for d in FOLDS]
 PROBLEMS += [problem(4, 64, 64, 16), problem(1, 96, 7, 24), problem(1, 256, 256, 32)]
 
 
-@pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
+@pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
 @pytest.mark.parametrize("dtype", wgmma16.dtypes)
-def test_it_takes_every_fold(given, dtype):
-    assert wgmma16.unsupported_reason(Problem.of_factor(given.pattern, dtype, False), H200) is None
+def test_it_takes_every_fold(case, dtype):
+    assert wgmma16.unsupported_reason(Problem.of_factor(case.pattern, dtype, False), H200) is None
 
 
-@pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
-def test_every_tile_fits_and_covers_every_output_once(given):
-    p, f = given.pattern, fold(given.pattern.d)
-    tiles = list(wgmma16.configs(given, H200))
+@pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
+def test_every_tile_fits_and_covers_every_output_once(case):
+    p, f = case.pattern, fold(case.pattern.d)
+    tiles = list(wgmma16.configs(case, H200))
     assert tiles
     assert len(set(tiles)) == len(tiles)
     for tile in tiles:
@@ -42,7 +42,7 @@ def test_every_tile_fits_and_covers_every_output_once(given):
         taken = tile.register_limit * 128 * tile.groups + 24 * 128
         assert taken * tile.blocks <= REGISTERS
         assert p.d % (width * tile.team_j) == 0
-        geometry = wgmma16.geometry(given, tile)
+        geometry = wgmma16.geometry(case, tile)
         assert geometry.tiles_per_row_tile * tile.outputs * width == p.out_features
         assert geometry.max_blocks % tile.team(p) == 0  # whole teams, whatever the batch
         assert geometry.tiles_per_row_tile % tile.team(p) == 0

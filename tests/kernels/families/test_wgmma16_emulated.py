@@ -127,7 +127,7 @@ def test_teams_take_groups_that_share_lines_side_by_side(kernels, at, teams):
         ("meet();", "race|nothing wrote"),
     ],
 )
-def test_a_missing_wait_is_found(emulator, cut, message):
+def test_a_missing_wait_is_detected(emulator, cut, message):
     """So the hand-over of stages, weights and results is really checked."""
     shape = (2, 16, 32, 16)
     problem = problem_of(shape)

@@ -23,10 +23,10 @@ PROBLEMS = [problem(2, 48, 48, d) for d in FOLDS]
 PROBLEMS += [problem(4, 64, 64, 16), problem(1, 96, 7, 24), problem(1, 768, 768, 4)]
 
 
-@pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
-def test_every_tile_fits_and_covers_every_output_once(given):
-    p, f = given.pattern, fold(given.pattern.d)
-    tiles = list(wgmma16_streamed.configs(given, H200))
+@pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
+def test_every_tile_fits_and_covers_every_output_once(case):
+    p, f = case.pattern, fold(case.pattern.d)
+    tiles = list(wgmma16_streamed.configs(case, H200))
     assert tiles
     assert len(set(tiles)) == len(tiles)
     for tile in tiles:
@@ -34,7 +34,7 @@ def test_every_tile_fits_and_covers_every_output_once(given):
         assert tile.stages >= 2
         width = tile.groups_j * f.j
         assert tile.loads_ahead(p) or width < p.d
-        geometry = wgmma16_streamed.geometry(given, tile)
+        geometry = wgmma16_streamed.geometry(case, tile)
         assert geometry.tiles_per_row_tile * tile.outputs * width == p.out_features
         assert geometry.max_blocks == H200.multiprocessors
         # All weights, and zeros after the last l.
@@ -44,12 +44,12 @@ def test_every_tile_fits_and_covers_every_output_once(given):
 
 def test_where_x_comes_in_pieces_more_outputs_a_block_may_be_faster():
     """Measured: 441 us by 48 outputs, which leave no registers to load ahead, and 511 by 32."""
-    given = problem(1, 192, 192, 32)
-    tiles = list(wgmma16_streamed.configs(given, H200))
+    case = problem(1, 192, 192, 32)
+    tiles = list(wgmma16_streamed.configs(case, H200))
 
     def best(outputs: int) -> float:
         alike = (tile for tile in tiles if tile.outputs == outputs)
-        return min(wgmma16_streamed.predicted_us(given, tile, BATCH, H200) for tile in alike)
+        return min(wgmma16_streamed.predicted_us(case, tile, BATCH, H200) for tile in alike)
 
     assert best(48) < best(32)
     whole = wgmma16_streamed.configs(problem(1, 192, 192, 16), H200)

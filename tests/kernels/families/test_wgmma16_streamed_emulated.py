@@ -90,7 +90,7 @@ def test_any_number_of_blocks_computes_every_tile(kernels, at):
         ("if (!Tile::STREAMED) empty[slot].arrive();", "race|under way|for ever"),
     ],
 )
-def test_a_missing_wait_is_found(emulator, cut, message):
+def test_a_missing_wait_is_detected(emulator, cut, message):
     """So the hand-over of stages is really checked."""
     problem = problem_of((2, 16, 32, 16))
     config = Config(2, 1, 1, 2, 16, 2, 1, 1, max_blocks=1)

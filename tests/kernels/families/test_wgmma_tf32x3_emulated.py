@@ -101,8 +101,8 @@ def test_weights_that_no_cache_holds_are_taken_in_parts(emulator, cached):
 
     def edit(header: str, text: str) -> str:
         if header == "mma_tf32x3.cuh":
-            text, found = re.subn(r"(CACHED_WEIGHTS = )32 << 20", rf"\g<1>{cached}", text)
-            assert found == 1
+            text, replaced = re.subn(r"(CACHED_WEIGHTS = )32 << 20", rf"\g<1>{cached}", text)
+            assert replaced == 1
         return without_predicates(header, text)
 
     (kernel,) = build(emulator, wgmma_tf32x3, [(problem, config)], edit)
@@ -153,7 +153,7 @@ def test_what_tf32_cannot_hold_is_as_in_fp32(kernels, at):
         ("stage < loaded; ++stage) wait_for_empty(stage);", "nobody waited|race"),
     ],
 )
-def test_a_missing_wait_is_found(emulator, cut, message):
+def test_a_missing_wait_is_detected(emulator, cut, message):
     """So the hand-over of stages is really checked."""
     problem, config = next(case for case in CASES if not case[1].resident)
 

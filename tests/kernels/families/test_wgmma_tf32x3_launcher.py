@@ -75,11 +75,11 @@ def test_the_packing_kernel_gets_rows_of_aligned_contiguous_weights(
 ) -> None:
     transposed = weight.transpose(1, 2)
     shifted = torch.cat([weight.new_zeros(1), weight.flatten()])[1:].view(weight.shape)
-    for given in (transposed, shifted):
-        kernels.launch.pack(given)
+    for x_view in (transposed, shifted):
+        kernels.launch.pack(x_view)
         row, contiguous = kernels.pack.calls[-1]
-        assert row.shape == (1, given.numel())
-        assert torch.equal(contiguous, given)
+        assert row.shape == (1, x_view.numel())
+        assert torch.equal(contiguous, x_view)
         assert contiguous.is_contiguous()
         assert row.data_ptr() == contiguous.data_ptr()
         assert row.data_ptr() % 16 == 0

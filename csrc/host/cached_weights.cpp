@@ -1,7 +1,7 @@
-// kept_weights.hpp. Python keeps what was prepared and decides how long; here it is found without Python.
-#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+// cached_weights.hpp. Python stores prepared weights and decides for how long; here they are looked up without it.
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
-#include "kept_weights.hpp"
+#include "cached_weights.hpp"
 
 #include <torch/library.h>
 
@@ -23,13 +23,13 @@ namespace {
 using at::Tensor;
 using c10::TensorImpl;
 
-std::shared_mutex kept_mutex;
-// Addresses of tensors with which something is kept, and maybe of some more: Python then finds nothing.
+std::shared_mutex cache_mutex;
+// Addresses of tensors with cached forms, and maybe of some more, for which Python then finds none.
 std::unordered_set<const TensorImpl*> roots;
 std::atomic<int64_t> forgotten{0};
-thread_local std::optional<bool> said_to_change;
+thread_local std::optional<bool> marked_changing;
 
-// A weight, as it was when something was prepared of it. The reference keeps the tensor that counts its versions
+// The state of a weight when a form of it was prepared. The reference keeps the tensor that counts its versions
 // from being mistaken for a later one at its address.
 struct Part {
   c10::weak_intrusive_ptr<TensorImpl> root;
@@ -57,9 +57,9 @@ struct Part {
   }
 };
 
-// Where what was prepared of a weight is kept, or of several together. `token` goes with what Python keeps, and that
-// holds the weights' storages: while it lives, no other storage has the address of one of theirs. It is another name
-// of `prepared`, with which Python keeps what is prepared of that in turn.
+// A form of a weight, or of several together, that Python caches. `token` lives as long as Python's entry, which holds
+// the weights' storages: while it lives, no other storage has the address of one of theirs. It is an alias of
+// `prepared`, for which Python has entries of its own where forms of that are prepared in turn.
 struct Note {
   c10::weak_intrusive_ptr<TensorImpl> token, prepared;
   std::vector<Part> parts;
@@ -85,32 +85,32 @@ struct Note {
 
 // Of what one tensor owns, the newest first.
 using Notes = std::vector<std::shared_ptr<const Note>>;
-std::unordered_map<const TensorImpl*, Notes> notes;  // under kept_mutex
+std::unordered_map<const TensorImpl*, Notes> notes;  // under cache_mutex
 
-void keep(int64_t root, bool is_kept) {
+void set_cached(int64_t root, bool is_cached) {
   const auto* place = reinterpret_cast<const TensorImpl*>(root);
-  const std::unique_lock lock(kept_mutex);
-  if (is_kept) {
+  const std::unique_lock lock(cache_mutex);
+  if (is_cached) {
     roots.insert(place);
   } else {
     roots.erase(place);
   }
 }
 
-void keep_nothing() {
-  const std::unique_lock lock(kept_mutex);
+void clear_cached() {
+  const std::unique_lock lock(cache_mutex);
   roots.clear();
   notes.clear();
 }
 
 int64_t times_forgotten() { return forgotten.load(); }
 
-// What is at hand of a weight, and its forms.
+// The noted prepared tensors of a weight, and their forms.
 std::tuple<std::vector<Tensor>, std::vector<int64_t>> prepared_of(const Tensor& weight,
                                                                   const std::optional<Tensor>& owner) {
   std::vector<Tensor> tensors;
   std::vector<int64_t> forms;
-  for (auto& one : ksopt::kept_of(weight, ksopt::root_of(weight, owner ? &*owner : nullptr))) {
+  for (auto& one : ksopt::cached_of(weight, ksopt::root_of(weight, owner ? &*owner : nullptr))) {
     tensors.push_back(std::move(one.prepared));
     forms.push_back(one.form);
   }
@@ -126,7 +126,7 @@ void note_prepared(const std::vector<Tensor>& weights, const std::vector<Tensor>
                                           form,
                                           stream});
   for (size_t at = 0; at < weights.size(); ++at) note->parts.emplace_back(weights[at], owners[at], versions[at]);
-  const std::unique_lock lock(kept_mutex);
+  const std::unique_lock lock(cache_mutex);
   for (auto& [_, of_root] : notes) {
     std::erase_if(of_root, [](const auto& one) { return one->token.expired(); });
   }
@@ -146,12 +146,12 @@ Tensor root_of(const Tensor& weight, const Tensor* owner) {
   return root_of(owner == nullptr || weight.is_view() ? weight : *owner);
 }
 
-std::optional<bool> are_said_to_change() { return said_to_change; }
+std::optional<bool> are_marked_changing() { return marked_changing; }
 
-void say_changing(bool changing) { said_to_change = changing; }
+void mark_changing(bool changing) { marked_changing = changing; }
 
-bool may_be_kept(const Tensor& root) {
-  const std::shared_lock lock(kept_mutex);
+bool may_be_cached(const Tensor& root) {
+  const std::shared_lock lock(cache_mutex);
   return roots.count(root.unsafeGetTensorImpl()) > 0;
 }
 
@@ -159,56 +159,56 @@ void count_forgotten() { forgotten.fetch_add(1); }
 
 namespace {
 
-// What was prepared of a factor that was itself prepared of several weights; `token`: that factor.
-void add_kept_of_product(const Note& product, const Tensor& token, std::vector<KeptWeight>& kept) {
+// Adds the forms prepared of a factor that was itself prepared of several weights; `token`: that factor.
+void add_cached_of_product(const Note& product, const Tensor& token, std::vector<CachedWeight>& cached) {
   std::vector<std::shared_ptr<const Note>> serving;
   {
-    const std::shared_lock lock(kept_mutex);
-    const auto found = notes.find(product.prepared._unsafe_get_target());
-    if (found == notes.end()) return;
-    for (const auto& note : found->second) {
+    const std::shared_lock lock(cache_mutex);
+    const auto it = notes.find(product.prepared._unsafe_get_target());
+    if (it == notes.end()) return;
+    for (const auto& note : it->second) {
       if (note->parts.size() == 1 && note->parts[0].has_values_of(token, token._version())) serving.push_back(note);
     }
   }
   for (const auto& note : serving) {
-    if (auto own = note->token.lock()) kept.push_back({Tensor(std::move(own)), OF_PRODUCT, note->form, note->stream});
+    if (auto own = note->token.lock()) cached.push_back({Tensor(std::move(own)), OF_PRODUCT, note->form, note->stream});
   }
 }
 
 }  // namespace
 
-std::vector<KeptWeight> kept_of(at::TensorList weights, at::TensorList roots) {
+std::vector<CachedWeight> cached_of(at::TensorList weights, at::TensorList roots) {
   std::vector<std::pair<std::shared_ptr<const Note>, int64_t>> serving;
   {
-    const std::shared_lock lock(kept_mutex);
+    const std::shared_lock lock(cache_mutex);
     for (size_t at = 0; at < weights.size(); ++at) {
-      const auto found = notes.find(roots[at].unsafeGetTensorImpl());
-      if (found == notes.end()) continue;
-      for (const auto& note : found->second) {
+      const auto it = notes.find(roots[at].unsafeGetTensorImpl());
+      if (it == notes.end()) continue;
+      for (const auto& note : it->second) {
         if (const auto of = note->is_of(weights, roots, at)) serving.emplace_back(note, *of);
       }
     }
   }
   // Out of the lock: to hold a tensor may wait for the interpreter.
-  std::vector<KeptWeight> kept, of_products;
+  std::vector<CachedWeight> cached, of_products;
   for (const auto& [note, of] : serving) {
     auto token = note->token.lock();
     if (!token) continue;
-    kept.push_back({Tensor(std::move(token)), of, note->form, note->stream});
-    if (of == ALL && kept.back().prepared.dim() == 4) add_kept_of_product(*note, kept.back().prepared, of_products);
+    cached.push_back({Tensor(std::move(token)), of, note->form, note->stream});
+    if (of == ALL && cached.back().prepared.dim() == 4) add_cached_of_product(*note, cached.back().prepared, of_products);
   }
-  for (auto& one : of_products) kept.push_back(std::move(one));
-  return kept;
+  for (auto& one : of_products) cached.push_back(std::move(one));
+  return cached;
 }
 
 }  // namespace ksopt
 
 TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
-  m.def("keep(int root, bool is_kept) -> ()", keep);
-  m.def("keep_nothing() -> ()", keep_nothing);
+  m.def("set_cached(int root, bool is_cached) -> ()", set_cached);
+  m.def("clear_cached() -> ()", clear_cached);
   m.def("times_forgotten() -> int", times_forgotten);
   m.def("prepared_of(Tensor weight, Tensor? owner) -> (Tensor[], int[])", prepared_of);
-  m.def("say_changing(bool changing) -> ()", ksopt::say_changing);
+  m.def("mark_changing(bool changing) -> ()", ksopt::mark_changing);
   m.def(
       "note_prepared(Tensor[] weights, Tensor[] owners, int[] versions, Tensor token, Tensor prepared, int form, "
       "int stream) -> ()",
