@@ -433,7 +433,7 @@ __device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& 
   }
 }
 
-// One element of y: of three products of TF32 numbers, which make NaN of an infinity, added anew if it is not
+// One element of y: of three products of TF32 numbers, which make NaN of an infinity, added again if it is not
 // finite.
 template <typename P, typename Tile>
 __device__ __forceinline__ void write_element(float value, const GatherAddresses<P, Tile>& at, int64 row, int run,
@@ -509,7 +509,7 @@ __device__ __forceinline__ void write_results(uint32 results, const GatherAddres
     if (begin < 0 || begin + VECTOR > length || (!Tile::WHOLE_J && run >= runs)) continue;
     const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16;
     const uint4 words = load_shared_4_words(from);
-    if constexpr (Tile::PRODUCTS == 3) {  // what is not finite is added anew
+    if constexpr (Tile::PRODUCTS == 3) {  // what is not finite is added again
       if (!(is_finite(__uint_as_float(words.x)) && is_finite(__uint_as_float(words.y)) &&
             is_finite(__uint_as_float(words.z)) && is_finite(__uint_as_float(words.w)))) {
         write_one_by_one(from, row, run, begin, 0, VECTOR);

@@ -1,4 +1,4 @@
-"""One process's measurements: each subject's ways made ready, checked, and timed in turns."""
+"""The measurements of one process: each subject's ways prepared, checked, and timed in turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PRECISION = 0.01
 _FEWEST, _MOST = 7, 200
 _SECONDS = 0.2
 # The least of many medians is too small by chance. Unless ksopt is faster by the second, it and
-# those of PyTorch's ways that are within the first of the fastest are timed anew, with care, and
+# those of PyTorch's ways that are within the first of the fastest are timed again, with care, and
 # this counts: samples of 5 us are often of two kinds, a microsecond apart.
 _ALIKE, _NEAR = 1.05, 1.03
 _CAREFUL_PRECISION, _CAREFUL_MOST, _CAREFUL_SECONDS = 0.003, 1000, 0.5
@@ -44,7 +44,7 @@ _NO_RIVALS = (OURS, PRODUCT_ONLY, *INDUCTOR)
 
 
 class Bench:
-    """What is kept from one subject to the next: the roofline and one buffer of random numbers.
+    """The state of a process between subjects: the roofline and one buffer of random numbers.
 
     Args:
         request: what is measured.
@@ -356,7 +356,7 @@ def _in_series(calls: Sequence[Callable[[], object]]) -> None:
 
 
 def _stored(weight: Tensor) -> Tensor:
-    """A weight as a layer has it: what is prepared of it, by any way, may be kept."""
+    """The weight as a layer's parameter, whose prepared forms may be cached."""
     return torch.nn.Parameter(weight, requires_grad=False)
 
 

@@ -1,4 +1,4 @@
-"""The ways to multiply that a benchmark compares: ksopt's operator and PyTorch's, made ready.
+"""The ways to multiply that a benchmark compares: ksopt's operator and PyTorch's, prepared.
 
 Each is a function of x alone. PyTorch's ways get their weights prepared once, outside of what is
 timed, which is the strongest that they can be; ksopt's operator is called with the canonical
@@ -50,7 +50,7 @@ def why_not(
     if name == OURS:
         return ""
     if name == PRODUCT_ONLY:
-        return "" if len(chain) == 1 else "of a chain, each factor's input is permuted anew"
+        return "" if len(chain) == 1 else "of a chain, each factor's input is permuted again"
     if name == "dense" and len(chain) > 1:
         elements = chain.in_features * chain.out_features
     else:
@@ -78,7 +78,7 @@ def bind(name: str, weights: Sequence[Tensor], layout: str) -> Way:
     """A way as a function of x, its weights prepared.
 
     Args:
-        name: as for `why_not`, which must have found nothing against it.
+        name: as for `why_not`, which must return no reason.
         weights: [a, b, c, d] of each factor, left to right.
         layout: of x and the result.
 
@@ -87,8 +87,8 @@ def bind(name: str, weights: Sequence[Tensor], layout: str) -> Way:
         tensor([[1., 0.]])
     """
     if name == OURS:
-        kept = list(weights)
-        return lambda x: ks_linear(x, kept, layout=layout)
+        factors = list(weights)
+        return lambda x: ks_linear(x, factors, layout=layout)
     if name == "dense" and len(weights) > 1:
         return BASELINES["dense"].bind(dense_weight(weights), layout)
     if name not in INDUCTOR:
@@ -218,15 +218,15 @@ def chosen(x: Tensor, weights: Sequence[Tensor], layout: str) -> str:
     whole = _chosen_for_all(x, weights, batch_last)
     if whole is not None:
         return whole
-    said = []
+    labels = []
     for weight in reversed(weights):
         choice = backend.choice_for(x, weight, batch_last)
         if choice is None:
             return ""
-        said.append(_with_times(choice.candidate.label, choice.times_us))
+        labels.append(_with_times(choice.candidate.label, choice.times_us))
         if len(weights) > 1:
             x = ks_linear(x, [weight], layout=layout)
-    return "; ".join(said)
+    return "; ".join(labels)
 
 
 def _chosen_for_all(x: Tensor, weights: Sequence[Tensor], batch_last: bool) -> str | None:
