@@ -479,33 +479,33 @@ __device__ __forceinline__ void store_y(uint32 region, const ChainArguments& arg
   }
 }
 
-// The arguments of a block that has a group's share of the features.
+// The arguments of a block that has a share of the outputs: those of one sibling, or a group's of them.
 template <typename Tile>
-__device__ __forceinline__ ChainArguments of_group(const ChainArguments& all, int group) {
+__device__ __forceinline__ ChainArguments of_share(const ChainArguments& all, int share) {
   using T = typename Tile::Element;
-  if constexpr (Tile::GROUPS == 1) return all;
+  if constexpr (Tile::SHARES == 1) return all;
   const auto from = [&](const void* first, int features, int64 stride) {
-    return static_cast<const T*>(first) + int64(group) * features * (Tile::BATCH_LAST ? stride : 1);
+    return static_cast<const T*>(first) + int64(features) * (Tile::BATCH_LAST ? stride : 1);
   };
   ChainArguments own = all;
-  own.x = from(all.x, Tile::X::FEATURES, all.x_stride);
-  own.weights = static_cast<const unsigned char*>(all.weights) + group * Tile::PACKED_BYTES;
-  own.bias = static_cast<const T*>(all.bias) + group * Tile::Y::FEATURES;
-  own.residual = from(all.residual, Tile::Y::FEATURES, all.residual_stride);
-  own.y = const_cast<T*>(from(all.y, Tile::Y::FEATURES, all.y_stride));
+  own.x = from(all.x, share % Tile::GROUPS * Tile::X::FEATURES, all.x_stride);
+  own.weights = static_cast<const unsigned char*>(all.weights) + share * Tile::PACKED_BYTES;
+  own.bias = static_cast<const T*>(all.bias) + share * Tile::Y::FEATURES;
+  own.residual = from(all.residual, share * Tile::Y::FEATURES, all.residual_stride);
+  own.y = const_cast<T*>(from(all.y, share * Tile::Y::FEATURES, all.y_stride));
   return own;
 }
 
-// Blocks of a row tile's groups follow each other.
+// Blocks of a row tile's shares follow each other.
 template <typename Tile, typename After>
 __device__ __forceinline__ void chain_mma_kernel(const ChainArguments& all) {
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32 first = __shfl_sync(~0u, shared_address(shared), 0), second = first + Tile::FIRST_BYTES;
-  prefetch_share<Tile::THREADS>(all.weights, Tile::GROUPS * Tile::PACKED_BYTES, blockIdx.x, gridDim.x);
-  const ChainArguments arguments = of_group<Tile>(all, blockIdx.x % Tile::GROUPS);
+  prefetch_share<Tile::THREADS>(all.weights, Tile::SHARES * Tile::PACKED_BYTES, blockIdx.x, gridDim.x);
+  const ChainArguments arguments = of_share<Tile>(all, blockIdx.x % Tile::SHARES);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
-  const int64 begin = blockIdx.x / Tile::GROUPS * arguments.rows_per_block;
+  const int64 begin = blockIdx.x / Tile::SHARES * arguments.rows_per_block;
   const int64 end =
       begin + arguments.rows_per_block < arguments.batch ? begin + arguments.rows_per_block : arguments.batch;
 #pragma unroll 1
@@ -521,8 +521,8 @@ __device__ __forceinline__ void chain_mma_kernel(const ChainArguments& all) {
 }
 
 struct ChainMmaPackArguments {
-  const void* weights[4];  // in the order in which x meets them
-  int64 strides[4][4];     // of each, in elements
+  const void* weights[4][4];  // of each sibling, in the order in which x meets them
+  int64 strides[4][4][4];     // of each, in elements
   void* packed;
 };
 
@@ -533,18 +533,19 @@ __device__ __forceinline__ void pack_stages(const ChainMmaPackArguments& argumen
   using Stage = typename Tile::template StageAt<AT>;
   constexpr int COLUMNS = Stage::TILES * 8, LS = Stage::STEPS * Stage::STEP;
   T* const packed = reinterpret_cast<T*>(static_cast<unsigned char*>(arguments.packed) + Tile::template packed_before<AT>());
-  const T* const weight = static_cast<const T*>(arguments.weights[AT]);
-  const int64* const stride = arguments.strides[AT];
-  const int64 of_group = int64(Stage::PLANES) * COLUMNS * LS, all = Tile::GROUPS * of_group;
+  const int64 of_share = int64(Stage::PLANES) * COLUMNS * LS, all = Tile::SHARES * of_share;
   for (int64 at = int64(blockIdx.x) * blockDim.x + threadIdx.x; at < all; at += int64(gridDim.x) * blockDim.x) {
     const int l = static_cast<int>(at % LS), column = static_cast<int>(at / LS % COLUMNS);
-    const int group = static_cast<int>(at / of_group), plane = static_cast<int>(at % of_group / LS / COLUMNS), k = Tile::template ResultsOf<AT>::output_of(column);
+    const int share = static_cast<int>(at / of_share), plane = static_cast<int>(at % of_share / LS / COLUMNS);
+    const int sibling = share / Tile::GROUPS, k = Tile::template ResultsOf<AT>::output_of(column);
     T value = from_float<T>(0.0f);
     if (k < Stage::B && l < Stage::C) {
-      const int64 i = group * Stage::A + plane / Stage::D;
-      value = weight[i * stride[0] + k * stride[1] + l * stride[2] + plane % Stage::D * stride[3]];
+      const int64 i = share % Tile::GROUPS * Stage::A + plane / Stage::D;
+      const int64* const stride = arguments.strides[sibling][AT];
+      value = static_cast<const T*>(
+          arguments.weights[sibling][AT])[i * stride[0] + k * stride[1] + l * stride[2] + plane % Stage::D * stride[3]];
     }
-    packed[group * (Tile::PACKED_BYTES / Stage::SIZE) + packed_place<Stage>(plane, column, l)] = value;
+    packed[share * (Tile::PACKED_BYTES / Stage::SIZE) + packed_place<Stage>(plane, column, l)] = value;
   }
   if constexpr (AT + 1 < Tile::LENGTH) pack_stages<Tile, AT + 1>(arguments);
 }

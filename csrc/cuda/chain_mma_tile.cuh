@@ -67,13 +67,14 @@ struct TypeAt<0, First, Others...> {
 // Stages in the order in which x meets them. Rows that a stage reads, and the results, lie in two regions of shared
 // memory in turns. Where all factors have several i, a block may have one of GROUPS equal shares of them: the stages
 // are then a share's.
-template <typename T, int BM_, int WARPS_, int BLOCKS_, bool BATCH_LAST_, int GROUPS_, typename... Stages>
+template <typename T, int BM_, int WARPS_, int BLOCKS_, bool BATCH_LAST_, int GROUPS_, int SIBLINGS_, typename... Stages>
 struct ChainMmaTile {
   using Element = T;
   static constexpr int SIZE = sizeof(T), VECTOR = 16 / SIZE;
   static constexpr int BM = BM_, WARPS = WARPS_, THREADS = 32 * WARPS, BLOCKS = BLOCKS_;
   static constexpr bool BATCH_LAST = BATCH_LAST_;
-  static constexpr int GROUPS = GROUPS_;
+  static constexpr int GROUPS = GROUPS_, SIBLINGS = SIBLINGS_;
+  static constexpr int SHARES = GROUPS * SIBLINGS;  // of the outputs: a block has one
   static constexpr int LENGTH = sizeof...(Stages);
   template <int AT>
   using StageAt = typename TypeAt<AT, Stages...>::Type;
@@ -105,6 +106,7 @@ struct ChainMmaTile {
     }
   }
   static constexpr int64 PACKED_BYTES = packed_before<LENGTH>();  // of a group
-  static_assert(GROUPS == 1 || BATCH_LAST || (X::IN_CHUNKS && Y::IN_CHUNKS), "shares of rows are whole chunks");
+  static_assert(GROUPS == 1 || BATCH_LAST || X::IN_CHUNKS, "shares of rows of x are whole chunks");
+  static_assert(SHARES == 1 || BATCH_LAST || Y::IN_CHUNKS, "shares of rows of y are whole chunks");
   static_assert(((BM % (16 * Stages::MT) == 0) && ...), "a unit's rows are a block's");
 };

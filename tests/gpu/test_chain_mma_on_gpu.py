@@ -28,9 +28,9 @@ TILES_EACH = 3
 SEED = datetime.date.today().toordinal()
 
 
-def problem_of(chain, kind, last, epilogue):
+def problem_of(chain, kind, last, epilogue, siblings=1):
     dtype = "float32" if kind == "tf32" else kind
-    return Problem(chain, dtype, last, kind != "tf32", epilogue)
+    return Problem(chain, dtype, last, kind != "tf32", epilogue, siblings)
 
 
 def check(problem, rows, tiles, draw):
@@ -38,7 +38,7 @@ def check(problem, rows, tiles, draw):
     family, spec = family_of("chain_mma"), DeviceSpec.of_device(0)
     fitting = [one for one in family.configs(problem, spec) if family.fits(problem, one, spec)]
     o = random_operands(problem, rows, torch.device("cuda"))
-    around = Around(o.bias, problem.epilogue.activation, o.residual)
+    around = Around(o.bias, problem.epilogue.activation, o.residual, problem.siblings)
     with precision.fp32_products("ieee" if problem.exact else "tf32"):
         judge = AccuracyCheck(o.x, o.weights, problem.layout, around=around)
         for tile in draw.sample(fitting, min(tiles, len(fitting))):
@@ -55,6 +55,18 @@ def test_values_of_tiles_tails_and_epilogues(chain, last, kind):
     for rows in BATCHES:
         after = Epilogue(True, draw.choice(sorted(ACTIVATIONS)), draw.random() < 0.5)
         check(problem_of(chain, kind, last, after), rows, TILES_EACH, draw)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("siblings", [2, 3, 4])
+def test_values_of_siblings(siblings, last, kind):
+    draw = random.Random(f"{siblings} {last} {kind}")
+    for text in ("(1,24,20,8)*(8,20,24,1)", "(1,192,64,2)*(2,64,192,1)"):
+        for rows in BATCHES:
+            after = Epilogue(True, draw.choice(sorted(ACTIVATIONS)), draw.random() < 0.5)
+            problem = problem_of(Chain.parse(text), kind, last, after, siblings)
+            check(problem, rows, 1, draw)
 
 
 def test_random_chains_of_the_day():

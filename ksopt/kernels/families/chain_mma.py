@@ -11,7 +11,7 @@ from typing import ClassVar
 from ksopt.epilogue import ACTIVATIONS
 from ksopt.kernels.families import chain_mma_launcher
 from ksopt.kernels.families.base import ANY_TYPE, KernelFamily, register_family
-from ksopt.kernels.families.chain_mma_launcher import LaunchChain
+from ksopt.kernels.families.chain_mma_launcher import MOST_SIBLINGS, LaunchChain
 from ksopt.kernels.families.chain_mma_tile import Config, Stage
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.problem import RESERVED_SHARED, SHARED_LIMIT, DeviceSpec, Problem
@@ -44,7 +44,7 @@ _OVERLAP = 1.42
 
 @register_family
 class ChainMma(KernelFamily[Config]):
-    """Chains, and single factors with an epilogue: x read once, y written once."""
+    """Chains, siblings, and single factors with an epilogue: one launch, y written once."""
 
     name = "chain_mma"
     dtypes = ANY_TYPE
@@ -56,19 +56,22 @@ class ChainMma(KernelFamily[Config]):
         chain = problem.chain
         if problem.is_factor:
             return "one factor's product alone has other kernels"
-        if problem.siblings > 1:
-            return "it computes one chain, not several siblings"
+        if problem.siblings > MOST_SIBLINGS:
+            return f"it computes at most {MOST_SIBLINGS} siblings, and these are {problem.siblings}"
         if len(chain) > MOST_FACTORS:
             return f"it computes at most {MOST_FACTORS} factors, and this has {len(chain)}"
         if problem.epilogue.activation not in ACTIVATIONS:
             return f"{problem.epilogue.activation} is not one of {', '.join(ACTIVATIONS)}"
+        row_bytes = chain.out_features * (4 if problem.dtype == "float32" else 2)
+        if problem.siblings > 1 and not problem.batch_last and row_bytes % 16:
+            return f"a sibling's row of {row_bytes} bytes is no multiple of 16 bytes"
         features = max(max(p.in_features, p.out_features) for p in chain)
         least = Config(16, 4, 1, 1, _groups(problem)[-1], 1)
         stages = self.stages(problem, least)
         if 16 * features > _LARGEST_INT or least.shared_bytes(stages) > device.shared_bytes:
             return f"16 rows of {features} features do not fit in shared memory"
-        packed = sum(one.packed_bytes for one in stages) * least.groups
-        weights = chain.nnz * stages[0].size
+        packed = sum(one.packed_bytes for one in stages) * least.groups * problem.siblings
+        weights = chain.nnz * stages[0].size * problem.siblings
         if packed > _FEW_BYTES and packed > _MOST_TIMES * weights:
             return f"its weights would take {packed} bytes, where these take {weights}"
         if next(self.configs(problem, device), None) is None:
@@ -123,13 +126,14 @@ class ChainMma(KernelFamily[Config]):
     ) -> float:
         stages, size = self.stages(problem, config), 4 if problem.dtype == "float32" else 2
         tiles, groups = -(-batch // config.bm), config.groups
-        walkers = min(tiles, max(1, device.multiprocessors * config.blocks // groups))
+        shares = groups * problem.siblings
+        walkers = min(tiles, max(1, device.multiprocessors * config.blocks // shares))
         of_block = -(-tiles // walkers)
-        at_a_time = -(-walkers * groups // device.multiprocessors)  # blocks of a multiprocessor
-        busy = min(1.0, walkers * groups / device.multiprocessors)
+        at_a_time = -(-walkers * shares // device.multiprocessors)  # blocks of a multiprocessor
+        busy = min(1.0, walkers * shares / device.multiprocessors)
 
         # The tile's time on each resource, and the time that it waits.
-        n, m = problem.chain.in_features // groups, problem.out_features // groups
+        n, m = problem.chain.in_features // groups, problem.chain.out_features // groups
         features = n + (2 * m if problem.epilogue.residual else m)
         memory = config.bm * features * size / (_DRAM_BYTES / max(busy, 0.3))
         caches = sum(one.packed_bytes for one in stages) / _CACHE_BYTES

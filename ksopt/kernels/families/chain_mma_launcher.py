@@ -20,15 +20,15 @@ from ksopt.kernels.launcher import Entry, chain_entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 
 PACK_THREADS, PACK_BLOCKS = 256, 1056
-_MOST_FACTORS, _ALIGNED = 4, 16
+_MOST_FACTORS, MOST_SIBLINGS, _ALIGNED = 4, 4, 16
 
 
 class PackArguments(ctypes.Structure):
     """``ChainMmaPackArguments`` of csrc/cuda/chain_mma.cuh."""
 
     _fields_ = [
-        ("weights", ctypes.c_void_p * _MOST_FACTORS),
-        ("strides", ctypes.c_int64 * 4 * _MOST_FACTORS),
+        ("weights", ctypes.c_void_p * _MOST_FACTORS * MOST_SIBLINGS),
+        ("strides", ctypes.c_int64 * 4 * _MOST_FACTORS * MOST_SIBLINGS),
         ("packed", ctypes.c_void_p),
     ]
 
@@ -36,6 +36,7 @@ class PackArguments(ctypes.Structure):
 def names(problem: Problem) -> tuple[str, str]:
     """The names of the packing and of the multiplying kernel, as profilers show them."""
     sizes = "_x_".join("_".join(map(str, p.weight_shape)) for p in problem.chain)
+    sizes += f"_x{problem.siblings}" if problem.siblings > 1 else ""
     dtype = problem.dtype if problem.exact else "tf32"
     after = "".join(f"_{name}" for name in problem.epilogue.names)
     return f"ksopt_chain_mma_pack_{dtype}_{sizes}", f"ksopt_chain_mma_{dtype}_{sizes}{after}"
@@ -48,7 +49,7 @@ def sources(
     several = ", ".join(f"ChainStage<{stage.arguments}>" for stage in stages)
     last = str(problem.batch_last).lower()
     fields = f"{ANY_TYPE[problem.dtype]}, {tile.bm}, {tile.warps}, {tile.blocks}"
-    fields += f", {last}, {tile.groups}"
+    fields += f", {last}, {tile.groups}, {problem.siblings}"
     packed = sum(stage.packed_bytes for stage in stages)
     begin = (
         '#include "chain_mma.cuh"\n'
@@ -72,28 +73,38 @@ def sources(
     )
 
 
-def pack_arguments(weights: Sequence[Tensor], packed: Tensor) -> PackArguments:
+def pack_arguments(weights: Sequence[Tensor], siblings: int, packed: Tensor) -> PackArguments:
     """The arguments of the packing kernel.
 
     Args:
-        weights: of the factors, left to right, (a, b, c, d); any strides.
+        weights: of the factors, left to right, sibling after sibling, (a, b, c, d); any strides.
+        siblings: the number of chains.
         packed: where they go.
     """
     arguments = PackArguments(packed=packed.data_ptr())
-    for at, weight in enumerate(reversed(weights)):
-        arguments.weights[at] = weight.data_ptr()
-        arguments.strides[at] = (ctypes.c_int64 * 4)(*weight.stride())
+    factors = len(weights) // siblings
+    for at, weight in enumerate(weights):
+        sibling, place = at // factors, factors - 1 - at % factors
+        arguments.weights[sibling][place] = weight.data_ptr()
+        arguments.strides[sibling][place] = (ctypes.c_int64 * 4)(*weight.stride())
     return arguments
 
 
-def launch_of(tile: Config, batch: int, multiprocessors: int) -> tuple[int, int]:
-    """Blocks of a launch and rows of each."""
-    return grid_of(batch, tile.bm, most_blocks(tile, multiprocessors), tile.groups)
+def launch_of(tile: Config, shares: int, batch: int, multiprocessors: int) -> tuple[int, int]:
+    """Blocks of a launch and rows of each.
+
+    Args:
+        tile: the tile.
+        shares: blocks that have the same rows: one for each group of each sibling.
+        batch: rows of x.
+        multiprocessors: of the device.
+    """
+    return grid_of(batch, tile.bm, most_blocks(tile, shares, multiprocessors), shares)
 
 
-def most_blocks(tile: Config, multiprocessors: int) -> int:
-    """Blocks of a group that run at a time."""
-    return max(1, multiprocessors * tile.blocks // tile.groups)
+def most_blocks(tile: Config, shares: int, multiprocessors: int) -> int:
+    """Blocks of a share that run at a time."""
+    return max(1, multiprocessors * tile.blocks // shares)
 
 
 def rows_of(x: Tensor, batch_last: bool) -> tuple[int, int] | None:
@@ -138,7 +149,8 @@ class LaunchChain:
     ) -> None:
         self._problem, self._tile = problem, tile
         self._shared_bytes, self._device = shared_bytes, device_index
-        self._elements = sum(one.packed_bytes for one in stages) * tile.groups // _size(problem)
+        self._shares = tile.groups * problem.siblings
+        self._elements = sum(one.packed_bytes for one in stages) * self._shares // _size(problem)
         products = " ".join(str(stage.products) for stage in stages)
         self._form = f"chain_mma {products} {tile.groups}"  # tiles with the same order share it
         files = sources(problem, tile, stages, shared_bytes)
@@ -173,7 +185,7 @@ class LaunchChain:
         if residual is not None:
             residual, (_, residual_stride) = _taken(residual, last)
         bias = None if bias is None else aligned(bias.contiguous())
-        blocks, rows = launch_of(self._tile, batch, self._multiprocessors)
+        blocks, rows = launch_of(self._tile, self._shares, batch, self._multiprocessors)
         arguments = Arguments(
             *(x.data_ptr(), packed.data_ptr(), 0 if bias is None else bias.data_ptr()),
             *(0 if residual is None else residual.data_ptr(), y.data_ptr(), batch),
@@ -189,7 +201,7 @@ class LaunchChain:
     def _pack(self, weights: Sequence[Tensor]) -> Tensor:
         weights = [weight.resolve_neg() for weight in weights]
         packed = torch.empty(self._elements, dtype=weights[0].dtype, device=weights[0].device)
-        arguments = pack_arguments(weights, packed)
+        arguments = pack_arguments(weights, self._problem.siblings, packed)
         blocks = min(PACK_BLOCKS, -(-self._elements // PACK_THREADS))
         driver.launch(self._pack_kernel, blocks, PACK_THREADS, 0, arguments, self._device)
         return packed
@@ -197,7 +209,7 @@ class LaunchChain:
     def entry(self) -> Entry | None:
         """The entry that lets the host library do the same; None where there is none."""
         p = self._problem
-        shapes = [one.weight_shape for one in p.chain]
+        shapes = [one.weight_shape for one in p.chain] * p.siblings
         return chain_entry(
             True,
             kernel=self._kernel,
@@ -205,8 +217,8 @@ class LaunchChain:
             threads=self._tile.threads,
             shared_bytes=self._shared_bytes,
             rows_per_unit=self._tile.bm,
-            most_blocks=most_blocks(self._tile, self._multiprocessors),
-            cluster=self._tile.groups,
+            most_blocks=most_blocks(self._tile, self._shares, self._multiprocessors),
+            cluster=self._shares,
             form=weight_groups.number_of(self._form, shapes, p.dtype),
         )
 

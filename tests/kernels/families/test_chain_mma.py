@@ -62,6 +62,8 @@ def test_what_it_leaves_to_others():
     assert reason(two) is None
     assert "other kernels" in reason("(1,32,48,2)")
     assert reason("(1,32,48,2)", epilogue=Epilogue(True)) is None
-    assert "siblings" in reason(two, siblings=2)
+    assert reason(two, siblings=4) is None
+    assert "at most 4 siblings" in reason(two, siblings=5)
+    assert "36 bytes" in reason("(1,3,48,3)*(3,48,32,1)", siblings=2)
     assert "at most 4 factors" in reason("*".join(["(1,4,4,1)"] * 5))
     assert "shared memory" in reason("(1,64,96,96)*(96,96,64,1)")

@@ -25,7 +25,8 @@ from ksopt.reference import ks_reference
 
 family = family_of("chain_mma")
 
-# Chain, dtype, layout, epilogue. Sums short and long, d that pair and others, one to four factors.
+# Chain, dtype, layout, epilogue, and siblings if there are any. Sums short and long, d that pair
+# and others, one to four factors.
 SHAPES = [
     ("(1,32,16,4)*(2,32,32,1)", "bfloat16", False, Epilogue()),
     ("(1,24,20,8)*(8,20,24,1)", "float16", False, Epilogue(True, "gelu", True)),
@@ -42,6 +43,9 @@ SHAPES = [
     ("(1,24,3,1)*(1,3,13,1)", "bfloat16", False, Epilogue()),  # a row between of a few bytes
     ("(6,8,10,1)*(3,10,16,2)", "bfloat16", False, Epilogue(True, "gelu", True)),
     ("(4,3,5,2)*(8,5,3,1)", "float32", True, Epilogue(True, residual=True)),
+    ("(1,24,16,4)*(2,32,24,1)", "float32", False, Epilogue(True, "gelu"), 3),
+    ("(2,8,12,3)*(6,12,10,1)", "bfloat16", True, Epilogue(True, residual=True), 2),
+    ("(4,16,8,2)*(8,8,24,1)", "float16", False, Epilogue(True, residual=True), 4),
 ]
 BATCHES = (1, 40, 150)
 
@@ -54,9 +58,9 @@ class Pair:
     multiply: EmulatedKernel
 
 
-def problem_of(chain: str, kind: str, last: bool, epilogue: Epilogue) -> Problem:
+def problem_of(chain: str, kind: str, last: bool, epilogue: Epilogue, siblings: int = 1) -> Problem:
     dtype = "float32" if kind == "tf32" else kind
-    return Problem(Chain.parse(chain), dtype, last, kind != "tf32", epilogue)
+    return Problem(Chain.parse(chain), dtype, last, kind != "tf32", epilogue, siblings)
 
 
 def cases() -> list[tuple[Problem, Config]]:
@@ -111,7 +115,8 @@ class Operands:
         def lying(features: int) -> Tensor:
             return draw(features, rows) if problem.batch_last else draw(rows, features)
 
-        weights = [draw(*p.weight_shape) * p.c**-0.5 for p in problem.chain]
+        patterns = [*problem.chain] * problem.siblings
+        weights = [draw(*p.weight_shape) * p.c**-0.5 for p in patterns]
         out = problem.out_features
         return cls(lying(problem.chain.in_features), weights, draw(out), lying(out))
 
@@ -119,7 +124,8 @@ class Operands:
 def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
     """y, by the emulated kernels on two multiprocessors."""
     stages, size = family.stages(problem, tile), o.x.element_size()
-    elements = sum(stage.packed_bytes for stage in stages) * tile.groups // size
+    shares = tile.groups * problem.siblings
+    elements = sum(stage.packed_bytes for stage in stages) * shares // size
     packed = _aligned(torch.full((elements + o.bias.numel(),), float("nan"), dtype=o.x.dtype))
     flat = _aligned(torch.cat([w.reshape(-1) for w in o.weights]))
     views, at = [], 0
@@ -127,7 +133,7 @@ def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
         views.append(flat[at : at + w.numel()].view(w.shape))
         at += w.numel()
     none = packed[:0]
-    packing = chain_mma_launcher.pack_arguments(views, packed)
+    packing = chain_mma_launcher.pack_arguments(views, problem.siblings, packed)
     threads = chain_mma_launcher.PACK_THREADS
     _emulate(pair.pack, packing, (3, threads, 0), (flat, none, packed[:elements]))
     assert not packed[:elements].isnan().any()
@@ -139,7 +145,7 @@ def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
     both[residual_at:] = o.residual.reshape(-1)
     y = _aligned(torch.full((o.residual.numel(),), float("nan"), dtype=o.x.dtype))
     last, rows = problem.batch_last, o.x.shape[1 if problem.batch_last else 0]
-    blocks, of_block = chain_mma_launcher.launch_of(tile, rows, 2)
+    blocks, of_block = chain_mma_launcher.launch_of(tile, shares, rows, 2)
     out = rows if last else problem.out_features
     arguments = Arguments(
         both.data_ptr(),
@@ -158,9 +164,16 @@ def expected(problem: Problem, o: Operands) -> tuple[Tensor, Tensor]:
     x, size = o.x.double(), o.x.double().abs()
     if problem.batch_last:
         x, size = x.T, size.T
-    for weight in reversed(o.weights):
-        x = ks_reference(x, weight.double())
-        size = ks_reference(size, weight.double().abs())
+    of_each = len(problem.chain)
+    results, sizes = [], []
+    for at in range(0, len(o.weights), of_each):
+        result, terms = x, size
+        for weight in reversed(o.weights[at : at + of_each]):
+            result = ks_reference(result, weight.double())
+            terms = ks_reference(terms, weight.double().abs())
+        results.append(result)
+        sizes.append(terms)
+    x, size = torch.cat(results, -1), torch.cat(sizes, -1)
     after = problem.epilogue
     if after.bias:
         x, size = x + o.bias.double(), size + o.bias.double().abs()
@@ -183,6 +196,7 @@ def assert_right(y: Tensor, problem: Problem, o: Operands) -> None:
 def name(at: int) -> str:
     problem, tile = CASES[at]
     words = (problem.chain, problem.dtype, problem.layout, *problem.epilogue.names)
+    words = (*words, f"x{problem.siblings}") if problem.siblings > 1 else words
     return "-".join(map(str, (*words, tile.bm, tile.warps, tile.mt, tile.nt, tile.groups)))
 
 
@@ -217,7 +231,8 @@ def test_random_chains_of_the_day(emulator):
     for chain, rows in random_subjects.draw(30, seed):
         kind = draw.choice(("bfloat16", "float16", "float32", "tf32"))
         after = Epilogue(True, draw.choice(("none", "gelu")), draw.random() < 0.5)
-        problem = problem_of(str(chain), kind, draw.random() < 0.5, after)
+        siblings = draw.choice((1, 1, 1, 2, 3))
+        problem = problem_of(str(chain), kind, draw.random() < 0.5, after, siblings)
         if family.unsupported_reason(problem, H200) is not None:
             continue
         tile = draw.choice(list(family.configs(problem, H200)))
