@@ -58,7 +58,7 @@ def problems(args: argparse.Namespace) -> list[tuple[Problem, int]]:
     for kind in args.dtypes.split(","):
         dtype = "float32" if kind == "tf32" else kind
         several += [
-            (Problem(chain, dtype, last, kind != "tf32", after), rows)
+            (Problem(chain, dtype, last, kind != "tf32", after, args.siblings), rows)
             for chain, rows in drawn
             for last in layouts
             if rows >= args.fewest_rows
@@ -74,7 +74,8 @@ def time_all(
     if family.unsupported_reason(problem, spec) is not None:
         return []
     operands = random_operands(problem, rows, device)
-    around = Around(operands.bias, problem.epilogue.activation, operands.residual, 1)
+    activation, siblings = problem.epilogue.activation, problem.siblings
+    around = Around(operands.bias, activation, operands.residual, siblings)
     check = AccuracyCheck(
         operands.x, operands.weights, problem.layout, rounded_once=False, around=around
     )
@@ -111,6 +112,7 @@ def time_all(
             "dtype": problem.dtype if problem.exact else "tf32",
             "layout": problem.layout,
             "rows": rows,
+            "siblings": problem.siblings,
             "way": name,
             "us": round(times[name].median_us, 2),
             "predicted_us": round(us, 2),
@@ -127,14 +129,15 @@ def floor_us(problem: Problem, rows: int, roofline: Roofline) -> float:
     features = problem.chain.in_features + problem.out_features * (
         2 if problem.epilogue.residual else 1
     )
-    return roofline.floor_us(
-        (rows * features + problem.chain.nnz) * size, problem.chain.flops(rows)
-    )
+    moved = (rows * features + problem.siblings * problem.chain.nnz) * size
+    return roofline.floor_us(moved, problem.siblings * problem.chain.flops(rows))
 
 
 def dense(problem: Problem, operands: Any) -> Callable[[], object]:
     """PyTorch's dense layer with the same result."""
-    matrix = chain_to_dense(operands.weights).contiguous()
+    factors, weights = len(problem.chain), operands.weights
+    chains = (weights[at : at + factors] for at in range(0, len(weights), factors))
+    matrix = torch.cat([chain_to_dense(chain) for chain in chains])
     x, bias, last = operands.x, operands.bias, problem.batch_last
 
     def multiply() -> Tensor:
@@ -183,6 +186,7 @@ def main() -> int:
     parser.add_argument("--bias", action="store_true")
     parser.add_argument("--activation", default="none")
     parser.add_argument("--residual", action="store_true")
+    parser.add_argument("--siblings", type=int, default=1, help="chains on one x (1)")
     parser.add_argument("--tiles", type=int, default=8, help="random tiles a chain (8)")
     parser.add_argument("--out", type=Path, default=Path("ksopt-report-chain-tiles.csv"))
     args = parser.parse_args()
