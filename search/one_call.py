@@ -47,9 +47,8 @@ def search(
         include: Names or patterns for names: only these layers of a model are searched.
         exclude: Names or patterns for names: these are not.
         quiet: Shows no progress; it goes to stderr otherwise.
-        **options: Options of `SearchOptions`, by name, such as ``batch=4096, trials=30,
-        out="mlp"``.
-            A model's device and dtype are taken from its parameters.
+        **options: Options of `SearchOptions` by name, such as ``batch=4096``. A model's device and
+            dtype are taken from its parameters.
 
     Returns:
         The result. ``result.folder`` holds the report; `plan_of` creates a plan from it.
