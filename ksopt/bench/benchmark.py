@@ -165,7 +165,8 @@ class Bench:
                 count = self._products_in_sample(subject, name)
                 copies = self._copies(name, layout, weights, count - 1)
                 calls: list[Callable[[], object]] = [call, *(partial(copy, x) for copy in copies)]
-                ready.calls[key], ready.shares[key] = partial(_in_series, calls), count
+                ready.calls[key] = partial(_in_series, calls) if copies else call
+                ready.shares[key] = count
         except torch.OutOfMemoryError:
             ready.reasons[key] = (FAILED if name == OURS else "") + "out of memory"
         except (RuntimeError, KsoptError) as error:
