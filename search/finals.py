@@ -15,7 +15,7 @@ from ksopt.operators.registry import Replacement
 from ksopt.search import device_locks, objectives, suspect_dense
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.report import phrases
-from ksopt.search.worker_processes import Spare
+from ksopt.search.worker_processes import SpareProcess
 
 _MOST_FINALS = 3
 
@@ -37,13 +37,13 @@ def energy(
         "device": str(device),
         "chains": [str(chain) for chain in chains],
     }
-    with Spare() as spare, device_locks.device(device):
+    with SpareProcess() as spare, device_locks.device(device):
         used_mj: dict[str, float] = spare.ask(task)["millijoules"]
     return used_mj
 
 
 def final(
-    request: LayerRequest, device: torch.device, chains: Sequence[Replacement], spare: Spare
+    request: LayerRequest, device: torch.device, chains: Sequence[Replacement], spare: SpareProcess
 ) -> dict[str, Measurement]:
     """Time chains against each other and the dense layer in turns, in a fresh process.
 
@@ -75,7 +75,7 @@ def trusted(
     request: LayerRequest,
     device: torch.device,
     chains: Sequence[Replacement],
-    spare: Spare,
+    spare: SpareProcess,
     expected_us: float,
     note: Callable[[str], None],
 ) -> dict[str, Measurement]:
@@ -102,7 +102,7 @@ def trusted(
             f"the dense layer took {phrases.microseconds(dense_us)} in the final and "
             f"{phrases.microseconds(expected_us)} in the trials: the final is held again"
         )
-        with Spare() as another:
+        with SpareProcess() as another:
             again = final(request, device, chains, another)
         times = min(times, again, key=lambda one: one[objectives.DENSE].median_us)
     return times

@@ -11,14 +11,14 @@ from ksopt.search import finals, metrics, recommend, trial_records
 from ksopt.search.layer_record import LayerRecord
 from ksopt.search.progress import Progress
 from ksopt.search.worker_pool import Share
-from ksopt.search.worker_processes import Spare
+from ksopt.search.worker_processes import SpareProcess
 
 
 def run_final(
     share: Share,
     record: LayerRecord,
     device: torch.device,
-    spare: Spare,
+    spare: SpareProcess,
     stopped: str | None,
     progress: Progress,
     began: float,

@@ -16,7 +16,7 @@ from ksopt.search.options import LADDER, SearchOptions
 from ksopt.search.progress import for_terminal
 from ksopt.search.request import SearchRequest
 from ksopt.search.results import SearchResult
-from ksopt.search.surroundings import are_read
+from ksopt.search.surroundings import reads_surroundings
 
 if TYPE_CHECKING:  # a search of sizes checks its words before torch is imported
     from torch import nn
@@ -73,7 +73,7 @@ def search(
     to_measure = None
     if not isinstance(model_or_dims, (Dims, str, Sequence, Layers)):
         subject, of_model, to_measure = _of_model(
-            model_or_dims, example_inputs, **names, reads_graph=are_read(options)
+            model_or_dims, example_inputs, **names, reads_graph=reads_surroundings(options)
         )
         options = of_model | options
     else:

@@ -14,7 +14,7 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.layers import Layers
 from ksopt.search.options import TRIALS, SearchOptions
 from ksopt.search.storage_url import without_password
-from ksopt.search.surroundings import ALONE, Surroundings, are_read
+from ksopt.search.surroundings import ALONE, Surroundings, reads_surroundings
 from ksopt.system import option_fields
 
 
@@ -162,7 +162,7 @@ class SearchRequest(SearchOptions):
 
     def _surroundings(self, dims: Dims) -> Surroundings | None:
         """Surroundings of most layers of a size in a model's graph; None if they are not used."""
-        if self.model is None or not are_read(self.options):
+        if self.model is None or not reads_surroundings(self.options):
             return None
         around = self.model.around(dims)
         groups = [group for group in self.model.groups if group.dims == dims]

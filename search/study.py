@@ -32,8 +32,8 @@ from ksopt.search.search_record import SearchRecord
 from ksopt.search.space.space import Space, build
 from ksopt.search.trained_weights import TrainedWeights
 from ksopt.search.user_score import Score
-from ksopt.search.worker_pool import Crew, Share, sampler_name
-from ksopt.search.worker_processes import Spare
+from ksopt.search.worker_pool import Share, TrialPool, sampler_name
+from ksopt.search.worker_processes import SpareProcess
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,7 +123,7 @@ def _run(
     target = Target.of(device) if request.workers == 1 else None
     with (
         Compilers(target) as compilers,
-        Spare.of(device) as spare,
+        SpareProcess.of(device) as spare,
         study_store.folder(request) as folder,
         write_errors.in_words(storage.url, storage.file),
     ):
@@ -148,11 +148,11 @@ def _run(
             name = sampler_name(space, one)
             runs.append(LayerRecord.begin(one, number, record, roofline, space, name))
             runs[-1].save(study)
-        crew = Crew(shares, device, storage, roofline, compilers, meter)
-        stopped = crew.run(progress, began)
+        trial_pool = TrialPool(shares, device, storage, roofline, compilers, meter)
+        stopped = trial_pool.run(progress, began)
         layers: list[LayerResult] = []
         for share, run in zip(shares, runs, strict=True):
-            with spare if not layers else Spare.of(device) as fresh:
+            with spare if not layers else SpareProcess.of(device) as fresh:
                 ended = run_final(share, run, device, fresh, stopped, progress, began)
             stopped = ended.stopped
             layers.append(layer_result(share.study, ended))

@@ -51,7 +51,7 @@ class Surroundings:
 ALONE = Surroundings()
 
 
-def are_read(options: Mapping[str, Any]) -> bool:
+def reads_surroundings(options: Mapping[str, Any]) -> bool:
     """Whether a search of a model takes its layers' surroundings from the model's graph.
 
     Not if the options specify some, even "none", and not for a step of training.
@@ -60,8 +60,8 @@ def are_read(options: Mapping[str, Any]) -> bool:
         options: Of `ksopt.search.options.SearchOptions`, by name.
 
     Example:
-        >>> are_read({"batch": 4}), are_read({"epilogue": "none"}), are_read({"siblings": 3})
-        (True, False, False)
+        >>> reads_surroundings({"batch": 4}), reads_surroundings({"siblings": 3})
+        (True, False)
     """
     named = options.get("epilogue") or options.get("siblings", 1) != 1
     return not named and not options.get("train")

@@ -1,6 +1,6 @@
 """The loop of one process: draw a chain, measure it, store the outcome, until all trials are done.
 
-If several layer sizes are searched, each has a study and a campaign, and they take turns: the one
+If several layer sizes are searched, each has a study and a trial_run, and they take turns: the one
 that is furthest from its trials is next. So all have made equal progress when time is up.
 """
 
@@ -65,7 +65,7 @@ class Workplace:
 
 
 @dataclass
-class Campaign:
+class TrialRun:
     """Measurement of the trials that its claims draw.
 
     Args:
@@ -104,8 +104,8 @@ class Campaign:
         seed: int,
         operand_seed: int | None = None,
         model: CostModel | None = None,
-    ) -> Campaign:
-        """The campaign of this process for a study.
+    ) -> TrialRun:
+        """The trial_run of this process for a study.
 
         ``seed`` is of the draws, ``operand_seed`` of inputs and weights: None takes the request's.
         The others are as in `Claims`, `Objective` and `Pruning`.
@@ -244,41 +244,41 @@ class Campaign:
 
 
 def take_turns(
-    campaigns: Sequence[Campaign], on_trial: Callable[[int, int], None], deadline: float | None
+    trial_runs: Sequence[TrialRun], on_trial: Callable[[int, int], None], deadline: float | None
 ) -> bool:
-    """Measure until the trials of every campaign's study are done.
+    """Measure until the trials of every trial_run's study are done.
 
     It ends when all trials have ended, including those of other processes: if one of those is
     killed, its chain is measured here.
 
     Args:
-        campaigns: In their initial order.
-        on_trial: Called with the campaign's index and the number of each trial that ended here.
+        trial_runs: In their initial order.
+        on_trial: Called with the trial_run's index and the number of each trial that ended here.
         deadline: Of ``time.monotonic()``, after which no trial begins; None for none.
 
     Returns:
         Whether the trials were done in time.
     """
     try:
-        with alive(lambda: [claim for campaign in campaigns for claim in campaign.held]):
-            return _in_turns(campaigns, on_trial, deadline)
+        with alive(lambda: [claim for trial_run in trial_runs for claim in trial_run.held]):
+            return _in_turns(trial_runs, on_trial, deadline)
     finally:
-        for campaign in campaigns:
-            campaign.end()
+        for trial_run in trial_runs:
+            trial_run.end()
 
 
 def _in_turns(
-    campaigns: Sequence[Campaign], on_trial: Callable[[int, int], None], deadline: float | None
+    trial_runs: Sequence[TrialRun], on_trial: Callable[[int, int], None], deadline: float | None
 ) -> bool:
-    places = range(len(campaigns))
+    places = range(len(trial_runs))
     while deadline is None or time.monotonic() < deadline:
-        for place in sorted(places, key=lambda place: campaigns[place].claims.share_begun()):
-            number = campaigns[place].step()
+        for place in sorted(places, key=lambda place: trial_runs[place].claims.share_begun()):
+            number = trial_runs[place].step()
             if number is not None:
                 on_trial(place, number)
                 break
         else:
-            if not any(campaign.claims.others() for campaign in campaigns):
+            if not any(trial_run.claims.others() for trial_run in trial_runs):
                 return True
             time.sleep(_WAIT_S)
     return False

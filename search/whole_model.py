@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 import torch
 from torch import nn
 
-from ksopt.conversion.empty_chains import put_chains
+from ksopt.conversion.empty_chains import insert_empty_chains
 from ksopt.conversion.plan import Plan
 from ksopt.conversion.resolve import resolve
 from ksopt.errors import InvalidInputError
@@ -92,7 +92,7 @@ def check(model: nn.Module, inputs: object, device: torch.device, dtype: torch.d
 def at_random(model: nn.Module, plan: Plan) -> int:
     """Replace a model's layers by chains with random weights; return their number."""
     choices, _ = resolve(model, plan, (), ())
-    for new in put_chains(model, choices):
+    for new in insert_empty_chains(model, choices):
         for part in new.modules():
             if isinstance(part, (KSLinear, StructuredLinear)):
                 part.reset_parameters()

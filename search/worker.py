@@ -34,7 +34,7 @@ from ksopt.search.objectives import Objective
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.space.space import Step
 from ksopt.search.trained_weights import TrainedWeights
-from ksopt.search.trial_loop import Campaign, Workplace, take_turns
+from ksopt.search.trial_loop import TrialRun, Workplace, take_turns
 from ksopt.system import user_code, worker_process
 from ksopt.system.worker_process import Answer
 
@@ -60,16 +60,16 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
     with in_words, Presence() as presence, Compilers(Target.of(device), count) as compilers:
         meter = Meter(device) if request.energy else None
         workplace = Workplace(device, roofline, storage, presence, compilers, meter)
-        campaigns = [_campaign(share, workplace) for share in task["shares"]]
+        trial_runs = [_trial_run(share, workplace) for share in task["shares"]]
         in_time = take_turns(
-            campaigns, lambda place, number: answer({"trial": number, "share": place}), deadline
+            trial_runs, lambda place, number: answer({"trial": number, "share": place}), deadline
         )
     answer({"in_time": in_time})
 
 
-def _campaign(share: Mapping[str, Any], workplace: Workplace) -> Campaign:
+def _trial_run(share: Mapping[str, Any], workplace: Workplace) -> TrialRun:
     request, device = _request(share), workplace.device
-    return Campaign.of(
+    return TrialRun.of(
         request,
         workplace.storage.load(request.study),
         workplace,

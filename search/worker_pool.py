@@ -28,7 +28,7 @@ from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.space.space import Space
 from ksopt.search.storage import Storage
 from ksopt.search.trained_weights import TrainedWeights
-from ksopt.search.trial_loop import Campaign, Workplace, take_turns
+from ksopt.search.trial_loop import TrialRun, Workplace, take_turns
 
 log = logging.getLogger("ksopt.search")
 
@@ -58,7 +58,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Crew:
+class TrialPool:
     """Measurement of the trials of one layer size, or of several in turns.
 
     Args:
@@ -125,11 +125,11 @@ class Crew:
             workplace = Workplace(
                 self.device, self.roofline, self.storage, presence, self.compilers, self.meter
             )
-            campaigns = []
+            trial_runs = []
             for share, seed in zip(self.shares, seeds, strict=True):
                 model = CostModel.of(share.request, self.device)
-                campaigns.append(
-                    Campaign.of(
+                trial_runs.append(
+                    TrialRun.of(
                         share.request,
                         share.study,
                         workplace,
@@ -142,7 +142,7 @@ class Crew:
                         model=model,
                     )
                 )
-            return take_turns(campaigns, on_trial, deadline)
+            return take_turns(trial_runs, on_trial, deadline)
 
     def _together(
         self,

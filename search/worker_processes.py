@@ -76,7 +76,7 @@ def run(
     return in_time
 
 
-class Spare:
+class SpareProcess:
     """A fresh process for one task, which may be started before the task is known.
 
     Args:
@@ -88,7 +88,7 @@ class Spare:
         self._worker = _worker(None, self._answers.put) if early else None
 
     @classmethod
-    def of(cls, device: torch.device) -> Spare:
+    def of(cls, device: torch.device) -> SpareProcess:
         """A process that is started early for a GPU, where it takes no core from measurements."""
         return cls(early=device.type == "cuda")
 
@@ -113,7 +113,7 @@ class Spare:
         if self._worker is not None:
             self._worker.close()
 
-    def __enter__(self) -> Spare:
+    def __enter__(self) -> SpareProcess:
         return self
 
     def __exit__(

@@ -13,7 +13,7 @@ from ksopt.cli.parser import SIZE
 from ksopt.errors import InvalidInputError
 from ksopt.search.hf_config import layers_of_config
 from ksopt.search.layers import Layers
-from ksopt.search.surroundings import are_read
+from ksopt.search.surroundings import reads_surroundings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,7 +57,7 @@ class Subject:
             inputs = _inputs(args.measure_model, model)
             if args.epilogue == ["none"]:  # a request stores it as empty, like a missing option
                 model_options["epilogue"] = "none"
-            call = _call(model, inputs) if are_read(vars(args)) else None
+            call = _call(model, inputs) if reads_surroundings(vars(args)) else None
             if call is not None:
                 layers = layers_of_model(model, args.model, args.include, args.exclude, call)
             return cls(layers, model_options, ToMeasure(model, inputs))

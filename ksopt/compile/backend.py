@@ -74,7 +74,7 @@ def ksopt(
     )
     _publish(report)
     check_requirement(report, parsed.require)
-    compiled = hand_over(gm, example_inputs, parsed.inductor)
+    compiled = compile_by_inductor(gm, example_inputs, parsed.inductor)
     if parsed.records_graphs:
         compiled = RecordedWeights(compiled)
     if values is not None and values.patterns and original is not None:
@@ -99,7 +99,7 @@ def judge(example_inputs: Sequence[Any], tune: Any) -> Judge:
     return decided
 
 
-def hand_over(
+def compile_by_inductor(
     gm: fx.GraphModule, example_inputs: Sequence[Any], config: dict[str, Any]
 ) -> Callable[..., Any]:
     """Let Inductor compile a graph. Tests of what was rewritten put a quicker compiler here.
@@ -167,4 +167,12 @@ def _reset() -> None:
 
 ksopt.reset = _reset  # type: ignore[attr-defined]
 
-__all__ = ["OPTIONS", "Options", "collected", "hand_over", "inductor_config", "judge", "ksopt"]
+__all__ = [
+    "OPTIONS",
+    "Options",
+    "collected",
+    "compile_by_inductor",
+    "inductor_config",
+    "judge",
+    "ksopt",
+]

@@ -11,7 +11,7 @@ from ksopt.conversion.layers import New, Place, replacement
 from ksopt.conversion.resolve import Choice
 
 
-def put_chains(model: nn.Module, choices: Iterable[Choice]) -> list[New]:
+def insert_empty_chains(model: nn.Module, choices: Iterable[Choice]) -> list[New]:
     """Replace layers by chains whose weights are for the caller to fill.
 
     Bias, dtype, device, mode and hooks are preserved, as with `ksopt.convert`. Layers that share a

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ksopt.conversion.apply import Conversion, convert
-from ksopt.conversion.empty_chains import put_chains
+from ksopt.conversion.empty_chains import insert_empty_chains
 from ksopt.conversion.layers import find
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.conversion.resolve import resolve
@@ -129,7 +129,7 @@ class KSQuantizer(HfQuantizer):
             plan = _plan_in(model, self.quantization_config.to_plan())
             if plan is not None:
                 choices, _ = resolve(model, plan, (), ())
-                put_chains(model, choices)
+                insert_empty_chains(model, choices)
                 for choice in choices:
                     _leave_initialized(model, choice.place.name)
         return model

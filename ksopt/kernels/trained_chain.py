@@ -79,7 +79,7 @@ def has_kernel(plan: ExecutionPlan, device: torch.device) -> bool:
     """
     if not plan.is_whole:
         return False
-    if family_of(plan.ways[0]).keeps_between(plan.problem):
+    if family_of(plan.ways[0]).stores_intermediate(plan.problem):
         return True
     return fastest_keeper(plan.problem, plan.batch, device) is not None
 
@@ -109,16 +109,16 @@ def fastest_keeper(problem: Problem, batch: int, device: torch.device) -> Candid
 
 
 def _keeps(candidate: Candidate) -> bool:
-    return candidate.family is not None and candidate.family.keeps_between(candidate.problem)
+    return candidate.family is not None and candidate.family.stores_intermediate(candidate.problem)
 
 
 @functools.lru_cache(maxsize=1024)
 def _loaded(candidate: Candidate, device: int) -> Keeping | None:
     problem, family = candidate.problem, candidate.family
-    if family is None or not family.keeps_between(problem):
+    if family is None or not family.stores_intermediate(problem):
         return None
     try:
-        return family.keeping_launcher(problem, candidate.tile, device)
+        return family.storing_launcher(problem, candidate.tile, device)
     except KsoptError as error:
         registry.warn_once(str(error))
         return None

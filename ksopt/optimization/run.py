@@ -30,7 +30,7 @@ from ksopt.search.one_call import search
 from ksopt.search.plan import plan_of
 from ksopt.search.progress import Progress, for_terminal
 from ksopt.search.results import SearchResult
-from ksopt.search.surroundings import are_read
+from ksopt.search.surroundings import reads_surroundings
 
 MODES = ("inference", "training")
 _FIXED = {
@@ -107,7 +107,7 @@ def optimize(
     uncalled = uncalled_layers(model, rows)
     slight = {} if names["include"] else slight_layers(model, rows)
     left_out = (*names["exclude"], *uncalled, *slight)
-    reads_graph = are_read({"train": mode == "training"} | options)
+    reads_graph = reads_surroundings({"train": mode == "training"} | options)
     read = call if reads_graph else None
     layers = layers_of_model(model, type(model).__name__, names["include"], left_out, read)
     result = search(

@@ -49,7 +49,9 @@ def quick(monkeypatch):
         return {"backend": "aot_eager"} if way.backend == "inductor" else words(way)
 
     monkeypatch.setattr(measuring, "_words", eagerly)
-    monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: aot_eager(gm, inputs))
+    monkeypatch.setattr(
+        backend, "compile_by_inductor", lambda gm, inputs, config: aot_eager(gm, inputs)
+    )
 
 
 def run(tmp_path, *words):
@@ -116,13 +118,13 @@ def test_every_layer_is_a_site_and_results_are_right(names, passes, more, quick,
 
 @pytest.mark.slow
 def test_a_wrong_result_is_a_fault_and_not_timed(quick, tmp_path, capsys, monkeypatch):
-    hand_over = backend.hand_over
+    compile_by_inductor = backend.compile_by_inductor
 
     def wrong(gm, inputs, config):
-        run = hand_over(gm, inputs, config)
+        run = compile_by_inductor(gm, inputs, config)
         return lambda *args: [1.001 * one for one in run(*args)]
 
-    monkeypatch.setattr(backend, "hand_over", wrong)
+    monkeypatch.setattr(backend, "compile_by_inductor", wrong)
     words = ["--models", "vit", "--dtypes", "float32", "--passes", "step"]
     code, out = run(tmp_path, *words)
     assert code == 1

@@ -38,7 +38,7 @@ def compiled_by_eager(monkeypatch):
     """
     seen = SimpleNamespace(graphs=[], reports=[])
 
-    def hand_over(gm, example_inputs, config):
+    def compile_by_inductor(gm, example_inputs, config):
         seen.graphs.append(gm.graph)
         return aot_eager(gm, example_inputs)
 
@@ -47,6 +47,6 @@ def compiled_by_eager(monkeypatch):
         seen.reports.append(report)
         return report
 
-    monkeypatch.setattr(backend, "hand_over", hand_over)
+    monkeypatch.setattr(backend, "compile_by_inductor", compile_by_inductor)
     monkeypatch.setattr(backend, "rewrite_graph", rewrite_graph)
     return seen

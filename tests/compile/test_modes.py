@@ -553,7 +553,9 @@ def test_a_detached_weight_gets_no_gradient_and_gives_none(handed_over, monkeypa
     model, x = Detached(), torch.randn(5, 36)
     with collected() as reports:
         if handed_over == "eager":
-            monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: gm.forward)
+            monkeypatch.setattr(
+                backend, "compile_by_inductor", lambda gm, inputs, config: gm.forward
+            )
         compiled = torch.compile(model, backend="ksopt", options={"tune": "off"})
         assert compiled(x).requires_grad is model(x).requires_grad is False
         leaf = x.clone().requires_grad_()

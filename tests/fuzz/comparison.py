@@ -29,7 +29,7 @@ _NOISE = 2.0**-8
 HAND_OVERS: dict[str, Callable[..., Any]] = {
     "eager": lambda gm, inputs, config: gm.forward,
     "aot_eager": lambda gm, inputs, config: aot_eager(gm, inputs),
-    "inductor": backend.hand_over,
+    "inductor": backend.compile_by_inductor,
 }
 """What runs a graph that was rewritten."""
 
@@ -298,13 +298,13 @@ def _observe_compiled(namespace: dict[str, Any], name: str) -> list[Record]:
         dynamic_ = None if dynamic == "mark" else dynamic
         return torch.compile(m, backend=name, dynamic=dynamic_, options=options)
 
-    usual = backend.hand_over
-    backend.hand_over = HAND_OVERS[namespace["HANDOVER"]]
+    usual = backend.compile_by_inductor
+    backend.compile_by_inductor = HAND_OVERS[namespace["HANDOVER"]]
     try:
         with torch.backends.opt_einsum.flags(enabled=False):
             return observe(namespace, compile_it)
     finally:
-        backend.hand_over = usual
+        backend.compile_by_inductor = usual
         torch._dynamo.reset()
 
 

@@ -74,8 +74,8 @@ def run_chains(at: int | None = None) -> int:
                 operands = random_operands(problem, rows, torch.device("cuda"))
                 family.launcher(problem, tile, 0)(*operands.arguments(problem))
                 ran += 1
-                if family.keeps_between(problem):
-                    keeping = family.keeping_launcher(problem, tile, 0)
+                if family.stores_intermediate(problem):
+                    keeping = family.storing_launcher(problem, tile, 0)
                     keeping(operands.x, operands.weights, operands.bias)
                     ran += 1
     return ran

@@ -273,9 +273,9 @@ def test_a_trained_chain_keeps_what_is_between_its_factors(spec: DeviceSpec) -> 
         for rows in (1, 333, 5000):
             for candidate in registry.best_kernels(problem, rows, spec, most=3):
                 assert candidate.family is not None
-                if not candidate.family.keeps_between(problem):
+                if not candidate.family.stores_intermediate(problem):
                     continue
-                launch = candidate.family.keeping_launcher(problem, candidate.tile, 0)
+                launch = candidate.family.storing_launcher(problem, candidate.tile, 0)
                 left, right = (
                     torch.randn(p.weight_shape, device="cuda").bfloat16() / p.c**0.5
                     for p in problem.chain

@@ -97,10 +97,10 @@ class ToyChain(KernelFamily[ToyConfig]):
 
         return launch
 
-    def keeps_between(self, problem: Problem) -> bool:
+    def stores_intermediate(self, problem: Problem) -> bool:
         return problem.epilogue.activation == "none" and not problem.epilogue.residual
 
-    def keeping_launcher(self, problem: Problem, config: ToyConfig, device_index: int) -> Any:
+    def storing_launcher(self, problem: Problem, config: ToyConfig, device_index: int) -> Any:
         def launch(x, weights, bias):
             ToyChain.stored.append(problem)
             left, right = weights

@@ -22,7 +22,9 @@ OPTIMIZERS = {
 
 @pytest.fixture(autouse=True)
 def without_inductor(monkeypatch):
-    monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: aot_eager(gm, inputs))
+    monkeypatch.setattr(
+        backend, "compile_by_inductor", lambda gm, inputs, config: aot_eager(gm, inputs)
+    )
     torch._dynamo.reset()
     counters.clear()
 

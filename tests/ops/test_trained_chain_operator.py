@@ -62,7 +62,7 @@ class KeepsNothing(toy_chains.ToyChain):
     name = "toy_keeps_nothing"
     us = 5e-4
 
-    def keeps_between(self, problem: Problem) -> bool:
+    def stores_intermediate(self, problem: Problem) -> bool:
         return False
 
 

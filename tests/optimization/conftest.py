@@ -59,7 +59,9 @@ def optimize(
 ) -> Optimize:
     """`ksopt.optimize`, with few trials and a report in the test's own folder."""
     monkeypatch.setattr(speed, "DENSE", "eager")
-    monkeypatch.setattr(backend, "hand_over", lambda gm, example_inputs, config: gm.forward)
+    monkeypatch.setattr(
+        backend, "compile_by_inductor", lambda gm, example_inputs, config: gm.forward
+    )
 
     def run(model: nn.Module, inputs: object, *words: Any, **options: Any) -> Optimized:
         defaults = {"trials": 4, "out": tmp_path / "report", "quiet": True}

@@ -19,7 +19,7 @@ from ksopt.search.diagnostics import PREDICTORS, correlations, drift, within_noi
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.report import page, results_json, terminal
 from ksopt.search.results import ChainFacts, Finalist, TrialRecord
-from ksopt.search.worker_processes import Spare
+from ksopt.search.worker_processes import SpareProcess
 
 from one_layer import with_layer  # isort: skip
 
@@ -204,7 +204,7 @@ def test_the_final_is_timed_in_another_process(tmp_path: Path) -> None:
     import torch
 
     request = LayerRequest("32x64", batch=16, device="cpu", out=tmp_path)
-    with Spare() as spare:
+    with SpareProcess() as spare:
         actual = finals.final(request, torch.device("cpu"), [CHAIN], spare)
     assert set(actual) == {str(CHAIN), "dense"}
     assert all(one.repeats >= 3 for one in actual.values())

@@ -17,7 +17,7 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.report import answers, results_json, terminal
 from ksopt.search.results import SearchResult
 from ksopt.search.suspect_dense import DenseLayer, dense_layer, warning_of
-from ksopt.search.worker_processes import Spare
+from ksopt.search.worker_processes import SpareProcess
 
 Search = Callable[..., SearchResult]
 
@@ -31,7 +31,7 @@ def finals_of(*dense_us: float) -> tuple[Callable[..., dict[str, Measurement]], 
     held: list[float] = []
 
     def final(
-        request: LayerRequest, device: torch.device, chains: Sequence[Chain], spare: Spare
+        request: LayerRequest, device: torch.device, chains: Sequence[Chain], spare: SpareProcess
     ) -> dict[str, Measurement]:
         held.append(dense_us[len(held)])
         chain = {str(chain): around(300.0 + place) for place, chain in enumerate(chains)}
@@ -147,7 +147,7 @@ def test_a_final_is_held_again_where_dense_was_strangely_slow(
     monkeypatch.setattr(finals, "final", final)
     notes: list[str] = []
     request: Any = LayerRequest("32x64", batch=16, device="cpu")
-    with Spare() as spare:
+    with SpareProcess() as spare:
         actual = finals.trusted(
             request, torch.device("cpu"), [Chain.dense(32, 64)], spare, 1_000.0, notes.append
         )

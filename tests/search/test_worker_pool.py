@@ -37,8 +37,8 @@ from ksopt.search.pruning import Pruning
 from ksopt.search.samplers.chain_sampler import ChainSampler
 from ksopt.search.storage import Storage
 from ksopt.search.trial_claims import GRACE_S, Claims, alive
-from ksopt.search.trial_loop import Campaign
-from ksopt.search.worker_processes import Spare
+from ksopt.search.trial_loop import TrialRun
+from ksopt.search.worker_processes import SpareProcess
 
 CHAINS = ["(1,8,4,8)*(4,8,8,1)", "(1,16,8,4)*(4,8,8,1)", "(1,64,8,1)*(1,8,32,1)"]
 
@@ -211,12 +211,12 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_report(
 def test_a_worker_that_fails_is_reported(tmp_path: Path) -> None:
     request = LayerRequest("32x64", device="cpu", batch=16, out=tmp_path, storage="journal:/no/x")
     task = {"task": "final", "request": request.to_json(), "device": "nowhere", "chains": []}
-    with Spare() as spare, pytest.raises(KsoptError, match="the final: "):
+    with SpareProcess() as spare, pytest.raises(KsoptError, match="the final: "):
         spare.ask(task)
 
 
 def test_a_spare_process_ends_unasked(capfd: pytest.CaptureFixture[str]) -> None:
-    with Spare(early=True) as spare:
+    with SpareProcess(early=True) as spare:
         assert spare._worker is not None
         process = spare._worker
         assert not process.has_ended
@@ -340,17 +340,17 @@ def test_what_others_took_over_before_it_was_begun_is_left_to_them(tmp_path: Pat
         mine = claims(storage, presence)
         objective = Objective(request, torch.device("cpu"))
         pruning = Pruning(mine.study, [], request)
-        campaign = Campaign(
+        trial_run = TrialRun(
             mine, objective, torch.device("cpu"), roofline, request, pruning, model=None
         )
         taken = [mine.next(), mine.next()]
         for claim in taken:
             assert claim is not None
-            campaign._drawn.append(claim)
+            trial_run._drawn.append(claim)
             # This process stood still for a minute, and another machine gave its trials up.
             mine.study.tell(claim.trial.number, state=TrialState.FAIL)
-        assert campaign.step() == 0
-        campaign.end()
+        assert trial_run.step() == 0
+        trial_run.end()
         states = [trial.state for trial in mine.study.get_trials()]
         assert states == [TrialState.FAIL] * 2
         assert trial_records.records(mine.study, roofline, 16) == ()

@@ -24,7 +24,7 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective, Outcome
 from ksopt.search.space import space
 from ksopt.search.storage import Storage
-from ksopt.search.trial_loop import Campaign, Workplace, take_turns
+from ksopt.search.trial_loop import TrialRun, Workplace, take_turns
 
 _STUDY = "growth"
 _DIMS = "768x3072"  # has enough chains for any study here
@@ -78,7 +78,7 @@ def of(url: str, trials: int, workers: int, sleep_s: float) -> Callable[[], str]
 
         storage = Storage(url)
         with Presence() as presence:
-            campaign = Campaign.of(
+            trial_run = TrialRun.of(
                 request,
                 storage.load(_STUDY),
                 Workplace(torch.device("cpu"), _ROOFLINE, storage, presence),
@@ -89,8 +89,8 @@ def of(url: str, trials: int, workers: int, sleep_s: float) -> Callable[[], str]
                 weights=None,
                 seed=seed,
             )
-            campaign.objective = Sleeping(request, sleep_s)
-            take_turns([campaign], on_trial, None)
+            trial_run.objective = Sleeping(request, sleep_s)
+            take_turns([trial_run], on_trial, None)
         return ended
 
     def work() -> str:

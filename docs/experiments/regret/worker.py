@@ -26,7 +26,7 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
 from ksopt.search.request import SearchRequest
 from ksopt.search.study import DEFAULT_BATCH, run_search
-from ksopt.search.worker_processes import Spare
+from ksopt.search.worker_processes import SpareProcess
 from ksopt.system import worker_process
 
 # A chain of the reference that is slower than this many times the dense layer gets two repeats.
@@ -43,7 +43,7 @@ class Bench:
     def __init__(self, device: str) -> None:
         self.device = devices.resolve(device)
         self._compilers = Compilers(Target.of(self.device))
-        self._spare = Spare.of(self.device)
+        self._spare = SpareProcess.of(self.device)
         self._reported: set[Pattern] = set()  # patterns whose ways were reported
 
     def hello(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Bench:
         chains = [Chain.parse(text) for text in task["chains"]]
         times = finals.final(self._request(task), self.device, chains, self._spare)
         self._spare.close()
-        self._spare = Spare.of(self.device)
+        self._spare = SpareProcess.of(self.device)
         return {"times": {name: asdict(one) for name, one in times.items()}}
 
     def _request(self, task: Mapping[str, Any]) -> LayerRequest:

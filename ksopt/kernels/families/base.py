@@ -131,11 +131,11 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             UnavailableError, CompilationError: see :mod:`ksopt.jit`.
         """
 
-    def keeps_between(self, problem: Problem) -> bool:
-        """Whether `keeping_launcher` has a kernel of a problem that the family supports."""
+    def stores_intermediate(self, problem: Problem) -> bool:
+        """Whether `storing_launcher` has a kernel of a problem that the family supports."""
         return False
 
-    def keeping_launcher(
+    def storing_launcher(
         self, problem: Problem, config: ConfigT, device_index: int
     ) -> Callable[..., tuple[Tensor, Tensor]]:
         """The `launcher` of a chain of two factors whose weights change with every call.

@@ -66,13 +66,13 @@ class ChainWgmma16(KernelFamily[Config]):
     def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchChain:
         return LaunchChain(problem, config, device_index)
 
-    def keeps_between(self, problem: Problem) -> bool:
+    def stores_intermediate(self, problem: Problem) -> bool:
         left, right = problem.chain
         after = problem.epilogue
         is_bare = after.activation == "none" and not after.residual and problem.siblings == 1
         return is_bare and right.b // left.d % 2 == 0
 
-    def keeping_launcher(
+    def storing_launcher(
         self, problem: Problem, config: Config, device_index: int
     ) -> LaunchKeeping:
         return LaunchKeeping(problem, config, device_index)

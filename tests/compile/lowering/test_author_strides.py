@@ -95,7 +95,7 @@ def test_of_any_number_of_rows(after):
 def test_a_view_as_another_type(trained, monkeypatch):
     """Without Inductor: torch 2.11's leaves out the author's own copy ahead of such a view, too."""
     aot_eager = torch._dynamo.lookup_backend("aot_eager")
-    monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, _: aot_eager(gm, inputs))
+    monkeypatch.setattr(backend, "compile_by_inductor", lambda gm, inputs, _: aot_eager(gm, inputs))
 
     def after(y):
         return torch.relu(y).permute(2, 1, 0).view(torch.int64)

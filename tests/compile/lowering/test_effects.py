@@ -665,7 +665,9 @@ def test_the_authors_kernels_may_write_what_they_read():
 
 def test_an_inference_region_keeps_its_own_factor(compiled_by_eager, monkeypatch):
     """AOTAutograd refuses views inside such a region, so the graph itself is run."""
-    monkeypatch.setattr(backend, "hand_over", lambda gm, example_inputs, config: gm.forward)
+    monkeypatch.setattr(
+        backend, "compile_by_inductor", lambda gm, example_inputs, config: gm.forward
+    )
     model = InferenceFactor()
     x = torch.randn(6, 32, requires_grad=True)
     expected = model(x)
@@ -720,11 +722,11 @@ def handed_over(monkeypatch):
     """Graphs that run as they were rewritten: AOTAutograd refuses some with an inference mode."""
     graphs = []
 
-    def hand_over(gm, example_inputs, config):
+    def compile_by_inductor(gm, example_inputs, config):
         graphs.append(gm.graph)
         return gm.forward
 
-    monkeypatch.setattr(backend, "hand_over", hand_over)
+    monkeypatch.setattr(backend, "compile_by_inductor", compile_by_inductor)
     return graphs
 
 
@@ -848,7 +850,9 @@ def test_what_the_backward_pass_may_make_again_is_not_read_where_it_is_written_b
     torch.manual_seed(0)
     model, x = kind(), torch.randn(5, 36)
     aot_eager = torch._dynamo.lookup_backend("aot_eager")
-    monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: aot_eager(gm, inputs))
+    monkeypatch.setattr(
+        backend, "compile_by_inductor", lambda gm, inputs, config: aot_eager(gm, inputs)
+    )
     compiled = copy.deepcopy(model)
     with backend.collected() as reports:
         torch.compile(compiled, backend="ksopt", options={"tune": "off"})(
@@ -882,7 +886,9 @@ def test_a_low_rank_pair_is_left_where_the_parameter_of_its_computed_weight_is_w
     torch.manual_seed(0)
     model, x = Model(), torch.randn(5, 80)
     aot_eager = torch._dynamo.lookup_backend("aot_eager")
-    monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: aot_eager(gm, inputs))
+    monkeypatch.setattr(
+        backend, "compile_by_inductor", lambda gm, inputs, config: aot_eager(gm, inputs)
+    )
     compiled = copy.deepcopy(model)
     with backend.collected() as reports:
         torch.compile(compiled, backend="ksopt", options={"tune": "off"})(

@@ -359,7 +359,7 @@ def test_a_weight_that_autocast_casts_may_be_written(build, grad, handover, monk
     from ksopt.compile import backend
 
     if handover == "eager":
-        monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: gm.forward)
+        monkeypatch.setattr(backend, "compile_by_inductor", lambda gm, inputs, config: gm.forward)
     model, gradients = build(), []
     for run in (model, torch.compile(model, backend="ksopt", options={"tune": "off"})):
         x = torch.linspace(-1, 1, 5 * 32).view(5, 32).requires_grad_()

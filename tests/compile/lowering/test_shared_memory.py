@@ -99,7 +99,7 @@ def rewritten(request, monkeypatch):
     """What ksopt's backend makes of a model, without Inductor."""
     aot_eager = torch._dynamo.lookup_backend("aot_eager")
     by = {"eager": lambda gm, inputs: gm.forward, "aot_eager": aot_eager}[request.param]
-    monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: by(gm, inputs))
+    monkeypatch.setattr(backend, "compile_by_inductor", lambda gm, inputs, config: by(gm, inputs))
 
     def compiled(model, *inputs):
         with backend.collected() as reports:
@@ -204,11 +204,11 @@ def test_what_is_written_is_copied_before_it_is_read_as_rows(monkeypatch):
     aot_eager = torch._dynamo.lookup_backend("aot_eager")
     graphs = []
 
-    def hand_over(gm, inputs, config):
+    def compile_by_inductor(gm, inputs, config):
         graphs.append(gm.graph)
         return aot_eager(gm, inputs)
 
-    monkeypatch.setattr(backend, "hand_over", hand_over)
+    monkeypatch.setattr(backend, "compile_by_inductor", compile_by_inductor)
     model, x = StridedAndWritten(), torch.randn(13, 16)
     compiled = torch.compile(model, backend="ksopt", options={"tune": "off"})
     torch.testing.assert_close(compiled(x), model(x))
