@@ -50,6 +50,8 @@ def test_a_chain_is_one_launch_where_the_kernel_exists_and_a_launch_a_factor_els
     problem = replace(problem, dtype="float16")  # which is not merged
     assert forecast.forecast(problem, 8192, GPUS["RTX4090"]).plan.ways == ("chain_mma",)
     problem = replace(problem, siblings=2)
+    assert forecast.forecast(problem, 8192, GPUS["A100"]).plan.ways == ("chain_mma",)
+    problem = replace(problem, epilogue=Epilogue(True, "silu_gate"))  # which no kernel has there
     on_ampere = forecast.forecast(problem, 8192, GPUS["A100"])
     assert len(on_ampere.plan.launches) == 4
     assert on_ampere.behind_us > 0
@@ -151,7 +153,8 @@ def test_the_command_prints_a_row_a_launch_and_all_candidates_of_one_gpu(capsys)
     for name in GPUS:
         assert re.search(rf"^{name} ", out, flags=re.MULTILINE)
     assert "All candidates" not in out
-    assert main([*words, "--gpu", "A100", "--siblings", "2", "--compile"]) == 0
+    words += ["--gpu", "A100", "--siblings", "2", "--activation", "silu_gate", "--compile"]
+    assert main(words) == 0
     out = capsys.readouterr().out
     assert "PyTorch's operations" in out
     assert "All candidates, best predicted first" in out
