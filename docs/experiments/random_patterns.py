@@ -20,10 +20,12 @@ from collections import defaultdict
 from pathlib import Path
 
 from ksopt.bench import random_subjects
+from ksopt.kernels.problem import FEW_ROWS
 
 ZEROS = ("dense", "expand")
 _NO_RIVALS = ("ksopt", "bmm_paper_product")
 MANY_ROWS = 4096
+_SHORT_US = 3.0
 _COPY_BYTES_US = 4.2e6
 _LAUNCHES_US = (2.5, 4.2)
 COLUMNS = (
@@ -74,6 +76,15 @@ def table(rows: list[dict[str, str]]) -> str:
     large = sorted(float(row["efficiency"]) for row in rows if int(row["rows"]) >= MANY_ROWS)
     blocks = slower(rows, ("best_of_blocks_us",))
     every = slower(rows, ("best_of_blocks_us", "best_with_zeros_us"))
+    few = slower(
+        [row for row in rows if int(row["rows"]) <= FEW_ROWS],
+        ("best_of_blocks_us", "best_with_zeros_us"),
+    )
+    floors = [
+        float(row["ksopt_us"]) * float(row["efficiency"])
+        for row in rows
+        if int(row["rows"]) >= MANY_ROWS
+    ]
     tenth = sum(ratio > 1.1 for ratio in blocks)
     faster = statistics.median(
         float(row["best_of_blocks_us"]) / float(row["ksopt_us"])
@@ -86,7 +97,10 @@ def table(rows: list[dict[str, str]]) -> str:
         f"median speedup over the blocks' ways {faster:.2f}\n"
         f"of {len(rows)} slower by more than 3 % than the blocks' ways: {len(blocks)}, by more "
         f"than 10 %: {tenth}, at most {max(blocks, default=1.0):.2f} times\n"
-        f"than any way: {len(every)}, at most {max(every, default=1.0):.2f} times"
+        f"than any way: {len(every)}, at most {max(every, default=1.0):.2f} times; of these with "
+        f"at most {FEW_ROWS} rows: {len(few)}\n"
+        f"of the {len(large)}, memory takes less than {_SHORT_US:g} us of "
+        f"{sum(us < _SHORT_US for us in floors)}"
     )
 
 
