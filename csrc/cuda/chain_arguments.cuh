@@ -1,4 +1,5 @@
-// Arguments of the kernels of whole chains, and the epilogue on the sums of the last factor.
+// Arguments of the kernels of whole chains and of those that pack their weights, and the epilogue on the sums of the
+// last factor.
 #pragma once
 
 #include "numeric_types.cuh"
@@ -14,6 +15,14 @@ struct ChainArguments {
   int64 x_stride, y_stride, residual_stride;  // from a row to the next; batch last, from a feature to the next
   int64 rows_per_block;                       // a multiple of a tile's; blocks of a cluster have a tile, once
   void* z;                                    // values between two factors, [batch, features], if stored
+};
+
+// The arguments of the kernels that pack the weights of chains: of each sibling's factors, in the order in which x
+// meets them.
+struct ChainPackArguments {
+  const void* weights[4][4];
+  int64 strides[4][4][4];  // of a, b, c and d, in elements
+  void* packed;
 };
 
 // KEEPS_Z: what is between the factors is written to memory too, for a backward pass; of one sibling, without MIDDLE.

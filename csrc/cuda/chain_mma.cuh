@@ -520,15 +520,9 @@ __device__ __forceinline__ void chain_mma_kernel(const ChainArguments& all) {
   }
 }
 
-struct ChainMmaPackArguments {
-  const void* weights[4][4];  // of each sibling, in the order in which x meets them
-  int64 strides[4][4][4];     // of each, in elements
-  void* packed;
-};
-
 // A stage's weights, and zeros where a tile or a step has none.
 template <typename Tile, int AT>
-__device__ __forceinline__ void pack_stages(const ChainMmaPackArguments& arguments) {
+__device__ __forceinline__ void pack_stages(const ChainPackArguments& arguments) {
   using T = typename Tile::Element;
   using Stage = typename Tile::template StageAt<AT>;
   constexpr int COLUMNS = Stage::TILES * 8, LS = Stage::STEPS * Stage::STEP;
@@ -548,4 +542,10 @@ __device__ __forceinline__ void pack_stages(const ChainMmaPackArguments& argumen
     packed[share * (Tile::PACKED_BYTES / Stage::SIZE) + packed_place<Stage>(plane, column, l)] = value;
   }
   if constexpr (AT + 1 < Tile::LENGTH) pack_stages<Tile, AT + 1>(arguments);
+}
+
+template <typename Tile> __device__ __forceinline__ void chain_mma_pack_kernel(const ChainPackArguments& arguments) {
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+  pack_stages<Tile, 0>(arguments);
 }

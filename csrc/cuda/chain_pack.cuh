@@ -3,36 +3,28 @@
 // ksopt/kernels/families/chain_packing.py has the same arithmetic, which tests compare with this one.
 #pragma once
 
+#include "chain_arguments.cuh"
 #include "chain_tile.cuh"
 #include "pdl.cuh"
 #include "ptx.cuh"
 
-// A sibling's factors: left (1, b, c, d), strides of b, c and d; right (a, b, c, 1), strides of a, b and c.
-struct ChainWeights {
-  const void *left, *right;
-  int64 left_strides[3], right_strides[3];  // in elements
-};
-
-struct ChainPackArguments {
-  ChainWeights siblings[4];
-  void* packed;
-};
-
+constexpr int RIGHT = 0, LEFT = 1;  // in the order in which x meets the factors (a, b, c, 1) and (1, b, c, d)
 constexpr int PACK_THREADS = 256;  // of a block; THREADS of chain_pack_launcher.py
 
 // Asks the L2 cache for a block's share of a factor's weights, where all of them lie side by side.
-__device__ __forceinline__ void prefetch_factor(const void* weight, const int64 (&strides)[3], int64 n0, int64 n1,
-                                                int64 n2) {
-  const int64 bytes = n0 * n1 * n2 * 2;
-  const bool are_together = strides[2] == 1 && strides[1] == n2 && strides[0] == n1 * n2;
+__device__ __forceinline__ void prefetch_factor(const void* weight, const int64 (&strides)[4], int64 a, int64 b,
+                                                int64 c, int64 d) {
+  const int64 bytes = a * b * c * d * 2;
+  const bool are_together = (d == 1 || strides[3] == 1) && strides[2] == d && strides[1] == c * d &&
+                            (a == 1 || strides[0] == b * c * d);
   if (are_together && bytes % 16 == 0 && reinterpret_cast<unsigned long long>(weight) % 16 == 0) {
     prefetch_share<PACK_THREADS>(weight, bytes, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   }
 }
 
-template <typename P> __device__ __forceinline__ void prefetch_chain(const ChainWeights& from) {
-  prefetch_factor(from.left, from.left_strides, P::B1, P::C1, P::D1);
-  prefetch_factor(from.right, from.right_strides, P::A2, P::B2, P::C2);
+template <typename P> __device__ __forceinline__ void prefetch_chain(const ChainPackArguments& from, int sibling) {
+  prefetch_factor(from.weights[sibling][LEFT], from.strides[sibling][LEFT], 1, P::B1, P::C1, P::D1);
+  prefetch_factor(from.weights[sibling][RIGHT], from.strides[sibling][RIGHT], P::A2, P::B2, P::C2, 1);
 }
 
 // Stores elements `stride` apart, side by side; zeros follow the first `count` of 8.
@@ -59,7 +51,7 @@ template <typename P, typename Tile> __device__ __forceinline__ int output_of_ch
 
 // The right factors: [block, split, part, step, half, sibling, class, tile, column] of 8 features of x. They go to `to`.
 template <typename P, typename Tile>
-__device__ __forceinline__ void pack_right(const ChainWeights* siblings, int chunk, uint16* to) {
+__device__ __forceinline__ void pack_right(const ChainPackArguments& from, int chunk, uint16* to) {
   int at = chunk;
   const auto next = [&at](int size) {
     const int digit = at % size;
@@ -69,16 +61,16 @@ __device__ __forceinline__ void pack_right(const ChainWeights* siblings, int chu
   const int column = next(8), tile = next(Tile::SPLIT_TILES), j = next(P::D1), sibling = next(P::SIBLINGS);
   const int half = next(2), step = next(Tile::STEPS_OF_PART), part = next(Tile::PARTS), split = next(Tile::SPLITS);
   const int l = (split * Tile::SPLIT_TILES + tile) * 8 + column, feature = part * Tile::KS + step * 16 + half * 8;
-  const ChainWeights& from = siblings[sibling];
-  const int64* const stride = from.right_strides;
+  const int64* const stride = from.strides[sibling][RIGHT];
   const int64 first = at * stride[0] + (l * P::D1 + j) * stride[1] + feature * stride[2];
-  store_eight(to, static_cast<const uint16*>(from.right) + first, stride[2],
+  store_eight(to, static_cast<const uint16*>(from.weights[sibling][RIGHT]) + first, stride[2],
               l < Tile::L_OF_BLOCK && feature < P::C2 ? 8 : 0);
 }
 
-// The left factors: [sibling, chunk of outputs, group of classes, class, step, half, column] of 8 l.
+// The left factors, from that of the first sibling: [sibling, chunk of outputs, group of classes, class, step, half,
+// column] of 8 l.
 template <typename P, typename Tile>
-__device__ __forceinline__ void pack_left(const ChainWeights* siblings, int chunk, uint16* to) {
+__device__ __forceinline__ void pack_left(const ChainPackArguments& from, int chunk, uint16* to, int first_sibling = 0) {
   int at = chunk;
   const auto next = [&at](int size) {
     const int digit = at % size;
@@ -89,25 +81,25 @@ __device__ __forceinline__ void pack_left(const ChainWeights* siblings, int chun
   const int j_group = next(Tile::J_GROUPS), k0 = next(Tile::OUTPUT_CHUNKS) * Tile::NK;
   const int k = k0 + output_of_chunk<P, Tile>(column), tile = 2 * step + half;
   const int block = tile / Tile::TILES_OF_BLOCK, l = tile % Tile::TILES_OF_BLOCK * 8;
-  const ChainWeights& from = siblings[at];
-  const int64* const stride = from.left_strides;
+  const int sibling = first_sibling + at;
+  const int64* const stride = from.strides[sibling][LEFT];
   const int64 first =
-      k * stride[0] + (block * Tile::L_OF_BLOCK + l) * stride[1] + (j_group * Tile::J + j) * stride[2];
-  store_eight(to, static_cast<const uint16*>(from.left) + first, stride[1],
+      k * stride[1] + (block * Tile::L_OF_BLOCK + l) * stride[2] + (j_group * Tile::J + j) * stride[3];
+  store_eight(to, static_cast<const uint16*>(from.weights[sibling][LEFT]) + first, stride[2],
               k < P::B1 && block < P::A2 ? between(0, Tile::L_OF_BLOCK - l, 8) : 0);
 }
 
 template <typename P, typename Tile> __device__ __forceinline__ void chain_pack_kernel(const ChainPackArguments& arguments) {
-  constexpr int RIGHT = static_cast<int>(Tile::RIGHT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
+  constexpr int OF_RIGHT = static_cast<int>(Tile::RIGHT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
   const int chunk = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   uint16* const to = static_cast<uint16*>(arguments.packed) + int64(chunk) * 8;
 #pragma unroll
-  for (int sibling = 0; sibling < P::SIBLINGS; ++sibling) prefetch_chain<P>(arguments.siblings[sibling]);
+  for (int sibling = 0; sibling < P::SIBLINGS; ++sibling) prefetch_chain<P>(arguments, sibling);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
-  if (chunk < RIGHT) {
-    pack_right<P, Tile>(arguments.siblings, chunk, to);
+  if (chunk < OF_RIGHT) {
+    pack_right<P, Tile>(arguments, chunk, to);
   } else if (chunk < ALL) {
-    pack_left<P, Tile>(arguments.siblings, chunk - RIGHT, to);
+    pack_left<P, Tile>(arguments, chunk - OF_RIGHT, to);
   }
 }

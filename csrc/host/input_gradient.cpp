@@ -7,19 +7,11 @@
 #include <array>
 #include <map>
 
-#include "kernel_table.hpp"
+#include "weight_packing.hpp"
 
 namespace {
 
-// The same structs as in csrc/cuda: chain_pack.cuh, input_grad_pack.cuh, input_grad_tile.cuh.
-struct ChainWeights {
-  const void *left, *right;
-  int64_t left_strides[3], right_strides[3];  // in elements
-};
-struct InputGradPackArguments {
-  ChainWeights weights;
-  void* packed;
-};
+// The same struct as in csrc/cuda/input_grad_tile.cuh.
 struct InputGradArguments {
   const void* grad;
   const void* weights;
@@ -29,9 +21,8 @@ struct InputGradArguments {
 
 // How they are computed; no kernel: by a launch a factor.
 struct InputGradLaunch {
-  void *pack, *kernel;
-  unsigned pack_blocks, pack_threads;
-  int64_t packed_elements;
+  WeightPacking packing;
+  void* kernel;
   unsigned blocks, threads, shared_bytes;
   int64_t rows_per_block;
 };
@@ -69,18 +60,6 @@ std::optional<InputGradLaunch> input_grad_launch(const InputGradKey& key) {
   return at == input_grad_launches.end() ? std::nullopt : std::optional(at->second);
 }
 
-Tensor pack_weights(const InputGradLaunch& launch, const Tensor& left, const Tensor& right) {
-  Tensor packed = empty_like_in(left, {launch.packed_elements});
-  InputGradPackArguments arguments{{left.const_data_ptr(),
-                                    right.const_data_ptr(),
-                                    {left.stride(1), left.stride(2), left.stride(3)},
-                                    {right.stride(0), right.stride(1), right.stride(2)}},
-                                   packed.mutable_data_ptr()};
-  launch_on_current_stream({launch.pack, launch.pack_threads, 0, true, &arguments}, left.get_device_index(),
-                           launch.pack_blocks);
-  return packed;
-}
-
 // Like grad, with other features.
 Tensor rows_like(const Tensor& grad, int64_t features) {
   std::vector<int64_t> sizes;
@@ -98,7 +77,7 @@ InputGradient launch_input_grad(const InputGradLaunch& launch, int64_t rows, int
   const int32_t device = grad.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  const Tensor packed = pack_weights(launch, left, right);
+  const Tensor packed = pack_weights(launch.packing, {left, right}, 1);
   InputGradient gradients{rows_like(grad, right.size(0) * right.size(2)), rows_like(grad, right.size(0) * right.size(1))};
   InputGradArguments arguments{grad.const_data_ptr(),
                                packed.const_data_ptr(),
@@ -121,8 +100,8 @@ void know_input_grad(const Tensor& grad, const Tensor& left, const Tensor& right
   if (!key) return;
   const std::unique_lock lock(input_grad_mutex);
   input_grad_launches.insert_or_assign(
-      *key, InputGradLaunch{reinterpret_cast<void*>(pack), reinterpret_cast<void*>(kernel),
-                            static_cast<unsigned>(pack_blocks), static_cast<unsigned>(pack_threads), packed_elements,
+      *key, InputGradLaunch{packing_of(pack, pack_blocks, pack_threads, packed_elements),
+                            reinterpret_cast<void*>(kernel),
                             static_cast<unsigned>(blocks), static_cast<unsigned>(threads),
                             static_cast<unsigned>(shared_bytes), rows_per_block});
 }

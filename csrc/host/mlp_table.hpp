@@ -65,7 +65,9 @@ std::optional<Tensor> run_known_mlp(const Mlp& mlp, bool exact, bool changing, c
     if (it == table.end()) return std::nullopt;
     choice = it->second;
   }
-  return launch_chain(choice, mlp.second(), x, forms, out, mlp.hidden_bias);
+  std::vector<Tensor> weights = mlp.weights;
+  weights.insert(weights.end(), mlp.last_weights.begin(), mlp.last_weights.end());
+  return launch_chain(choice, mlp.second(), x, {weights, 2, changing, forms}, out, mlp.hidden_bias);
 }
 
 // Registers the kernel of `run_known_mlp` for operands like these; NONE: removes it.

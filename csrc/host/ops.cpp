@@ -49,10 +49,12 @@ void know_mlp(const Tensor& x, std::vector<Tensor> weights, std::vector<Tensor> 
 
 // Registers a chain's kernel and returns its index.
 int64_t add_chain(int64_t kernel, int64_t out_features, int64_t threads, int64_t shared_bytes, int64_t rows_per_unit,
-                  int64_t most_blocks, int64_t cluster, bool any_rows) {
+                  int64_t most_blocks, int64_t cluster, int64_t pack, int64_t pack_blocks, int64_t pack_threads,
+                  int64_t packed_elements, bool any_rows) {
   const std::unique_lock lock(plans_mutex);
   chain_kernels.push_back({reinterpret_cast<void*>(kernel), out_features, static_cast<unsigned>(threads),
-                           static_cast<unsigned>(shared_bytes), rows_per_unit, most_blocks, cluster, any_rows});
+                           static_cast<unsigned>(shared_bytes), rows_per_unit, most_blocks, cluster, any_rows,
+                           packing_of(pack, pack_blocks, pack_threads, packed_elements)});
   return static_cast<int64_t>(chain_kernels.size()) - 1;
 }
 
@@ -64,9 +66,9 @@ void know_trained_chain(const Tensor& x, const Tensor& left, const Tensor& right
   const std::vector<Tensor> weights = {left, right};
   know_trained_chain_of(
       {x, weights, bias, std::nullopt, 0, false, 1},
-      {{reinterpret_cast<void*>(pack), pack_blocks, static_cast<unsigned>(pack_threads), packed_elements},
-       {reinterpret_cast<void*>(kernel), out_features, static_cast<unsigned>(threads),
-        static_cast<unsigned>(shared_bytes), rows_per_unit, most_blocks, cluster}});
+      {reinterpret_cast<void*>(kernel), out_features, static_cast<unsigned>(threads),
+       static_cast<unsigned>(shared_bytes), rows_per_unit, most_blocks, cluster, false,
+       packing_of(pack, pack_blocks, pack_threads, packed_elements)});
 }
 
 void forget_all_plans() {
@@ -206,7 +208,8 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("forget_plans() -> ()");
   m.def(
       "add_chain(int kernel, int out_features, int threads, int shared_bytes, int rows_per_unit, "
-      "int most_blocks, int cluster, bool any_rows) -> int");
+      "int most_blocks, int cluster, int pack, int pack_blocks, int pack_threads, int packed_elements, "
+      "bool any_rows) -> int");
   m.def(
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
       "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dispatch_table.hpp"
+#include "weight_packing.hpp"
 
 namespace {
 
@@ -36,6 +37,7 @@ struct ChainKernel {
   int64_t most_blocks;
   int64_t cluster;        // blocks that share the work on their rows
   bool any_rows = false;  // it takes rows of any length, in either layout: one kernel a layout
+  WeightPacking packing{};
 
   // As grid_of of ksopt/kernels/families/row_grid.py.
   ChainGrid grid_of(int64_t rows) const {
@@ -161,9 +163,17 @@ bool is_readable(const std::optional<Tensor>& summand) {
   return !summand || (summand->is_contiguous() && aligned_16(summand->const_data_ptr()));
 }
 
+// The weights of a launch: all of them, of so many chains, packed by the call if they change, else prepared.
+struct LaunchedWeights {
+  const std::vector<Tensor>& all;
+  size_t chains;
+  bool changing;
+  const PreparedForms& forms;
+};
+
 // hidden_bias: of a layer ahead, where the kernel computes that, too.
-std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer, const Rows& x, const PreparedForms& forms,
-                                   const std::optional<Tensor>& out,
+std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer, const Rows& x,
+                                   const LaunchedWeights& weights, const std::optional<Tensor>& out,
                                    const std::optional<Tensor>& hidden_bias = std::nullopt) {
   ChainKernel chain{};
   {
@@ -173,11 +183,13 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
   const bool fits = chain.any_rows ? aligned_16(layer.x.const_data_ptr()) : x.aligned && !layer.batch_last;
   if (!fits || !is_readable(layer.bias) || !is_readable(layer.residual)) return std::nullopt;
   if (!is_readable(hidden_bias)) return std::nullopt;
-  const std::optional<Tensor> packed = find_prepared(forms, ksopt::ALL, choice.form, x.device);
-  if (!packed) return std::nullopt;
   const int32_t device = x.device;
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
+  const std::optional<Tensor> packed = weights.changing
+                                           ? pack_weights(chain.packing, weights.all, weights.chains)
+                                           : find_prepared(weights.forms, ksopt::ALL, choice.form, device);
+  if (!packed) return std::nullopt;
   Tensor y = out ? *out : empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));
   const ChainGrid grid = chain.grid_of(x.batch);
   const int64_t stride_of_y = layer.batch_last ? x.batch : chain.out_features;
@@ -302,7 +314,8 @@ std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights wei
   const bool changing = weights == Weights::changing;
   if (choice.kernel == FACTORS) return run_factors(layer, x, exact, changing, forms, out);
   if (choice.kernel == MERGED) return run_merged(choice, layer, x, exact, forms, out);
-  return launch_chain(choice, layer, x, forms, out);
+  const LaunchedWeights all{layer.weights, static_cast<size_t>(layer.siblings), changing, forms};
+  return launch_chain(choice, layer, x, all, out);
 }
 
 // Registers the plan of `run_known_plan` for operands like these; kernel = NONE: removes it.

@@ -11,31 +11,9 @@
 
 namespace {
 
-// The same structs as in csrc/cuda/chain_pack.cuh.
-struct ChainWeights {
-  const void *left, *right;
-  int64_t left_strides[3], right_strides[3];  // in elements
-};
-struct ChainPackArguments {
-  ChainWeights siblings[4];
-  void* packed;
-};
-
-// A kernel that packs the weights of a chain.
-struct ChainPack {
-  void* kernel;
-  int64_t blocks;
-  unsigned threads;
-  int64_t elements;  // of what is packed
-};
-struct TrainedChain {
-  ChainPack pack;
-  ChainKernel chain;  // one that stores the values between the factors
-};
-
 // Sizes of left, sizes of right, bias, bits of the batch, dtype, device.
 using TrainedChainKey = std::array<int64_t, 12>;
-std::map<TrainedChainKey, TrainedChain> trained_chains;
+std::map<TrainedChainKey, ChainKernel> trained_chains;  // those that store the values between the factors
 std::shared_mutex trained_chains_mutex;
 
 TrainedChainKey trained_chain_key(const Layer& layer, const Rows& x) {
@@ -52,24 +30,10 @@ std::optional<TrainedChainKey> key_of_trained_chain(const Layer& layer) {
   return trained_chain_key(layer, x);
 }
 
-std::optional<TrainedChain> trained_chain_at(const TrainedChainKey& key) {
+std::optional<ChainKernel> trained_chain_at(const TrainedChainKey& key) {
   const std::shared_lock lock(trained_chains_mutex);
   const auto at = trained_chains.find(key);
   return at == trained_chains.end() ? std::nullopt : std::optional(at->second);
-}
-
-Tensor pack_weights(const ChainPack& pack, const Layer& layer) {
-  const Tensor &left = layer.weights[0], &right = layer.weights[1];
-  Tensor packed = empty_like_in(layer.x, {pack.elements});
-  ChainPackArguments arguments{};
-  arguments.siblings[0] = {left.const_data_ptr(),
-                           right.const_data_ptr(),
-                           {left.stride(1), left.stride(2), left.stride(3)},
-                           {right.stride(0), right.stride(1), right.stride(2)}};
-  arguments.packed = packed.mutable_data_ptr();
-  launch_on_current_stream({pack.kernel, pack.threads, 0, true, &arguments}, layer.x.get_device_index(),
-                           static_cast<unsigned>(pack.blocks));
-  return packed;
 }
 
 // y [*batch, M], and the values between the factors.
@@ -82,12 +46,12 @@ std::optional<TrainedChainResult> run_trained_chain(const Layer& layer) {
   const auto key = key_of_trained_chain(layer);
   const auto known = key && is_readable(layer.bias) ? trained_chain_at(*key) : std::nullopt;
   if (!known) return std::nullopt;
-  const ChainKernel& chain = known->chain;
+  const ChainKernel& chain = *known;
   const Tensor& right = layer.weights[1];
   const int32_t device = layer.x.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  const Tensor packed = pack_weights(known->pack, layer);
+  const Tensor packed = pack_weights(chain.packing, layer.weights, 1);
   Tensor y = empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));
   Tensor between = empty_like_in(layer.x, sizes_of_result(layer, right.size(0) * right.size(1) * right.size(3)));
   const int64_t rows = y.numel() / chain.out_features;
@@ -108,7 +72,7 @@ std::optional<TrainedChainResult> run_trained_chain(const Layer& layer) {
 }
 
 // Registers the launch of `run_trained_chain` for operands like these.
-void know_trained_chain_of(const Layer& layer, const TrainedChain& launch) {
+void know_trained_chain_of(const Layer& layer, const ChainKernel& launch) {
   const auto key = key_of_trained_chain(layer);
   if (!key) return;
   const std::unique_lock lock(trained_chains_mutex);

@@ -31,7 +31,7 @@ from ksopt.kernels.families import (
     chain_tile,
 )
 from ksopt.kernels.families.chain_launcher import ChainLauncher
-from ksopt.kernels.families.chain_pack_launcher import ChainPacker
+from ksopt.kernels.families.chain_pack_launcher import chain_packer
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import cuda_graphs
@@ -308,7 +308,7 @@ def time_case(
     of_call: dict[str, tuple[Shape, Config]] = {}
     for s, tile in todo:
         launcher = ChainLauncher(s, tile, case.epilogue, name, 0)
-        pack = ChainPacker(s, tile, 0)
+        pack = chain_packer(s, tile, 0)
         wrong = None
         for checked in CHECKED_ROWS[: 3 if args.check else None]:
             o = Operands.random(s, checked, dtype)
@@ -383,7 +383,7 @@ def mlp_calls(
     calls: dict[str, Callable[[], Tensor]] = {}
     for tile in tiles:
         launcher = chain_mlp_launcher.MlpLauncher(first, second, tile, epilogue, name, 0)
-        pack = chain_mlp_launcher.MlpPacker(first, second, tile, 0)
+        pack = chain_mlp_launcher.mlp_packer(first, second, tile, 0)
         wrong = None
         for rows in (*CHECKED_ROWS, args.rows[0]):
             o, last = Operands.random(first, rows, dtype), Operands.random(second, rows, dtype)
@@ -444,7 +444,7 @@ def profile(case: Case, tile: str, rows: int) -> None:
     s, config = case.shapes[index], Config(*fields)
     launcher = ChainLauncher(s, config, case.epilogue, "bfloat16", 0)
     o = Operands.random(s, rows, torch.bfloat16)
-    packed = ChainPacker(s, config, 0)(o.weights)
+    packed = chain_packer(s, config, 0)(o.weights)
     y = torch.empty(rows, s.siblings * s.left.out_features, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         torch.empty(2**27, device="cuda").fill_(1.0)

@@ -1,8 +1,9 @@
 """The host library's table of plans (csrc/host/plan_table.hpp) for layers run without Python.
 
 A plan is looked up there by what it was chosen for. It is run if nothing about the operands is out
-of the ordinary, and if all that it takes of the weights is prepared (weight_table.py): one launch,
-or a product for each factor and torch's operations behind them. All else goes the way that checks,
+of the ordinary, and if all that it takes of the weights is prepared (weight_table.py), or packed by
+a launch ahead where they change: one launch, or a product for each factor and torch's operations
+behind them. All else goes the way that checks,
 chooses and prepares, which ends by telling the table. Compiled graphs look up without Python
 (csrc/host/layer_kernels.cpp); here eager layers do, by the same functions.
 """
@@ -82,8 +83,7 @@ def know(
         kernel, form = _FACTORS, 0
         if decision is not None:
             stored = decision.cached if decision.stored is None else decision.stored
-            choice = (decision.cached, decision.repacked, stored)[mode]
-            kernel, form = _entry(choice, mode == _CHANGING)
+            kernel, form = _entry((decision.cached, decision.repacked, stored)[mode])
         torch.ops.ksopt_host.know_plan(*layer, *around, exact, mode, kernel, form)
     sync_host()
     _run_layer = torch.ops.ksopt_host.run_layer.default._op
@@ -113,20 +113,19 @@ def know_mlp(
     for changing in (False, True):
         kernel, form = _NONE, 0
         if decision is not None:
-            kernel, form = _entry(decision.repacked if changing else decision.cached, changing)
+            kernel, form = _entry(decision.repacked if changing else decision.cached)
         how = (hidden_activation, activation, exact, changing, kernel, form)
         torch.ops.ksopt_host.know_mlp(*layers, *around, *how)
     sync_host()
 
 
-def _entry(choice: Choice, changing: bool) -> tuple[int, int]:
+def _entry(choice: Choice) -> tuple[int, int]:
     """A plan's kernel, and the form of its weights."""
     if choice.name == FACTORS:
         return _FACTORS, 0
     if choice.name == LAYERS:  # each layer has a plan of its own
         return _NONE, 0
-    # Of weights that change nothing is prepared: Python packs them.
-    entry = choice.call.entry() if isinstance(choice.call, Enterable) and not changing else None
+    entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
     return (_NONE, 0) if entry is None else (entry.plan, entry.form)
 
 

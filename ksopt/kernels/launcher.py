@@ -196,7 +196,8 @@ def torch_entry(
 
 def chain_entry(
     takes_any_rows: bool = False, /, *, kernel: int, out_features: int, threads: int,
-    shared_bytes: int, rows_per_unit: int, most_blocks: int, cluster: int, form: int,
+    shared_bytes: int, rows_per_unit: int, most_blocks: int, cluster: int, pack: int,
+    pack_blocks: int, pack_threads: int, packed_elements: int, form: int,
 ) -> Entry | None:  # fmt: skip
     """The entry of a kernel that computes a layer, and takes ``ChainArguments``.
 
@@ -209,6 +210,9 @@ def chain_entry(
         rows_per_unit: blocks, or clusters of them, take as many whole units of these rows each.
         most_blocks: that run at a time.
         cluster: blocks that share the work on their rows; 1 for none.
+        pack: the driver's handle of the kernel that packs weights that change.
+        pack_blocks, pack_threads: of its launch.
+        packed_elements: of its result.
         form: the number of the prepared weights.
 
     Returns:
@@ -217,7 +221,8 @@ def chain_entry(
     if host.load() is not None:
         return None
     launch = (kernel, out_features, threads, shared_bytes, rows_per_unit, most_blocks, cluster)
-    return Entry(torch.ops.ksopt_host.add_chain(*launch, takes_any_rows), form)
+    packing = (pack, pack_blocks, pack_threads, packed_elements)
+    return Entry(torch.ops.ksopt_host.add_chain(*launch, *packing, takes_any_rows), form)
 
 
 class HostLauncher(Launcher):

@@ -31,7 +31,7 @@ from ksopt.kernels.candidate import Candidate
 from ksopt.reference import ks_reference
 
 PACK, MULTIPLY, MULTIPLY_AS_IT_IS, CHAIN, PACK_TRAINED, TRAINED = 2, 3, 4, 5, 6, 7
-GRADIENTS, ADDING, PACK_INPUT_GRAD, INPUT_GRAD = 8, 9, 10, 11
+GRADIENTS, ADDING, PACK_INPUT_GRAD, INPUT_GRAD, PACK_CHAIN = 8, 9, 10, 11, 12
 
 DRIVER = r"""
 #include <string.h>
@@ -51,15 +51,20 @@ struct ChainArguments {
   long batch, x_stride, y_stride, residual_stride, rows_per_block;
   const void *z, *hidden_bias; /* the latter of an MLP, whose chains are packed as one matrix */
 } chain;
+struct PackArguments {
+  const float* weights[4][4];
+  long strides[4][4][4];
+  float* packed;
+};
 unsigned blocks;
 int launches, has_context = 1, stream, capturing;
-int packs, pattern[4], chain_features[3];
+int packs, pattern[4], chain_features[3], in_sequence;
 enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4, CHAIN = 5, PACK_TRAINED = 6, TRAINED = 7 };
-enum { GRADIENTS = 8, ADDING = 9, PACK_INPUT_GRAD = 10, INPUT_GRAD = 11 };
+enum { GRADIENTS = 8, ADDING = 9, PACK_INPUT_GRAD = 10, INPUT_GRAD = 11, PACK_CHAIN = 12 };
 /* How a trained chain's two kernels were launched last, as `Seen` below has it. */
 struct Seen {
   long number, blocks, threads, shared, attributes, stream;
-  char arguments[264];
+  char arguments[648];
 } trained[2], gradients[2]; /* the latter: those of a chain's gradients, and of their shares */
 static void see(struct Seen* seen, const struct Config* config, const void* params, int size) {
   *seen = (struct Seen){launches, config->blocks[0], config->threads[0], config->shared,
@@ -86,6 +91,38 @@ static void multiply(float packed) {
                    arguments.weight[((i * b + k) * c + l) * d + j] / packed;
           arguments.y[row * arguments.y_batch + ((i * b + k) * d + j) * arguments.y_feature] = sum;
         }
+}
+/* x, of one row, by a factor with any strides. */
+static void multiply_row(float* x, const float* weight, const long* strides) {
+  const int a = pattern[0], b = pattern[1], c = pattern[2], d = pattern[3];
+  float y[256];
+  for (int i = 0; i < a; ++i)
+    for (int k = 0; k < b; ++k)
+      for (int j = 0; j < d; ++j) {
+        const float* row = weight + i * strides[0] + k * strides[1] + j * strides[3];
+        float sum = 0;
+        for (int l = 0; l < c; ++l) sum += x[(i * c + l) * d + j] * row[l * strides[2]];
+        y[(i * b + k) * d + j] = sum;
+      }
+  memcpy(x, y, sizeof(float) * a * b * d);
+}
+/* Chains as one matrix: side by side, or one behind the other. */
+static void pack_chain(const struct PackArguments* from) {
+  const int outputs = pattern[0] * pattern[1] * pattern[3], columns = chain_features[1];
+  for (int in = 0; in < chain_features[0]; ++in) {
+    float x[256];
+    for (int at = 0; at < 4 && from->weights[at][0]; ++at) {
+      if (at == 0 || !in_sequence) {
+        memset(x, 0, sizeof x);
+        x[in] = 1;
+      }
+      for (int factor = 0; factor < 4 && from->weights[at][factor]; ++factor)
+        multiply_row(x, from->weights[at][factor], from->strides[at][factor]);
+      float* to = from->packed + in * columns + (in_sequence ? 0 : at * outputs);
+      memcpy(to, x, sizeof(float) * outputs);
+    }
+  }
+  ++packs;
 }
 static float chain_sum(long row, int out) {
   float sum = chain.bias ? chain.bias[out] : 0;
@@ -118,9 +155,13 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, v
     multiply_chain();
     return 0;
   }
+  if (kernel == (void*)PACK_CHAIN) {
+    pack_chain(params[0]);
+    return 0;
+  }
   if (kernel == (void*)PACK_TRAINED || kernel == (void*)TRAINED) {
     const int is_pack = kernel == (void*)PACK_TRAINED;
-    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? 264 : 88);
+    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 88);
     return 0;
   }
   if (kernel == (void*)GRADIENTS || kernel == (void*)ADDING) {
@@ -130,7 +171,7 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, v
   }
   if (kernel == (void*)PACK_INPUT_GRAD || kernel == (void*)INPUT_GRAD) {
     const int is_pack = kernel == (void*)PACK_INPUT_GRAD;
-    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? 72 : 56);
+    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 56);
     return 0;
   }
   arguments = *(struct Arguments*)params[0];
@@ -217,7 +258,7 @@ class Seen(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_long) for name in ("number", "blocks", "threads", "shared_bytes")),
         *((name, ctypes.c_long) for name in ("attributes", "stream")),
-        ("arguments", ctypes.c_byte * 264),
+        ("arguments", ctypes.c_byte * 648),
     ]
 
     @property
@@ -258,8 +299,9 @@ def note(library, weight, prepared, form, stream=0):
     library.ops.note_prepared([weight], [owner], [owner._version], prepared, prepared, form, stream)
 
 
-def chain_of(library, chain, siblings=1, parts=None):
+def chain_of(library, chain, siblings=1, parts=None, in_sequence=False):
     """The driver's chain has these features from here on; its result has those of ``parts``."""
+    variable(library, "in_sequence").value = in_sequence
     features = (ctypes.c_int * 3).in_dll(library.driver, "chain_features")
     parts = siblings if parts is None else parts
     features[:] = (chain.in_features, siblings * chain.out_features, parts * chain.out_features)

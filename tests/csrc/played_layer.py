@@ -1,14 +1,23 @@
 """Layers on a CPU that plays a CUDA device, and what may happen to their weights.
 
-The driver's kernels compute: one packs a factor's weight, one multiplies by that alone, and one
-multiplies by a layer, whose weights are packed as a matrix here.
+The driver's kernels compute: one packs a factor's weight, one multiplies by that alone, one packs a
+layer's weights as a matrix, as Python does here, and one multiplies by that.
 """
 
 import gc
 from types import MappingProxyType, SimpleNamespace
 
 import torch
-from played_driver import CHAIN, MULTIPLY, PACK, chain_of, decide, multiplies_by, variable
+from played_driver import (
+    CHAIN,
+    MULTIPLY,
+    PACK,
+    PACK_CHAIN,
+    chain_of,
+    decide,
+    multiplies_by,
+    variable,
+)
 from torch import nn
 
 import ksopt
@@ -69,7 +78,8 @@ class Launched:
         form = weight_groups.number_of(self.FORM, shapes, p.dtype)
         return chain_entry(
             kernel=CHAIN, out_features=p.out_features, threads=128, shared_bytes=0, form=form,
-            **self.grid,
+            pack=PACK_CHAIN, pack_blocks=1, pack_threads=32,
+            packed_elements=p.chain.in_features * p.siblings * p.chain.out_features, **self.grid,
         )  # fmt: skip
 
 
@@ -164,7 +174,8 @@ class Whole(Device):
 
     @property
     def packs(self):
-        return self.call.packs
+        """By Python, and by the driver's kernel."""
+        return self.call.packs + variable(self.library, "packs").value
 
 
 class Factors(Device):

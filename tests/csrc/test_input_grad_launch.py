@@ -14,6 +14,7 @@ from played_driver import INPUT_GRAD, PACK_INPUT_GRAD, trained, variable
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import input_gradients, weight_cache
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
+from ksopt.kernels.families import weight_packer
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.input_gradient import ks_chain_input_grad
 from ksopt.patterns.chain import Chain
@@ -96,16 +97,15 @@ def test_it_launches_what_python_launches(device, batch):
         assert (seen_pack.grid, seen.grid) == (pack_grid, grid)
         assert (seen_pack.attributes, seen.attributes) == (1, 1)  # both may start early
 
-        actual_packing = kernels.PackArguments.from_buffer_copy(seen_pack.arguments)
+        actual_packing = weight_packer.Arguments.from_buffer_copy(seen_pack.arguments)
         actual = kernels.Arguments.from_buffer_copy(seen.arguments)
         assert actual_packing.packed == actual.weights
         assert (actual.grad, actual.grad_stride) == (grad.data_ptr(), grad.stride(-2))
         assert (actual.to, actual.between) == (to.data_ptr(), between.data_ptr())
         assert actual.batch == grad[..., 0].numel()
-        weights = actual_packing.weights
-        assert (weights.left, weights.right) == (device.left.data_ptr(), device.right.data_ptr())
-        assert tuple(weights.left_strides) == device.left.stride()[1:]
-        assert tuple(weights.right_strides) == device.right.stride()[:3]
+        for place, weight in enumerate((device.right, device.left)):
+            assert actual_packing.weights[0][place] == weight.data_ptr()
+            assert tuple(actual_packing.strides[0][place]) == weight.stride()
 
         # What is allocated again, or another gradient, lies elsewhere; all else is the same.
         assert multiplying.weights == packing.packed
@@ -118,7 +118,7 @@ def test_it_launches_what_python_launches(device, batch):
         for name in ("grad", "weights", "between", "to", "grad_stride"):
             setattr(actual, name, getattr(multiplying, name))
         assert bytes(actual) == bytes(multiplying)
-        assert ctypes.sizeof(packing) == 72
+        assert ctypes.sizeof(packing) == 648
         assert ctypes.sizeof(actual) == 56
 
 

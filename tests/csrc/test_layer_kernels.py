@@ -150,7 +150,10 @@ def test_views_are_known_by_their_owners(graph):
     device.weights[1].mul_(2)
     assert run(device.weights)
     assert not run(device.weights)
-    assert run(None)  # whose views?
+    packs = device.packs
+    is_by_python = run(None)  # whose views?
+    assert is_by_python == isinstance(device, Factors)
+    assert device.packs > packs
 
 
 def test_weights_that_are_marked_as_changing(plain):
@@ -168,6 +171,29 @@ def test_weights_that_are_marked_as_changing(plain):
     assert plain.device.packs > packs
     plain.device.weights[1].data.div_(3)
     assert not plain.run()
+
+
+@pytest.mark.parametrize("has_owners", [True, False])
+def test_weights_that_change_are_packed_by_a_launch(graph, has_owners):
+    """Those of a scope that says so, and those that a graph computes, which have no owner."""
+    graph.warm()
+    device = graph.device
+    owners = {} if has_owners else {"owners": None}
+    for _ in range(2):
+        with weight_scopes.changing(has_owners):
+            graph.run(**owners)
+    if isinstance(device, Factors):
+        return  # their kernels repack in a test of their own
+    packs, launches = (variable(device.library, name) for name in ("packs", "launches"))
+    before, packed_by_python = (packs.value, launches.value), device.call.packs
+    with weight_scopes.changing(has_owners):
+        for factor in (3, -0.5):
+            device.weights[0].data.mul_(factor)
+            device.weights[-1].data.add_(factor)
+            others = [one.transpose(0, 1).contiguous().transpose(0, 1) for one in device.weights]
+            assert not graph.run(weights=others, **owners)
+    assert (packs.value, launches.value) == (before[0] + 2, before[1] + 4)
+    assert device.call.packs == packed_by_python
 
 
 def test_python_sets_the_state_of_a_thread_once(plain):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from played_driver import CHAIN, chain_of, variable
+from played_driver import CHAIN, PACK_CHAIN, chain_of, variable
 from played_layer import PLAIN, ROWS, Factors
 from seen_products import Python
 
@@ -64,7 +64,8 @@ class Launched:
         form = weight_groups.number_of(self.FORM, shapes, p.dtype)
         return chain_entry(
             kernel=CHAIN, out_features=p.out_features, threads=128, shared_bytes=0,
-            rows_per_unit=64, most_blocks=2, cluster=1, form=form,
+            rows_per_unit=64, most_blocks=2, cluster=1, form=form, pack=PACK_CHAIN, pack_blocks=1,
+            pack_threads=32, packed_elements=p.chain.in_features * p.out_features,
         )  # fmt: skip
 
 
@@ -82,7 +83,7 @@ class Device:
         self.problem = Problem(
             *(PLAIN, "float32", False), epilogue=Epilogue(hidden_bias), second=second
         )
-        chain_of(library, Chain((*PLAIN, *PLAIN)))
+        chain_of(library, Chain((*PLAIN, *PLAIN)), in_sequence=True)
         self.call = Launched(self.problem)
         name, call = ("played", self.call) if whole else (LAYERS, ByLayers(self.problem))
         choice = Choice(Candidate(name, self.problem, 1.0), call, "model")
@@ -209,13 +210,27 @@ def test_views_are_known_by_their_owners(device):
     owners = device.weights
     device.weights = [view(one, one.shape, one.stride(), 0) for one in owners]
     assert not device.run(owners=owners)
-    assert device.run(owners=None)  # nothing is cached of what a graph computes
+    packs = variable(device.library, "packs")
+    before = packs.value
+    assert not device.run(owners=None)  # nothing is cached of what a graph computes
+    assert packs.value == before + 1
 
 
-def test_weights_that_change_and_deterministic_algorithms_are_pythons(device, deterministic):
-    device.warm()
+def test_weights_that_change_are_packed_at_each_call(device, writes):
+    device.warm(writes=writes)
+    packs = variable(device.library, "packs")
     with weight_scopes.changing():
-        assert device.run()
+        device.run(writes=writes)  # this thread's state is set
+        before, packed_by_python = packs.value, device.call.packs
+        for factor in (3, -0.5):
+            device.weights[0].data.mul_(factor)
+            device.weights[3].data.add_(factor)
+            assert not device.run(writes=writes)
+    assert (packs.value, device.call.packs) == (before + 2, packed_by_python)
+
+
+def test_deterministic_algorithms_are_pythons(device, deterministic):
+    device.warm()
     with deterministic():
         assert device.run()
     device.warm()

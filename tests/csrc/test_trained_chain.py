@@ -13,7 +13,7 @@ from played_driver import PACK_TRAINED, TRAINED, trained, variable
 
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import plan_autotuner, trained_chain, weight_cache
-from ksopt.kernels.families import chain_launcher, chain_pack_launcher
+from ksopt.kernels.families import chain_launcher, weight_packer
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.trained_chain import ks_chain_keeping
 from ksopt.patterns.chain import Chain
@@ -124,7 +124,7 @@ def test_it_launches_what_python_launches(device, batch, has_bias):
         assert packing.packed == multiplying.weights
         packing.packed, multiplying.weights = actual.weights, actual.weights
         multiplying.y, multiplying.z = actual.y, actual.z
-        packed = chain_pack_launcher.Arguments.from_buffer_copy(seen_pack.arguments)
+        packed = weight_packer.Arguments.from_buffer_copy(seen_pack.arguments)
         assert values_of(packed) == values_of(packing)
         assert values_of(actual) == values_of(multiplying)
 
@@ -136,12 +136,12 @@ def test_the_arguments_are_the_operands(device):
     device.call(x)
     y, between, _ = device.call(x)
     seen_pack, seen_chain = trained(device.library)
-    packing = chain_pack_launcher.Arguments.from_buffer_copy(seen_pack.arguments)
-    weights = packing.siblings[0]
-    assert (weights.left, weights.right) == (device.left.data_ptr(), device.right.data_ptr())
-    assert tuple(weights.left_strides) == device.left.stride()[1:]
-    assert tuple(weights.right_strides) == device.right.stride()[:3]
-    assert not any(bytes(packing)[64:-8])  # no siblings
+    packing = weight_packer.Arguments.from_buffer_copy(seen_pack.arguments)
+    for place, weight in enumerate((device.right, device.left)):
+        assert packing.weights[0][place] == weight.data_ptr()
+        assert tuple(packing.strides[0][place]) == weight.stride()
+    assert not any(packing.weights[0][2:])  # no more factors
+    assert not any(any(sibling) for sibling in packing.weights[1:])
     actual = chain_launcher.Arguments.from_buffer_copy(seen_chain.arguments)
     assert (actual.x, actual.bias, actual.residual) == (x.data_ptr(), device.bias.data_ptr(), None)
     assert (actual.y, actual.z) == (y.data_ptr(), between.data_ptr())

@@ -130,7 +130,7 @@ def test_weights_are_packed_as_by_pytorch():
         others = [w.permute(3, 1, 2, 0).contiguous().permute(3, 1, 2, 0) for w in left]
         for tile in tiles.values():
             index = chain_packing.pack_index(s, tile).cuda()
-            packer = chain_pack_launcher.ChainPacker(s, tile, 0)
+            packer = chain_pack_launcher.chain_packer(s, tile, 0)
             for lefts in (left, others):
                 weights = [w for pair in zip(lefts, right, strict=True) for w in pair]
                 assert torch.equal(packer(weights), chain_packing.pack(lefts, right, index))
@@ -139,7 +139,7 @@ def test_weights_are_packed_as_by_pytorch():
 def test_a_graph_packs_what_the_weights_are_at_each_replay():
     s = Shape.of(Chain.parse("(1,192,64,2)*(4,32,96,1)"), 3)
     tile = chain_cost.best(s, 25_088, DeviceSpec.of_device(0))[0]
-    packer, index = chain_pack_launcher.ChainPacker(s, tile, 0), chain_packing.pack_index(s, tile)
+    packer, index = chain_pack_launcher.chain_packer(s, tile, 0), chain_packing.pack_index(s, tile)
     left, right = weights_of(s, torch.bfloat16)
     weights = [w for pair in zip(left, right, strict=True) for w in pair]
     graph = torch.cuda.CUDAGraph()

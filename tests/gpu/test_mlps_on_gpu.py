@@ -16,7 +16,7 @@ from ksopt.kernels import mlp_plans, plan_autotuner, planner
 from ksopt.kernels.by_layers import ByLayers
 from ksopt.kernels.families import chain_mlp_packing, chain_packing
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.chain_mlp_launcher import MlpPacker
+from ksopt.kernels.families.chain_mlp_launcher import mlp_packer
 from ksopt.kernels.families.chain_tile import Shape
 from ksopt.kernels.mlp_plans import Mlp
 from ksopt.kernels.operands import Operands, random_operands
@@ -100,7 +100,7 @@ def test_weights_are_packed_as_by_pytorch(texts):
     tiles = {tile.packing: tile for tile in family.configs(problem, device)}
     for tile in list(tiles.values())[:8]:
         index = chain_mlp_packing.pack_index(first, second, tile).cuda()
-        pack = MlpPacker(first, second, tile, 0)
+        pack = mlp_packer(first, second, tile, 0)
         target = chain_packing.pack(o.weights[:2], o.weights[2:], index)
         for weights in (o.weights, others):
             assert torch.equal(pack(weights), target)

@@ -22,6 +22,7 @@ from ksopt.kernels.families import (
     chain_mlp_tile,
     chain_pack_launcher,
     chain_packing,
+    weight_packer,
 )
 from ksopt.kernels.families.chain_launcher import Arguments
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
@@ -267,7 +268,7 @@ def run_packer(
         EmulationError: an access was wrong.
     """
     packed = _aligned(torch.full((elements,), 77, dtype=memory.dtype))
-    arguments = chain_pack_launcher.arguments_of(weights, packed)
+    arguments = weight_packer.arguments_of(weights, len(weights) // 2, packed)
     threads, blocks = chain_pack_launcher.THREADS, chain_pack_launcher.blocks_for(elements)
     _emulate(kernel, arguments, (blocks, threads, 0), (memory, torch.empty(0), packed))
     return packed

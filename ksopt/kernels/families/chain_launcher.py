@@ -12,6 +12,7 @@ from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape, template_arguments
 from ksopt.kernels.families.row_grid import grid_of
+from ksopt.kernels.families.weight_packer import WeightPacker
 from ksopt.kernels.launcher import Entry, chain_entry
 from ksopt.kernels.problem import DeviceSpec
 
@@ -155,9 +156,9 @@ class ChainLauncher(LoadedKernel):
         name, text = kernel_name(s, dtype, epilogue), source(s, tile, epilogue, dtype)
         super().__init__(tile, name, text, tile.shared_bytes(s), device_index)
 
-    def entry(self, form: int) -> Entry | None:
+    def entry(self, form: int, packer: WeightPacker) -> Entry | None:
         """The entry that lets the host library launch it on weights of this form."""
-        return chain_entry(**self.launch(), form=form)
+        return chain_entry(**self.launch(), **packer.launch(), form=form)
 
     def __call__(
         self,

@@ -11,6 +11,7 @@ from ksopt.kernels.families import chain_launcher, chain_pack_launcher, chain_ti
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.chain_mlp_tile import Config
 from ksopt.kernels.families.chain_tile import Epilogue, Shape
+from ksopt.kernels.families.weight_packer import Launch, WeightPacker
 from ksopt.kernels.launcher import Entry, chain_entry
 
 
@@ -83,16 +84,13 @@ def _types(first: Shape, second: Shape, tile: Config) -> list[str]:
     ]
 
 
-class MlpPacker(chain_pack_launcher.ChainPacker):
+def mlp_packer(first: Shape, second: Shape, tile: Config, device_index: int) -> WeightPacker:
     """A loaded kernel: called with the weights of both chains, returns them packed."""
-
-    def __init__(self, first: Shape, second: Shape, tile: Config, device_index: int) -> None:
-        self._load(
-            pack_name(first, second),
-            pack_source(first, second, tile),
-            tile.packed_elements(first, second),
-            device_index,
-        )
+    elements = tile.packed_elements(first, second)
+    blocks = chain_pack_launcher.blocks_for(elements)
+    launch = Launch(chain_pack_launcher.THREADS, blocks, elements, siblings=2)
+    text = pack_source(first, second, tile)
+    return WeightPacker(pack_name(first, second), text, launch, device_index)
 
 
 class MlpLauncher(chain_launcher.LoadedKernel):
@@ -110,9 +108,9 @@ class MlpLauncher(chain_launcher.LoadedKernel):
             index,
         )
 
-    def entry(self, form: int) -> Entry | None:
+    def entry(self, form: int, packer: WeightPacker) -> Entry | None:
         """The entry that lets the host library launch it on weights of this form."""
-        return chain_entry(**self.launch(), form=form)
+        return chain_entry(**self.launch(), **packer.launch(), form=form)
 
     def __call__(
         self,
@@ -128,7 +126,7 @@ class MlpLauncher(chain_launcher.LoadedKernel):
         Args:
             x: (rows, in_features); the elements of a row side by side, rows at multiples of 16
                 bytes. So are the biases, residual and y.
-            packed: by `MlpPacker`.
+            packed: by `mlp_packer`.
             hidden_bias: of the first chain's outputs, where the epilogue has biases.
             bias: of the second one's, where the epilogue has biases.
             residual: as y, where the epilogue has one.

@@ -12,7 +12,7 @@ from ksopt.epilogue import activation_of
 from ksopt.kernels import weight_groups
 from ksopt.kernels.families import chain_mlp_cost, chain_mlp_launcher, chain_mlp_tile
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
-from ksopt.kernels.families.chain_mlp_launcher import MlpLauncher, MlpPacker
+from ksopt.kernels.families.chain_mlp_launcher import MlpLauncher, mlp_packer
 from ksopt.kernels.families.chain_mlp_tile import Config
 from ksopt.kernels.families.chain_rows import aligned, as_rows, rows_of
 from ksopt.kernels.families.chain_tile import Epilogue, Shape
@@ -82,7 +82,7 @@ class LaunchMlp:
         # Tiles of the same order share the packed weights, which the sizes of all name.
         orders = (packing.nk, packing.ks, packing.last_nk)
         self._form = f"chain_mlp_wgmma16 {orders}"
-        self._pack = MlpPacker(*shapes, config, device_index)
+        self._pack = mlp_packer(*shapes, config, device_index)
         after = _epilogue(problem)
         self._launch = MlpLauncher(*shapes, config, after, problem.dtype, device_index)
 
@@ -115,7 +115,7 @@ class LaunchMlp:
         """The entry that lets the host library do the same; None where there is none."""
         p = self._problem
         shapes = [one.weight_shape for chain in p.chains for one in chain]
-        return self._launch.entry(weight_groups.number_of(self._form, shapes, p.dtype))
+        return self._launch.entry(weight_groups.number_of(self._form, shapes, p.dtype), self._pack)
 
 
 def _shapes(problem: Problem) -> tuple[Shape, Shape]:

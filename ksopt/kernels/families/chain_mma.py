@@ -11,13 +11,13 @@ from typing import ClassVar
 from ksopt.epilogue import ACTIVATIONS
 from ksopt.kernels.families import chain_mma_launcher
 from ksopt.kernels.families.base import ANY_TYPE, KernelFamily, register_family
-from ksopt.kernels.families.chain_mma_launcher import MOST_SIBLINGS, LaunchChain
+from ksopt.kernels.families.chain_mma_launcher import LaunchChain
 from ksopt.kernels.families.chain_mma_tile import Config, Stage
 from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.families.weight_packer import MOST_FACTORS, MOST_SIBLINGS
 from ksopt.kernels.problem import RESERVED_SHARED, SHARED_LIMIT, DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 
-MOST_FACTORS = 4
 _MOST_BLOCKS = 6
 _REGISTERS, _MOST_REGISTERS = 65536, 255
 _FEWEST_WARPS = 8  # of a multiprocessor: fewer hide no latency

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -16,21 +15,12 @@ from ksopt.kernels.families.chain_launcher import Arguments
 from ksopt.kernels.families.chain_mma_tile import Config, Stage
 from ksopt.kernels.families.chain_rows import aligned
 from ksopt.kernels.families.row_grid import grid_of
+from ksopt.kernels.families.weight_packer import Launch, WeightPacker
 from ksopt.kernels.launcher import Entry, chain_entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 
 PACK_THREADS, PACK_BLOCKS = 256, 1056
-_MOST_FACTORS, MOST_SIBLINGS, _ALIGNED = 4, 4, 16
-
-
-class PackArguments(ctypes.Structure):
-    """``ChainMmaPackArguments`` of csrc/cuda/chain_mma.cuh."""
-
-    _fields_ = [
-        ("weights", ctypes.c_void_p * _MOST_FACTORS * MOST_SIBLINGS),
-        ("strides", ctypes.c_int64 * 4 * _MOST_FACTORS * MOST_SIBLINGS),
-        ("packed", ctypes.c_void_p),
-    ]
+_ALIGNED = 16
 
 
 def names(problem: Problem) -> tuple[str, str]:
@@ -62,8 +52,8 @@ def sources(
     pack, multiply = names(problem)
     return (
         begin + f'extern "C" __global__ void __launch_bounds__({PACK_THREADS})\n'
-        f"{pack}(const __grid_constant__ ChainMmaPackArguments arguments) {{\n"
-        "  pack_stages<Tile, 0>(arguments);\n"
+        f"{pack}(const __grid_constant__ ChainPackArguments arguments) {{\n"
+        "  chain_mma_pack_kernel<Tile>(arguments);\n"
         "}\n",
         begin + f"using After = ChainEpilogue<0, {epilogue}>;\n"
         'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
@@ -71,23 +61,6 @@ def sources(
         "  chain_mma_kernel<Tile, After>(arguments);\n"
         "}\n",
     )
-
-
-def pack_arguments(weights: Sequence[Tensor], siblings: int, packed: Tensor) -> PackArguments:
-    """The arguments of the packing kernel.
-
-    Args:
-        weights: of the factors, left to right, sibling after sibling, (a, b, c, d); any strides.
-        siblings: the number of chains.
-        packed: where they go.
-    """
-    arguments = PackArguments(packed=packed.data_ptr())
-    factors = len(weights) // siblings
-    for at, weight in enumerate(weights):
-        sibling, place = at // factors, factors - 1 - at % factors
-        arguments.weights[sibling][place] = weight.data_ptr()
-        arguments.strides[sibling][place] = (ctypes.c_int64 * 4)(*weight.stride())
-    return arguments
 
 
 def launch_of(tile: Config, shares: int, batch: int, multiprocessors: int) -> tuple[int, int]:
@@ -150,15 +123,16 @@ class LaunchChain:
         self._problem, self._tile = problem, tile
         self._shared_bytes, self._device = shared_bytes, device_index
         self._shares = tile.groups * problem.siblings
-        self._elements = sum(one.packed_bytes for one in stages) * self._shares // _size(problem)
         products = " ".join(str(stage.products) for stage in stages)
         self._form = f"chain_mma {products} {tile.groups}"  # tiles with the same order share it
-        files = sources(problem, tile, stages, shared_bytes)
-        cubins = (nvrtc.cubin(text, arch.of_device(device_index)).data for text in files)
-        self._pack_kernel, self._kernel = (
-            driver.load_kernel(code, name, shared, device_index)
-            for code, name, shared in zip(cubins, names(problem), (0, shared_bytes), strict=True)
-        )
+        pack_text, text = sources(problem, tile, stages, shared_bytes)
+        pack_name, name = names(problem)
+        elements = sum(one.packed_bytes for one in stages) * self._shares // _size(problem)
+        blocks = min(PACK_BLOCKS, -(-elements // PACK_THREADS))
+        launch = Launch(PACK_THREADS, blocks, elements, problem.siblings)
+        self._pack = WeightPacker(pack_name, pack_text, launch, device_index)
+        code = nvrtc.cubin(text, arch.of_device(device_index)).data
+        self._kernel = driver.load_kernel(code, name, shared_bytes, device_index)
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
 
     def __call__(
@@ -198,20 +172,13 @@ class LaunchChain:
         )
         return y
 
-    def _pack(self, weights: Sequence[Tensor]) -> Tensor:
-        weights = [weight.resolve_neg() for weight in weights]
-        packed = torch.empty(self._elements, dtype=weights[0].dtype, device=weights[0].device)
-        arguments = pack_arguments(weights, self._problem.siblings, packed)
-        blocks = min(PACK_BLOCKS, -(-self._elements // PACK_THREADS))
-        driver.launch(self._pack_kernel, blocks, PACK_THREADS, 0, arguments, self._device)
-        return packed
-
     def entry(self) -> Entry | None:
         """The entry that lets the host library do the same; None where there is none."""
         p = self._problem
         shapes = [one.weight_shape for one in p.chain] * p.siblings
         return chain_entry(
             True,
+            **self._pack.launch(),
             kernel=self._kernel,
             out_features=p.out_features,
             threads=self._tile.threads,

@@ -8,10 +8,10 @@ from dataclasses import astuple, dataclass, replace
 from ksopt.epilogue import Activation
 from ksopt.kernels import problem
 from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.weight_packer import MOST_SIBLINGS
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
 
-MOST_SIBLINGS = 4
 _BARRIER_BYTES = 128
 _MOST_SHARED_BIAS = 1536  # features
 _LOADER_REGISTERS = 40

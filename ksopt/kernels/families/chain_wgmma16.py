@@ -13,7 +13,7 @@ from ksopt.kernels import weight_groups
 from ksopt.kernels.families import chain_cost, chain_launcher, chain_pack_launcher, chain_tile
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
 from ksopt.kernels.families.chain_launcher import ChainLauncher
-from ksopt.kernels.families.chain_pack_launcher import ChainPacker
+from ksopt.kernels.families.chain_pack_launcher import chain_packer
 from ksopt.kernels.families.chain_rows import aligned, as_rows, rows_of
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.launcher import Entry
@@ -86,7 +86,7 @@ class LaunchKeeping:
         epilogue = replace(_epilogue(problem), keeps_z=True)
         self._out_features = problem.out_features
         self._between = shape.right.out_features
-        self._pack = ChainPacker(shape, config, device_index)
+        self._pack = chain_packer(shape, config, device_index)
         self._launch = ChainLauncher(shape, config, epilogue, problem.dtype, device_index)
 
     def launches(self) -> dict[str, int]:
@@ -119,7 +119,7 @@ class LaunchChain:
         shape = _shape(problem)
         self._problem = problem
         self._form = f"chain_wgmma16 {config.packing}"  # tiles of the same order share it
-        self._pack = ChainPacker(shape, config, device_index)
+        self._pack = chain_packer(shape, config, device_index)
         self._launch = ChainLauncher(shape, config, _epilogue(problem), problem.dtype, device_index)
 
     def __call__(
@@ -151,7 +151,7 @@ class LaunchChain:
         """The entry that lets the host library do the same; None where there is none."""
         p = self._problem
         shapes = [one.weight_shape for _ in range(p.siblings) for one in p.chain]
-        return self._launch.entry(weight_groups.number_of(self._form, shapes, p.dtype))
+        return self._launch.entry(weight_groups.number_of(self._form, shapes, p.dtype), self._pack)
 
 
 def _shape(problem: Problem) -> Shape:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.families.base import HALF
-from ksopt.kernels.families.chain_pack_launcher import Weights
 from ksopt.kernels.families.input_grad_tile import Config, Shape, launch_of, template_arguments
+from ksopt.kernels.families.weight_packer import Launch, WeightPacker
 from ksopt.kernels.problem import DeviceSpec
 
 PACK_THREADS = 256
@@ -39,12 +39,6 @@ class Arguments(ctypes.Structure):
     ]
 
 
-class PackArguments(ctypes.Structure):
-    """``InputGradPackArguments`` of csrc/cuda/input_grad_pack.cuh."""
-
-    _fields_ = [("weights", Weights), ("packed", ctypes.c_void_p)]
-
-
 def source(s: Shape, tile: Config, dtype: str) -> str:
     """The generated file: one instance of the template."""
     return _source(
@@ -67,7 +61,7 @@ def pack_source(s: Shape, tile: Config) -> str:
         tile.packing,
         f"static_assert(Tile::PACKED_BYTES == {2 * tile.packed_elements(s)}, ",
         str(PACK_THREADS),
-        f"{_pack_name(s)}(const __grid_constant__ InputGradPackArguments arguments) {{\n"
+        f"{_pack_name(s)}(const __grid_constant__ ChainPackArguments arguments) {{\n"
         "  input_grad_pack_kernel<Support, Tile>(arguments);\n",
     )
 
@@ -107,16 +101,6 @@ def arguments_of(
     )
 
 
-def pack_arguments_of(left: Tensor, right: Tensor, packed: Tensor) -> PackArguments:
-    """The arguments of the packing kernel; weights [1,b,c,d] and [a,b,c,1], any strides."""
-    weights = Weights(
-        *(left.data_ptr(), right.data_ptr()),
-        (ctypes.c_int64 * 3)(*left.stride()[1:]),
-        (ctypes.c_int64 * 3)(*right.stride()[:3]),
-    )
-    return PackArguments(weights, packed.data_ptr())
-
-
 def pack_blocks(s: Shape, tile: Config) -> int:
     """Blocks of the kernel that packs: a thread packs 8 elements."""
     return -(-tile.packed_elements(s) // (8 * PACK_THREADS))
@@ -133,31 +117,25 @@ class InputGradient:
 
     def __init__(self, s: Shape, tile: Config, dtype: str, device_index: int) -> None:
         self.shape, self.tile, self._device = s, tile, device_index
-        target = arch.of_device(device_index)
-        code = nvrtc.cubin(source(s, tile, dtype), target).data
+        code = nvrtc.cubin(source(s, tile, dtype), arch.of_device(device_index)).data
         self._shared_bytes = tile.shared_bytes(s)
         self._kernel = driver.load_kernel(code, _name(s, dtype), self._shared_bytes, device_index)
-        code = nvrtc.cubin(pack_source(s, tile), target).data
-        self._pack = driver.load_kernel(code, _pack_name(s), 0, device_index)
+        blocks, elements = pack_blocks(s, tile), tile.packed_elements(s)
+        launch = Launch(PACK_THREADS, blocks, elements, siblings=1)
+        self._pack = WeightPacker(_pack_name(s), pack_source(s, tile), launch, device_index)
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
 
     def launches(self, rows: int) -> dict[str, int]:
         """The launch for the host library on this many rows: a number for each name of `LAUNCH`."""
-        s, tile = self.shape, self.tile
+        tile = self.tile
         blocks, of_block = launch_of(tile, rows, self._multiprocessors)
-        packing = (self._pack, pack_blocks(s, tile), PACK_THREADS, tile.packed_elements(s))
         multiplying = (self._kernel, blocks, tile.threads, self._shared_bytes, of_block)
-        return dict(zip(LAUNCH, (*packing, *multiplying), strict=True))
+        numbers = (*self._pack.launch().values(), *multiplying)
+        return dict(zip(LAUNCH, numbers, strict=True))
 
     def pack(self, left: Tensor, right: Tensor) -> Tensor:
         """The weights as the kernel reads them."""
-        left, right = left.resolve_neg(), right.resolve_neg()
-        packed = left.new_empty(self.tile.packed_elements(self.shape))
-        arguments = pack_arguments_of(left, right, packed)
-        blocks = pack_blocks(self.shape, self.tile)
-        launch = (self._pack, blocks, PACK_THREADS, 0, arguments, self._device)
-        driver.launch(*launch, early=True)
-        return packed
+        return self._pack((left, right))
 
     def launch(self, grad: Tensor, packed: Tensor, between: Tensor, to: Tensor) -> None:
         """Write both gradients, contiguous, from packed weights."""

@@ -132,9 +132,9 @@ def test_what_is_launched(monkeypatch):
     packs = [kernel.startswith("ksopt_chain_mlp_pack") for kernel in kernels]
     assert packs == [True, False, False]
     x, weights, hidden_bias, bias, residual = operands.arguments(problem)
-    both = list(launched[0][2].siblings)[:2]
-    assert [one.left for one in both] == [w.data_ptr() for w in weights[0::2]]
-    assert [one.right for one in both] == [w.data_ptr() for w in weights[1::2]]
+    both = launched[0][2].weights
+    assert [both[at][1] for at in range(2)] == [w.data_ptr() for w in weights[0::2]]
+    assert [both[at][0] for at in range(2)] == [w.data_ptr() for w in weights[1::2]]
     _, blocks, arguments = launched[-1]
     assert (blocks, arguments.rows_per_block, arguments.batch) == (2, 64, 70)
     assert arguments.weights == launched[0][2].packed

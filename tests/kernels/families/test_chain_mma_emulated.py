@@ -15,7 +15,7 @@ from torch import Tensor
 
 from chain_kernels import ACTIVATIONS, _aligned, _emulate
 from ksopt.bench import random_subjects
-from ksopt.kernels.families import chain_mma_launcher
+from ksopt.kernels.families import chain_mma_launcher, weight_packer
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.chain_launcher import Arguments
 from ksopt.kernels.families.chain_mma_tile import Config
@@ -133,7 +133,7 @@ def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
         views.append(flat[at : at + w.numel()].view(w.shape))
         at += w.numel()
     none = packed[:0]
-    packing = chain_mma_launcher.pack_arguments(views, problem.siblings, packed)
+    packing = weight_packer.arguments_of(views, problem.siblings, packed)
     threads = chain_mma_launcher.PACK_THREADS
     _emulate(pair.pack, packing, (3, threads, 0), (flat, none, packed[:elements]))
     assert not packed[:elements].isnan().any()

@@ -209,11 +209,11 @@ def test_weights_are_packed_by_one_launch_a_version(monkeypatch):
     _, blocks, arguments = launched[0]
     packed = blocks * chain_pack_launcher.THREADS * 8
     assert config.packed_elements(Shape.of(problem.chain, 2)) <= packed
-    siblings = list(arguments.siblings)[:2]
-    assert [s.left for s in siblings] == [w.data_ptr() for w in weights[0::2]]
-    assert [s.right for s in siblings] == [w.data_ptr() for w in weights[1::2]]
-    assert [tuple(s.left_strides) for s in siblings] == [w.stride()[1:] for w in weights[0::2]]
-    assert [tuple(s.right_strides) for s in siblings] == [w.stride()[:3] for w in weights[1::2]]
+    for sibling in range(2):
+        in_order = weights[2 * sibling : 2 * sibling + 2][::-1]  # in which x meets them
+        addresses, strides = arguments.weights[sibling][:2], arguments.strides[sibling][:2]
+        assert addresses == [weight.data_ptr() for weight in in_order]
+        assert [tuple(one) for one in strides] == [weight.stride() for weight in in_order]
     assert launched[0][2].packed == launched[1][2].weights == launched[2][2].weights
     weights[3].add_(1)
     launch_chain(x, weights)

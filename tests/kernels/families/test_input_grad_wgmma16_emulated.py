@@ -14,6 +14,7 @@ from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
 from ksopt.kernels.families import input_grad_tile as tiles
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
+from ksopt.kernels.families import weight_packer
 from ksopt.kernels.families.input_grad_tile import Config, Shape
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
@@ -83,7 +84,9 @@ def packed(kernel, s: Shape, tile: Config, left: Tensor, right: Tensor) -> Tenso
     result = _aligned(torch.full((tile.packed_elements(s),), float("nan"), dtype=left.dtype))
     memory = torch.cat([left.transpose(1, 2).reshape(-1), right.reshape(-1)])
     own = memory[: left.numel()].view(left.transpose(1, 2).shape).transpose(1, 2)
-    arguments = kernels.pack_arguments_of(own, memory[left.numel() :].view(right.shape), result)
+    arguments = weight_packer.arguments_of(
+        (own, memory[left.numel() :].view(right.shape)), 1, result
+    )
     launch = (kernels.pack_blocks(s, tile), kernels.PACK_THREADS, 0)
     _emulate(kernel, arguments, launch, (memory, memory[:0], result))
     return result

@@ -1,0 +1,44 @@
+// The kernels that pack all weights of a layer: what ksopt/kernels/families/weight_packer.py does, without Python.
+#pragma once
+
+#include "kernel_table.hpp"
+
+namespace {
+
+constexpr size_t MOST_FACTORS = 4, MOST_SIBLINGS = 4;
+
+// The same struct as in csrc/cuda/chain_arguments.cuh.
+struct ChainPackArguments {
+  const void* weights[MOST_SIBLINGS][MOST_FACTORS];
+  int64_t strides[MOST_SIBLINGS][MOST_FACTORS][4];
+  void* packed;
+};
+
+struct WeightPacking {
+  void* kernel;
+  unsigned blocks, threads;
+  int64_t elements;  // of the packed weights
+};
+
+WeightPacking packing_of(int64_t kernel, int64_t blocks, int64_t threads, int64_t elements) {
+  return {reinterpret_cast<void*>(kernel), static_cast<unsigned>(blocks), static_cast<unsigned>(threads), elements};
+}
+
+// On the current stream of the weights' device. weights: of the factors, left to right, chain after chain.
+Tensor pack_weights(const WeightPacking& packing, const std::vector<Tensor>& weights, size_t chains) {
+  const size_t factors = weights.size() / chains;
+  if (chains > MOST_SIBLINGS || factors > MOST_FACTORS) throw std::runtime_error("ksopt: too many weights to pack");
+  Tensor packed = empty_like_in(weights[0], {packing.elements});
+  ChainPackArguments arguments{};
+  arguments.packed = packed.mutable_data_ptr();
+  for (size_t at = 0; at < weights.size(); ++at) {
+    const size_t chain = at / factors, place = factors - 1 - at % factors;
+    arguments.weights[chain][place] = weights[at].const_data_ptr();
+    for (int64_t dim = 0; dim < 4; ++dim) arguments.strides[chain][place][dim] = weights[at].stride(dim);
+  }
+  launch_on_current_stream({packing.kernel, packing.threads, 0, true, &arguments}, weights[0].get_device_index(),
+                           packing.blocks);
+  return packed;
+}
+
+}  // namespace
