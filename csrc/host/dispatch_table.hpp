@@ -29,13 +29,16 @@ struct ProblemKeyHash {
 // A choice: a plan, or a product by torch, and the form of the weight that it takes; 0: none is cached. repacks: where
 // no weight in that form is cached, one is prepared for the call: for torch its matrices, for a plan (which also takes
 // a weight whose elements are in order as it is) the elements in order. any_rows: whether rows of x may begin at any
-// address; else at multiples of 16 bytes.
+// address; else at multiples of 16 bytes. packing: the plan that packs a weight that changes, or BY_GROUPS: torch puts it
+// into the order [a, d, b, c]; NONE: it is not packed, or by Python.
 enum Kind : int64_t { KERNEL, TORCH };
+constexpr int64_t BY_GROUPS = -3;
 struct Choice {
   int64_t plan;
   int64_t form;
   int64_t kind;
   bool repacks, any_rows;
+  int64_t packing;
 };
 
 static_assert(ksopt::NO_PLAN == NONE);
@@ -142,11 +145,21 @@ Rows rows_of(const Tensor& x, bool batch_last) {
           batch_last, is_aligned(x, batch_last)};
 }
 
+// A weight as the kernel of a choice reads it.
+Tensor pack_weight(const Choice& choice, const Tensor& weight) {
+  if (choice.packing == BY_GROUPS) return Tensor(ksopt::by_groups(weight.get()));
+  const Plan plan = plan_at(choice.packing);
+  const Tensor packed = empty_like_in(weight, {1, 1, 1, plan.out_features});
+  launch_plan(plan, Tensor(ksopt::as_row(weight.get())), weight, packed);
+  return packed;
+}
+
 // A product whose choice can be carried out: nothing of it has to be compiled or prepared by Python.
 struct Step {
   Choice choice;
   const Tensor* weight;
   std::optional<Tensor> prepared;
+  bool packs = false;
 
   std::optional<Tensor> run(const Tensor& x, bool batch_last, const std::optional<Tensor>& out) const {
     if (choice.kind == TORCH) {
@@ -157,6 +170,7 @@ struct Step {
     }
     const Plan plan = plan_at(choice.plan);
     if (prepared) return launch_plan(plan, x, *prepared, out);
+    if (packs) return launch_plan(plan, x, pack_weight(choice, *weight), out);
     const bool in_order = weight->is_contiguous();
     return launch_plan(plan, x, in_order ? *weight : torch::stable::contiguous(*weight), out);
   }
@@ -192,6 +206,7 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
   if (choice.form != 0) {
     if (std::optional<Tensor> prepared = prepared_in(choice.form)) return Step{choice, &weight, std::move(prepared)};
   }
+  if (choice.packing != NONE && changing) return Step{choice, &weight, std::nullopt, true};
   // For a weight that is cached, Python caches the elements in order, too, once.
   if (choice.repacks && changing) return Step{choice, &weight, std::nullopt};
   return std::nullopt;

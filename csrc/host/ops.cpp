@@ -26,9 +26,9 @@ std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan
 }
 
 void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing, int64_t plan,
-                 int64_t form, int64_t kind, bool repacks, bool any_rows) {
+                 int64_t form, int64_t kind, bool repacks, bool any_rows, int64_t packing) {
   know(x, weight, batch_last, exact, changing,
-       plan < 0 ? std::nullopt : std::optional(Choice{plan, form, kind, repacks, any_rows}));
+       plan < 0 ? std::nullopt : std::optional(Choice{plan, form, kind, repacks, any_rows, packing}));
 }
 
 void know_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias,
@@ -197,7 +197,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor?");
   m.def(
       "know(Tensor x, Tensor weight, bool batch_last, bool exact, bool changing, int plan, int form, "
-      "int kind=0, bool repacks=False, bool any_rows=False) -> ()");
+      "int kind=0, bool repacks=False, bool any_rows=False, int packing=-1) -> ()");
   m.def("forget() -> ()");
   m.def(
       "know_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "

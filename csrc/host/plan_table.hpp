@@ -123,8 +123,10 @@ struct PlanKeyHash {
 };
 
 PlanKey plan_key(const Layer& layer, const Rows& x, bool exact) {
-  PlanKey key = {x.dtype, x.batch_last, exact, bits_of(x.batch), x.place, layer.siblings,
-                 layer.bias.has_value(), layer.activation, layer.residual.has_value(), x.aligned};
+  PlanKey key;
+  key.reserve(10 + 4 * layer.length());
+  key.assign({x.dtype, x.batch_last, exact, bits_of(x.batch), x.place, layer.siblings, layer.bias.has_value(),
+              layer.activation, layer.residual.has_value(), x.aligned});
   for (size_t at = 0; at < layer.length(); ++at) {
     for (int64_t i = 0; i < 4; ++i) key.push_back(layer.weights[at].size(i));
   }

@@ -50,6 +50,12 @@ AtenTensorHandle multiply_by_torch(const TorchProduct& product, AtenTensorHandle
 AtenTensorHandle multiply_by_matrix(AtenTensorHandle x, AtenTensorHandle matrix, AtenTensorHandle bias,
                                     bool batch_last, AtenTensorHandle out);
 
+// A weight's elements in order, as one row that begins at a multiple of 16 bytes.
+AtenTensorHandle as_row(AtenTensorHandle weight);
+
+// A weight in the order [a, d, b, c].
+AtenTensorHandle by_groups(AtenTensorHandle weight);
+
 // Launches a kernel's plan on `from`, whose result goes to `to`; whether that can be done (kernel_table.hpp).
 bool launch_into(int64_t plan, AtenTensorHandle from, AtenTensorHandle weight, AtenTensorHandle to);
 

@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -255,6 +256,18 @@ AtenTensorHandle multiply_by_torch(const TorchProduct& p, AtenTensorHandle x_han
   }
   if (holds_zeros(p, weight) && !is_right(p, x, weight, y)) return nullptr;
   return new_handle(y);
+}
+
+AtenTensorHandle as_row(AtenTensorHandle weight_handle) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Tensor weight = tensor_of(weight_handle).contiguous();
+  if (reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % 16 != 0) weight = weight.clone();
+  return new_handle(weight.view({1, -1}));
+}
+
+AtenTensorHandle by_groups(AtenTensorHandle weight) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return new_handle(tensor_of(weight).permute({0, 3, 1, 2}).contiguous());
 }
 
 // As `times_matrix` of ksopt/kernels/merged.py.

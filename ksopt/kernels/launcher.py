@@ -108,6 +108,8 @@ KERNEL, TORCH = range(2)
 """Kinds of an entry: ``Kind`` of csrc/host/dispatch_table.hpp."""
 MERGED_MATRIX = -3
 """Instead of a kernel's index, of a layer: ``MERGED`` of csrc/host/plan_table.hpp."""
+NO_PACKING, BY_GROUPS = -1, -3
+"""Instead of the index of a kernel that packs: ``NONE`` and ``BY_GROUPS`` of csrc/host."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class Entry:
             caches nothing. Of a kernel: it takes any weight whose elements are in order, and
             prepares others so where weights change.
         any_rows: whether rows of x may begin at any address, not at multiples of 16 bytes alone.
+        packing: index of the kernel, from ``add_plan``, that packs a weight that changes;
+            `BY_GROUPS` where torch puts it into another order; `NO_PACKING`.
     """
 
     plan: int
@@ -132,6 +136,7 @@ class Entry:
     kind: int = KERNEL
     repacks: bool = False
     any_rows: bool = False
+    packing: int = NO_PACKING
 
 
 @runtime_checkable

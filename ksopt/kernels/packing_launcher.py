@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import abc
+from dataclasses import replace
 
 from torch import Tensor
 
 from ksopt.kernels import weight_table
-from ksopt.kernels.launcher import Entry, Launcher, MakeLauncher
+from ksopt.kernels.launcher import Entry, HostLauncher, Launcher, MakeLauncher
 from ksopt.kernels.problem import Geometry
 
 THREADS = 256
@@ -73,6 +74,12 @@ class PackedLauncher(PreparingLauncher):
         *outer, last = x.stride()
         chunk = 16 // x.element_size()
         return last == 1 and x.data_ptr() % 16 == 0 and all(stride % chunk == 0 for stride in outer)
+
+    def entry(self) -> Entry | None:
+        entry = super().entry()
+        if entry is None or not isinstance(self._pack, HostLauncher):
+            return entry
+        return replace(entry, packing=self._pack.plan)
 
     def pack(self, weight: Tensor) -> Tensor:
         """The weight (a, b, c, d) as this tile reads it."""

@@ -50,6 +50,9 @@ def chain(
         op: what errors call it.
     """
     if are_ordinary(x, *weights, bias, residual):
+        is_factor = siblings == 1 == len(weights) and bias is None is residual
+        if is_factor and activation == "none":  # no plan is to be chosen
+            return implementation.product(x, weights[0], batch_last)
         return implementation.chain(
             x, weights, bias, residual, activation, batch_last, siblings, op=op
         )

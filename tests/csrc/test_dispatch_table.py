@@ -9,7 +9,15 @@ import threading
 
 import pytest
 import torch
-from played_driver import MULTIPLY, PACK, Product, decide, multiplies_by, variable
+from played_driver import (
+    MULTIPLY,
+    MULTIPLY_AS_IT_IS,
+    PACK,
+    Product,
+    decide,
+    multiplies_by,
+    variable,
+)
 from seen_products import Python
 from torch import nn
 
@@ -19,6 +27,7 @@ from ksopt.kernels import dispatch, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.candidate import Candidate
+from ksopt.kernels.families.batch_last import PackingLauncher
 from ksopt.kernels.launcher import HostLauncher, _Arguments
 from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of
 from ksopt.kernels.problem import Geometry, Problem
@@ -228,6 +237,38 @@ def test_where_the_changing_weight_takes_another_way_the_cached_one_is_known(dev
         assert device.known() is None
         device.check(device.product())
     assert device.packs == before
+
+
+def test_a_weight_that_changes_is_packed_by_a_launch(device):
+    device.check(device.product())
+    packs, launches = device.packs, variable(device.library, "launches").value
+    memory = torch.zeros(PATTERN.nnz + 1)
+    shifted = memory[1:].view(PATTERN.weight_shape).copy_(device.weight)
+    in_another_order = device.weight.detach().transpose(1, 3).contiguous().transpose(1, 3)
+    with weight_scopes.changing():
+        for weight in (device.weight, shifted, in_another_order):
+            weight.data.mul_(-3)
+            y = cuda.run_known(device.x, weight, False)
+            torch.testing.assert_close(y, ks_reference(device.x, weight.detach()))
+        assert device.packs == packs + 3
+        assert variable(device.library, "launches").value == launches + 6
+
+
+def test_a_weight_that_changes_is_put_into_the_order_of_groups(played):
+    """The driver's kernel takes what it reads for [a, b, c, d], so the result shows the order."""
+    multiplies_by(played, PATTERN)
+    x, weight = torch.randn(ROWS, PATTERN.in_features), torch.randn(PATTERN.weight_shape)
+    problem = Problem.of_factor(PATTERN, "float32", False)
+    kernel = HostLauncher(problem, Geometry(32, 0, 16, 1, 100), MULTIPLY_AS_IT_IS, None)
+    decide(x, weight, PackingLauncher(kernel))
+    read = weight.permute(0, 3, 1, 2).reshape(PATTERN.weight_shape)
+    torch.testing.assert_close(ops.ks_mm(x, weight), ks_reference(x, read))
+    with weight_scopes.changing():
+        for _ in range(2):
+            weight.data.mul_(-2)
+            y = cuda.run_known(x, weight, False)
+            torch.testing.assert_close(y, ks_reference(x, -2 * read))
+            read = -2 * read
 
 
 def by_inner_out(x, weight):

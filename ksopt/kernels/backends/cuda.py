@@ -32,7 +32,7 @@ from ksopt.kernels.autotuner import Choice, Decision, Source, measured
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, backend_of, register_backend
 from ksopt.kernels.decisions import Decider, Question, by_rule, known_record, load
 from ksopt.kernels.host_products import run_known, run_known_changing
-from ksopt.kernels.launcher import TORCH, Enterable
+from ksopt.kernels.launcher import NO_PACKING, TORCH, Enterable
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record
@@ -50,10 +50,10 @@ def _register_with_host(decision: Decision, x: Tensor, weight: Tensor, batch_las
     for changing, choice in ((False, decision.cached), (True, decision.repacked)):
         entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
         if entry is not None and changing:
-            # No prepared form of a changing weight is cached: torch prepares it, a kernel
-            # that needs more than its elements in order is launched from Python.
+            # No prepared form of a changing weight is cached: each call prepares it.
             entry = replace(entry, repacks=True) if entry.kind == TORCH else entry
-            entry = entry if entry.repacks or entry.form == 0 else None
+            prepares = entry.repacks or entry.packing != NO_PACKING
+            entry = entry if prepares or entry.form == 0 else None
         host_products.know(x, weight, batch_last, changing, entry)
 
 

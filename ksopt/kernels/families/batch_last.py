@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ksopt.kernels.families.cost_terms import overlapped
-from ksopt.kernels.launcher import Entry, Launcher
+from ksopt.kernels.launcher import BY_GROUPS, Entry, Launcher
 from ksopt.kernels.packing_launcher import PreparingLauncher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry
 from ksopt.patterns.chain import Pattern
@@ -147,5 +147,6 @@ class PackingLauncher(PreparingLauncher):
     def entry(self) -> Entry | None:
         entry = super().entry()
         # A contiguous [a, b, c, 1] is laid out so already, whatever the stride of its last dim.
-        already = self.problem.pattern.d == 1
-        return replace(entry, repacks=True) if entry is not None and already else entry
+        if entry is None or self.problem.pattern.d == 1:
+            return entry and replace(entry, repacks=True)
+        return replace(entry, packing=BY_GROUPS)
