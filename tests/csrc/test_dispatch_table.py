@@ -261,7 +261,7 @@ def test_a_weight_that_changes_is_put_into_the_order_of_groups(played):
     problem = Problem.of_factor(PATTERN, "float32", False)
     kernel = HostLauncher(problem, Geometry(32, 0, 16, 1, 100), MULTIPLY_AS_IT_IS, None)
     decide(x, weight, PackingLauncher(kernel))
-    read = weight.permute(0, 3, 1, 2).reshape(PATTERN.weight_shape)
+    read = weight.permute(0, 3, 1, 2).contiguous().view(PATTERN.weight_shape)
     torch.testing.assert_close(ops.ks_mm(x, weight), ks_reference(x, read))
     with weight_scopes.changing():
         for _ in range(2):
