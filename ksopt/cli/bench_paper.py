@@ -31,11 +31,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     effort = command.add_argument_group("the run").add_argument
     effort(
         "--workers", type=int, default=1, metavar="N",
-        help="GPUs that products are measured on at once (%(default)s)",
+        help="GPUs to measure on at once (%(default)s)",
     )  # fmt: skip
     effort(
         "--minutes", type=float, metavar="M",
-        help="begin nothing new after so long; shared out over what is measured",
+        help="begin nothing new after so long",
     )  # fmt: skip
     effort(
         "--out",

@@ -74,7 +74,7 @@ def test_a_wrong_kernel_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cases, "by_ks_linear", wrong)
     request = PaperRequest.of(PaperOptions(table=(7,), device="cpu"))
-    case = models.measure_case(request, Subject("Linear N x N", "float32"))
+    case = models.measure_case(request, Subject("Linear N x N", "float32"), "cpu")
     assert set(case.times) == {cases.DENSE, cases.BMM}
     assert "relative error" in case.faults[0]
 

@@ -22,8 +22,9 @@ from ksopt.measure import energy as meters
 from ksopt.measure.energy import Meter, PerCall
 from ksopt.patterns.chain import Chain
 
-SECONDS = 1.0
+SECONDS = meters.TRIAL_SECONDS
 """The time for which each way is called, without the waits for a step of the counter."""
+_FAR_BEHIND = "not measured: a call takes {:.0f} us, far more than another way's"
 
 
 @dataclass(frozen=True)
@@ -101,14 +102,18 @@ class EnergyBench:
     Args:
         request: the ways, dtype, layouts and rows.
         meter: of the device; None opens it.
+        device: of this process; None takes the request's.
 
     Raises:
         InvalidInputError: the device has no such counter; the sentence has the reason.
     """
 
-    def __init__(self, request: BenchRequest, meter: Meter | None = None) -> None:
-        self._meter = Meter(torch.device(request.device)) if meter is None else meter
-        self._bench = Bench(request)
+    def __init__(
+        self, request: BenchRequest, meter: Meter | None = None, device: str | None = None
+    ) -> None:
+        place = torch.device(device or request.device)
+        self._meter = Meter(place) if meter is None else meter
+        self._bench = Bench(request, str(place))
 
     def measure(self, subject: Subject) -> Energies:
         """Check each way, then measure its energy.
@@ -125,5 +130,7 @@ class EnergyBench:
                 {name: ready.calls[key] for name, key in keys.items()}, self._meter, SECONDS
             )
         calls = {(NAMES[keys[name][0]], keys[name][1]): one for name, one in energies.items()}
-        reasons = {(NAMES[way], layout): why for (way, layout), why in ready.reasons.items()}
+        slow = {key: _FAR_BEHIND.format(time.median_us) for key, time in ready.times.items()}
+        whys = ready.reasons | slow
+        reasons = {(NAMES[way], layout): why for (way, layout), why in whys.items()}
         return Energies(subject, idle_w, calls, reasons)

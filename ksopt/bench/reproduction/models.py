@@ -91,12 +91,17 @@ def opened(folder: Path, request: PaperRequest) -> Generator[Journal[Subject, Ca
         yield book
 
 
-def measure_case(request: PaperRequest, subject: Subject) -> Case:
+def measure_case(request: PaperRequest, subject: Subject, device_name: str) -> Case:
     """Build a case, check its versions against float64, and time them in turns.
 
     Layers are called without gradients, uncompiled, in the layout batch_first, as the paper did.
+
+    Args:
+        request: of the run.
+        subject: the case and its dtype.
+        device_name: torch's name of the device.
     """
-    device = torch.device(request.device)
+    device = torch.device(device_name)
     is_tf32 = subject.dtype == "tf32"
     dtype: torch.dtype = torch.float32 if is_tf32 else getattr(torch, subject.dtype)
     with precision.fp32_products("tf32" if is_tf32 else "ieee"):
