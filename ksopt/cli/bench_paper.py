@@ -94,11 +94,11 @@ def run(args: argparse.Namespace) -> int:
             tables.write(paper_comparison.table(of_item))
             print()
         print(f"Page: {args.out / 'paper.html'}; every number: {args.out / 'paper.csv'}")
-    for sentence in (*outcome.remarks, *measurements.faults):
+    for sentence in (*outcome.remarks, *outcome.failures, *measurements.faults):
         print(sentence, file=sys.stderr)
     if outcome.left:
         names = ", ".join(outcome.left)
         print(f"not complete: {names}; the same command goes on with them", file=sys.stderr)
     if outcome.is_interrupted:
         return 130
-    return 1 if measurements.faults else 0
+    return 1 if measurements.faults or outcome.failures else 0

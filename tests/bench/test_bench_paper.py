@@ -198,6 +198,25 @@ def test_time_that_is_up_begins_nothing_new(
     assert "not complete: products-float32, modules-float32; the same command goes on" in output
 
 
+@pytest.mark.usefixtures("tiny")
+def test_a_piece_that_fails_is_left_out_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = Bench.measure
+
+    def failing(self: Bench, subject: Any) -> Any:
+        if "(1,8,8,2)" in str(subject):
+            raise RuntimeError("no luck\nat all")
+        return real(self, subject)
+
+    monkeypatch.setattr(Bench, "measure", failing)
+    assert run(tmp_path, "--table", "3") == 1
+    output = capsys.readouterr().err
+    assert "products-float32: (1,8,8,2): RuntimeError: no luck\n" in output
+    assert "not complete: products-float32" in output
+    assert len((tmp_path / "products-float32" / "rows.jsonl").read_text("utf-8").splitlines()) == 2
+
+
 def test_small_models_and_the_papers_do_not_share_a_folder(tmp_path: Path) -> None:
     saved = SavedRequest(items((3,), (), False), True, ("small",), {"products": 3, "energy": 1})
     assert saved.merge_into(tmp_path) == saved

@@ -34,11 +34,13 @@ class Outcome:
         left: names of the incomplete parts.
         is_interrupted: whether Ctrl-C ended it.
         remarks: parts that could not be measured, each with the reason.
+        failures: pieces that could not be measured, each with the reason.
     """
 
     left: tuple[str, ...]
     is_interrupted: bool
     remarks: tuple[str, ...]
+    failures: tuple[str, ...] = ()
 
 
 def run_paper(
@@ -79,11 +81,14 @@ def run_paper(
             answers = _here(request, left, is_over)
         else:
             answers = worker.measure_with(request, left, names, is_over)
-        is_interrupted = False
+        is_interrupted, failures = False, []
         try:
             for done, answer in enumerate(answers, 1):
                 one = books[answer.piece.part]
-                one.add(answer)
+                if answer.failure:
+                    failures.append(f"{answer.piece}: {answer.failure}")
+                else:
+                    one.add(answer)
                 left_s = (time.monotonic() - began) / done * (len(left) - done)
                 progress(
                     f"{answer.piece} ({one.measured} of {one.total}); all: {done} of {len(left)}, "
@@ -94,7 +99,7 @@ def run_paper(
         finally:
             answers.close()
         incomplete = tuple(part.name for part, one in books.items() if one.missing)
-    return Outcome(incomplete, is_interrupted, remarks)
+    return Outcome(incomplete, is_interrupted, remarks, tuple(failures))
 
 
 def _measurable(request: PaperRequest) -> tuple[list[Part], tuple[str, ...]]:

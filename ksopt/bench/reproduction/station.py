@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from ksopt.bench import worker as kernels_worker
 from ksopt.bench.benchmark import Bench
+from ksopt.bench.prepared_ways import DeviceLost
 from ksopt.bench.reproduction import models
 from ksopt.bench.reproduction.catalogue import ENERGY
 from ksopt.bench.reproduction.energy import EnergyBench
 from ksopt.bench.reproduction.pieces import Piece
 from ksopt.bench.reproduction.request import PaperRequest, Part
 from ksopt.bench.request import BenchRequest
+from ksopt.errors import KsoptError
 from ksopt.kernels.compile_ahead import Compilers
 
 
@@ -23,13 +27,15 @@ class Answer:
 
     Attributes:
         piece: what was measured.
-        result: as the journal of its part stores it.
+        result: as the journal of its part stores it; None if it could not be measured.
         roofline: of the device, beside the first product in a dtype.
+        failure: the reason there is no result.
     """
 
     piece: Piece
     result: Any
     roofline: dict[str, Any] | None = None
+    failure: str = ""
 
 
 class Station:
@@ -47,19 +53,28 @@ class Station:
         self._rooflines: set[str] = set()
 
     def measure(self, piece: Piece) -> Answer:
-        """Check and measure a piece.
+        """Check and measure a piece. One that fails leaves the device to the next.
 
         Raises:
-            EnergyError: the energy counter cannot be read.
             DeviceLost: the device no longer works.
         """
+        try:
+            return self._measured(piece)
+        except DeviceLost:
+            raise
+        except (RuntimeError, KsoptError) as error:
+            self._bench = None
+            self._check_device(piece)
+            sentence = next(iter(str(error).strip().splitlines()), "")
+            return Answer(piece, None, failure=f"{type(error).__name__}: {sentence}")
+
+    def _measured(self, piece: Piece) -> Answer:
         part = piece.part
         if not piece.is_product:
             self._bench = None
-            subject = models.Subject(piece.name, part.dtype)
-            return Answer(
-                piece, models.measure_case(self._request, subject, self._device).to_json()
-            )
+            module = models.Subject(piece.name, part.dtype)
+            case = models.measure_case(self._request, module, self._device)
+            return Answer(piece, case.to_json())
         bench, subject = self._bench_of(part), piece.product(self._request)
         if isinstance(bench, EnergyBench):
             return Answer(piece, bench.measure(subject).to_json())
@@ -68,6 +83,16 @@ class Station:
             self._rooflines.add(part.dtype)
             roofline = asdict(bench.roofline)
         return Answer(piece, [row.to_json() for row in bench.measure(subject)], roofline)
+
+    def _check_device(self, after: Piece) -> None:
+        device = torch.device(self._device)
+        if device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            raise DeviceLost(f"{after} broke {device}: {error}", []) from error
 
     def _bench_of(self, part: Part) -> Bench | EnergyBench:
         if self._bench is None or self._bench[0] != part:

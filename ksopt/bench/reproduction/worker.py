@@ -62,7 +62,7 @@ def measure_with(
     for answer in pool.answers(workers, [_to_json(piece) for piece in pieces], is_over):
         if "result" in answer:
             piece = Piece(parts[answer["part"]], answer["name"])
-            yield Answer(piece, answer["result"], answer.get("roofline"))
+            yield Answer(piece, answer["result"], answer.get("roofline"), answer.get("failure", ""))
 
 
 def _to_json(piece: Piece) -> dict[str, str]:
@@ -92,7 +92,8 @@ def main() -> int:
             while True:
                 task = lines.get()
                 measured = bench.measure(Piece(parts[task["part"]], task["name"]))
-                answer({**task, "result": measured.result, "roofline": measured.roofline})
+                more = {"roofline": measured.roofline, "failure": measured.failure}
+                answer({**task, "result": measured.result, **more})
     except DeviceLost as error:
         rows = [row.to_json() for row in error.rows]
         answer({"error": str(error), **({**task, "result": rows} if rows else {})})
