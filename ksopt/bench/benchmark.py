@@ -249,6 +249,17 @@ class Bench:
         try:
             times = self._raced({name: ready.calls[key] for name, key in names.items()}, theirs)
             times.update(self._timed_again(ready, names, times))
+        except torch.OutOfMemoryError:
+            # Ways that keep much memory leave it to the others.
+            large = [key for key in ready.calls if key[0] in _LARGE]
+            if large:
+                for key in large:
+                    del ready.calls[key]
+                    ready.reasons[key] = "out of memory"
+                torch.cuda.empty_cache()
+                return self._timed(ready)
+            ready.reasons.update(dict.fromkeys(ready.calls, f"{FAILED}out of memory"))
+            return ready.times
         except RuntimeError as error:
             reason = f"{FAILED}while the ways were timed in turns: {_first_line(error)}"
             ready.reasons.update(dict.fromkeys(ready.calls, reason))

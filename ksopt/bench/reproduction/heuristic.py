@@ -54,7 +54,7 @@ def correlations(products: Mapping[str, Sequence[Product]]) -> Table:
             ):
                 pairs = _pairs(predictor, own, rivals)
                 if pairs or predictor is not MODELS:  # on a CPU there are no cost models
-                    shown = _spearman(pairs)
+                    shown = spearman(predictor, own, rivals)
                     rows.append((dtype, predictor.name, rival_names, shown, str(len(pairs))))
     return tables.of(heads, rows)
 
@@ -73,7 +73,7 @@ def by_width(products: Mapping[str, Sequence[Product]]) -> Table:
             if ratios:
                 won = sum(ratio > 1 for ratio in ratios) / len(ratios)
                 middle = quantile(ratios, 0.5)
-                ranks = [_spearman(_pairs(one, inside, RIVALS)) for one in (RHO, MODELS)]
+                ranks = [spearman(one, inside, RIVALS) for one in (RHO, MODELS)]
                 cells = (str(len(ratios)), f"{won:.0%}", f"x{middle:.2f}", *ranks)
                 rows.append((dtype, group, *cells))
     return tables.of(heads, rows)
@@ -91,8 +91,9 @@ def _pairs(
     ]
 
 
-def _spearman(pairs: Sequence[tuple[float, float]]) -> str:
-    number = statistics.rank_correlation(pairs)
+def spearman(predictor: Predictor, products: Sequence[Product], rivals: Sequence[str]) -> str:
+    """The rank correlation of a predictor with the speed-up of kernel over some ways, as text."""
+    number = statistics.rank_correlation(_pairs(predictor, products, rivals))
     return "too few" if number is None else f"{number:.2f}"
 
 

@@ -50,6 +50,7 @@ class Station:
         self._request, self._device = request, device
         # Of the part measured last: each holds an input as large as the largest so far.
         self._bench: tuple[Part, Bench | EnergyBench] | None = None
+        self._requests: dict[Part, BenchRequest] = {}
         self._rooflines: set[str] = set()
 
     def measure(self, piece: Piece) -> Answer:
@@ -97,7 +98,9 @@ class Station:
     def _bench_of(self, part: Part) -> Bench | EnergyBench:
         if self._bench is None or self._bench[0] != part:
             self._bench = None  # frees its memory first
-            request = BenchRequest.of(self._request.bench_options(part))
+            if part not in self._requests:
+                self._requests[part] = BenchRequest.of(self._request.bench_options(part))
+            request = self._requests[part]
             if part.kind == ENERGY:
                 self._bench = (part, EnergyBench(request, device=self._device))
             else:
