@@ -100,7 +100,7 @@ def rows_table(folders: Sequence[Path]) -> str:
     """How well (b+c)/(bc) predicts the speed-up of kernel, by rows of x and dtype."""
     heads = ("rows", "dtype", ">patterns", ">kernel is fastest", ">median speed-up",
              ">Spearman of (b+c)/(bc)", ">Spearman of the cost models")  # fmt: skip
-    lines = []
+    lines: list[tuple[int, tuple[str, ...]]] = []
     for folder in folders:
         for dtype, products in measured.read(folder).products.items():
             ratios = sorted(
@@ -111,8 +111,8 @@ def rows_table(folders: Sequence[Path]) -> str:
                          for one in (heuristic.RHO, heuristic.MODELS)]  # fmt: skip
                 won = sum(ratio > 1 for ratio in ratios) / len(ratios)
                 cells = (str(len(ratios)), f"{won:.0%}", f"x{quantile(ratios, 0.5):.2f}", *ranks)
-                lines.append((products[0].batch, dtype, *cells))
-    shown = [(f"{rows:,}", *rest) for rows, *rest in sorted(lines)]
+                lines.append((products[0].batch, (dtype, *cells)))
+    shown = [(f"{rows:,}", *rest) for rows, rest in sorted(lines)]
     return tables.of(heads, shown).markdown() + "\n"
 
 

@@ -16,7 +16,7 @@ from ksopt.bench.reproduction.pieces import Piece, pieces_of
 from ksopt.bench.reproduction.request import PaperRequest, Part
 from ksopt.bench.reproduction.station import Answer
 from ksopt.bench.request import BenchRequest
-from ksopt.measure import device as devices
+from ksopt.measure.device import DeviceRecord
 from ksopt.measure.roofline import Roofline
 
 
@@ -27,12 +27,14 @@ class Book:
     Attributes:
         request: of the run.
         part: whose results it holds.
+        record: of the device.
         journal: of the folder.
         form: of the journal.
     """
 
     request: PaperRequest
     part: Part
+    record: DeviceRecord
     journal: Journal[Any, Any]
     form: Form[Any, Any]
 
@@ -54,12 +56,11 @@ class Book:
 
     def begin_run(self) -> None:
         """Record a run: its command and its device."""
-        record = devices.record(self.request.device)
         if self.part.kind == PRODUCTS:
             own = BenchRequest.of(self.request.bench_options(self.part))
-            results_folder.begin_run(self.journal, own, record)
+            results_folder.begin_run(self.journal, own, self.record)
         else:
-            self.journal.begin_run(self.request.command, record)
+            self.journal.begin_run(self.request.command, self.record)
 
     def add(self, answer: Answer) -> None:
         """Store what was measured; it is on disk when this returns."""
@@ -74,23 +75,24 @@ class Book:
 
 
 @contextmanager
-def opened(request: PaperRequest, part: Part, out: Path) -> Generator[Book]:
+def opened(request: PaperRequest, part: Part, record: DeviceRecord, out: Path) -> Generator[Book]:
     """The book of a part, locked until the end; see `ksopt.bench.journal.opened`.
 
     Args:
         request: of the run.
         part: of the request.
+        record: of the device.
         out: the run's folder, which holds the part's own.
     """
     folder = out / part.name
     if part.kind == PRODUCTS:
         own = BenchRequest.of(request.bench_options(part))
-        with results_folder.opened(folder, own, devices.record(request.device)) as journal:
-            yield Book(request, part, journal, results_folder.FORM)
+        with results_folder.opened(folder, own, record) as journal:
+            yield Book(request, part, record, journal, results_folder.FORM)
     elif part.kind == ENERGY:
         own = BenchRequest.of(request.bench_options(part))
-        with energy.opened(folder, own) as energies:
-            yield Book(request, part, energies, energy.FORM)
+        with energy.opened(folder, own, record) as energies:
+            yield Book(request, part, record, energies, energy.FORM)
     else:
-        with models.opened(folder, request) as cases:
-            yield Book(request, part, cases, models.FORM)
+        with models.opened(folder, request, record) as cases:
+            yield Book(request, part, record, cases, models.FORM)

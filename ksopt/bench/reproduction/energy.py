@@ -17,8 +17,8 @@ from ksopt.bench.prepared_ways import PreparedWays
 from ksopt.bench.reproduction.products import NAMES, Product
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.results_folder import code_digest
-from ksopt.measure import device as devices
 from ksopt.measure import energy as meters
+from ksopt.measure.device import DeviceRecord
 from ksopt.measure.energy import Meter, PerCall
 from ksopt.patterns.chain import Chain
 
@@ -87,9 +87,10 @@ FORM: Form[Subject, Energies] = Form(
 
 
 @contextmanager
-def opened(folder: Path, request: BenchRequest) -> Generator[Journal[Subject, Energies]]:
+def opened(
+    folder: Path, request: BenchRequest, record: DeviceRecord
+) -> Generator[Journal[Subject, Energies]]:
     """The folder's journal; see `ksopt.bench.journal.opened`. A longer sample may follow."""
-    record = devices.record(request.device)
     identity = request.identity()
     del identity["subjects"]
     with journal.opened(folder, FORM, journal.identity(identity, record, code_digest())) as book:

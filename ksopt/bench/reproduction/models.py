@@ -20,8 +20,8 @@ from ksopt.bench.reproduction import cases
 from ksopt.bench.reproduction.cases import Built
 from ksopt.bench.reproduction.request import PaperRequest
 from ksopt.jit import source_digest
-from ksopt.measure import device as devices
 from ksopt.measure.accuracy import TF32_ROUNDING, allowed_error, relative_error
+from ksopt.measure.device import DeviceRecord
 from ksopt.measure.timing import Measurement, measure
 
 _SECONDS = 2.0
@@ -83,9 +83,10 @@ FORM: Form[Subject, Case] = Form(
 
 
 @contextmanager
-def opened(folder: Path, request: PaperRequest) -> Generator[Journal[Subject, Case]]:
+def opened(
+    folder: Path, request: PaperRequest, record: DeviceRecord
+) -> Generator[Journal[Subject, Case]]:
     """The folder's journal; see `ksopt.bench.journal.opened`."""
-    record = devices.record(request.device)
     identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
     with journal.opened(folder, FORM, identity) as book:
         yield book

@@ -20,6 +20,7 @@ from ksopt.bench.reproduction.station import Answer, Station
 from ksopt.bench.request import BenchRequest
 from ksopt.errors import InvalidInputError
 from ksopt.kernels.compile_ahead import Compilers, Target
+from ksopt.measure import device as devices
 from ksopt.measure.energy import Meter
 from ksopt.system import limits
 
@@ -69,7 +70,10 @@ def run_paper(
     names = kernels.devices_of(request.device, workers)
     parts, remarks = _measurable(request)
     with ExitStack() as stack:
-        books = {part: stack.enter_context(book.opened(request, part, out)) for part in parts}
+        record = devices.record(request.device)
+        books = {
+            part: stack.enter_context(book.opened(request, part, record, out)) for part in parts
+        }
         left = in_turns(request, [piece for one in books.values() for piece in one.missing])
         for part in dict.fromkeys(piece.part for piece in left):
             books[part].begin_run()
