@@ -1,9 +1,9 @@
 """Writes the results of docs/paper.md, and their pictures, from the folder of `ksopt bench paper`.
 
-    tar xzf paper.tgz -C docs/data                       # a folder of a run: docs/data/paper
-    python docs/experiments/paper_page.py                # writes the page and docs/pictures
-    python docs/experiments/paper_page.py --rows docs/data/paper-rows-*
+    python docs/experiments/paper_page.py                # reads docs/data/paper, writes the page
+    python docs/experiments/paper_page.py --rows rows-*  # prints a table
 
+docs/data/paper is the ``--out`` of a run: asked.json, and rows.jsonl and setting.json of each part.
 The page has every number of the paper's own dtypes; docs/data/paper.csv has all. With --rows it
 prints, of runs that differ in ``--batch``, how well (b+c)/(bc) predicts at each number of rows.
 """
