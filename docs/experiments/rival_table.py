@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +124,10 @@ def _run(args: argparse.Namespace) -> Table:
         _report,
     )
     known = {(row.structure, row.budget) for row in table.rows}
-    for structure, budget, operators in _requested_rows(names, args.budgets, bench):
-        if (structure, budget) not in known:
-            row: Row = bench.row(structure, budget, operators)
-            table = replace(table, rows=(*table.rows, row))
-            table.write(args.out)
+    for structure, budget, operators in _missing_rows(names, args.budgets, bench, known):
+        row: Row = bench.row(structure, budget, operators)
+        table = replace(table, rows=(*table.rows, row))
+        table.write(args.out)
     weights.unlink(missing_ok=True)  # only an unfinished run needs it
     return table
 
@@ -161,24 +161,29 @@ def _trained(task: Task, file: Path, device: torch.device) -> nn.Module:
     return model
 
 
-def _requested_rows(
-    names: Sequence[str], budgets: Sequence[str], bench: Bench
+def _missing_rows(
+    names: Sequence[str], budgets: Sequence[str], bench: Bench, known: Collection[tuple[str, str]]
 ) -> Iterator[tuple[str, str, Operators | None]]:
-    """The rows: structure, budget and operators by size; the dense network first."""
-    yield DENSE, "", None
+    """The rows that are not known: structure, budget, operators by size; the dense network first.
+
+    To choose an operator many are fitted, so that none is chosen for known rows.
+    """
+    if (DENSE, "") not in known:
+        yield DENSE, "", None
     sizes = bench.sizes.names
-    for budget in budgets:
-        for name in names:
-            operators = {
-                dims: chosen(name, budget, dims, matrix_of(bench.dense, layers[0]))
-                for dims, layers in sizes.items()
-            }
-            whole = {dims: one for dims, one in operators.items() if one is not None}
-            if len(whole) < len(sizes):
-                _report(f"{name} {budget}: it has no operator of so few weights")
-            else:
-                yield name, budget, whole
-    if "strassen-tile" in names:
+    for budget, name in product(budgets, names):
+        if (name, budget) in known:
+            continue
+        operators = {
+            dims: chosen(name, budget, dims, matrix_of(bench.dense, layers[0]))
+            for dims, layers in sizes.items()
+        }
+        whole = {dims: one for dims, one in operators.items() if one is not None}
+        if len(whole) < len(sizes):
+            _report(f"{name} {budget}: it has no operator of so few weights")
+        else:
+            yield name, budget, whole
+    if "strassen-tile" in names and ("strassen-tile", "") not in known:
         exact = {dims: StrassenTile(dims.in_features, dims.out_features, 2, 7) for dims in sizes}
         yield "strassen-tile", "", exact
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.bench import entries
-from ksopt.bench.prepared_ways import DeviceLost, Key, PreparedWays
+from ksopt.bench.prepared_ways import DeviceLost, FirstCall, Key, PreparedWays
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
 from ksopt.errors import KsoptError
@@ -34,6 +34,8 @@ _ALIKE, _NEAR = 1.05, 1.03
 _CAREFUL_PRECISION, _CAREFUL_MOST, _CAREFUL_SECONDS = 0.003, 1000, 0.5
 # PyTorch's ways that are this many times as slow as its fastest are recorded and timed no longer.
 _HOPELESS = 2.0
+# Of a call that takes so long, what its first call takes beside it (loading a kernel) is little.
+_LONG_US = 50_000.0
 # A way whose multiplications by zero alone take this many times the floor, at the best rate that
 # was measured, is not tried: the best of PyTorch in one layout took at most 12 on an H200.
 _MOST_FLOORS = 15.0
@@ -156,9 +158,13 @@ class Bench:
             if name == "dense" and not subject.is_pattern:
                 # A layer of its own: its weights are the product's, rounded.
                 check = AccuracyCheck(x, [entries.dense_weight(weights)], layout)
-            fault = check.fault_of(way)
+            checked = FirstCall(way, self.device)
+            fault = check.fault_of(checked)
+            is_rival = fault is None and name not in _NO_RIVALS
             if fault is not None:
                 ready.reasons[key] = WRONG + fault
+            elif is_rival and ready.is_far_behind(checked.us, 2 * _HOPELESS, _LONG_US):
+                ready.times[key] = Measurement.of([checked.us], given_up=True)
             elif self.request.graph:
                 ready.calls[key], ready.shares[key] = self._graph(name, layout, way, x, weights)
             else:
@@ -167,6 +173,8 @@ class Bench:
                 calls: list[Callable[[], object]] = [call, *(partial(copy, x) for copy in copies)]
                 ready.calls[key] = partial(_in_series, calls) if copies else call
                 ready.shares[key] = count
+            if is_rival:
+                ready.checked_us.append(checked.us)
         except torch.OutOfMemoryError:
             ready.reasons[key] = (FAILED if name == OURS else "") + "out of memory"
         except (RuntimeError, KsoptError) as error:
@@ -235,18 +243,30 @@ class Bench:
 
     def _timed(self, ready: PreparedWays) -> dict[Key, Measurement]:
         if not ready.calls:
-            return {}
+            return ready.times
         names = {f"{way} {layout}": (way, layout) for way, layout in ready.calls}
         theirs = [n for n, (way, _) in names.items() if way not in _NO_RIVALS]
         try:
             times = self._raced({name: ready.calls[key] for name, key in names.items()}, theirs)
             times.update(self._timed_again(ready, names, times))
+        except torch.OutOfMemoryError:
+            # Ways that keep much memory leave it to the others.
+            large = [key for key in ready.calls if key[0] in _LARGE]
+            if large:
+                for key in large:
+                    del ready.calls[key]
+                    ready.reasons[key] = "out of memory"
+                torch.cuda.empty_cache()
+                return self._timed(ready)
+            ready.reasons.update(dict.fromkeys(ready.calls, f"{FAILED}out of memory"))
+            return ready.times
         except RuntimeError as error:
             reason = f"{FAILED}while the ways were timed in turns: {_first_line(error)}"
             ready.reasons.update(dict.fromkeys(ready.calls, reason))
             self._refuse_lost_device("timing")
-            return {}
-        return {key: times[name].each_of(ready.shares.get(key, 1)) for name, key in names.items()}
+            return ready.times
+        raced = {key: times[name].each_of(ready.shares.get(key, 1)) for name, key in names.items()}
+        return raced | ready.times
 
     def _timed_again(
         self, ready: PreparedWays, names: Mapping[str, Key], times: Mapping[str, Measurement]
@@ -320,9 +340,13 @@ class Bench:
         chain, batch, dtype = subject.chain, subject.batch, self.request.dtype
         if latency is not None and latency.given_up:
             reason = (
-                f"timed {latency.repeats} times only: another of PyTorch's ways is more than "
+                f"timed {_times(latency.repeats)} only: another of PyTorch's ways is more than "
                 f"{_HOPELESS:g} times as fast"
             )
+        predicted_us = None
+        if subject.is_pattern:
+            where = (self.device, layout)
+            predicted_us = entries.predicted_us(way, chain[0], batch, dtype, *where)
         return Row(
             subject=subject,
             way=way,
@@ -333,6 +357,7 @@ class Bench:
             latency=latency,
             reason=reason,
             chosen=chosen,
+            predicted_us=predicted_us,
         )
 
     def _random_weight(self, shape: tuple[int, int, int, int]) -> Tensor:
@@ -349,6 +374,10 @@ class Bench:
             self._buffer = grown.normal_(generator=self._generator)
         x = self._buffer[: features * batch]
         return x.view(features, batch) if is_batch_last(layout) else x.view(batch, features)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _in_series(calls: Sequence[Callable[[], object]]) -> None:

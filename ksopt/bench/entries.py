@@ -17,9 +17,10 @@ from ksopt.batched import bmm_prepare
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY
 from ksopt.bench.rows import OURS
 from ksopt.functional import ks_linear
-from ksopt.kernels import plan_autotuner
+from ksopt.kernels import plan_autotuner, registry
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.operands import Operands, problem_of
+from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_to_dense, is_batch_last
 
@@ -203,6 +204,30 @@ def _in_turn(ways: Sequence[Way]) -> Way:
         return x
 
     return way
+
+
+def predicted_us(
+    name: str, pattern: Pattern, batch: int, dtype: str, device: torch.device, layout: str
+) -> float | None:
+    """What the cost models predict for a way on a GPU; None where they predict nothing.
+
+    Args:
+        name: as for `why_not`.
+        pattern: what is multiplied by.
+        batch: rows of x.
+        dtype: of x and the weights; "tf32" for float32 that is multiplied in TF32.
+        device: where it is computed.
+        layout: of x and the result.
+    """
+    spec = backend_of(device.type).spec(device)
+    if device.type != "cuda" or spec is None:
+        return None
+    word = "float32" if dtype == "tf32" else dtype
+    problem = Problem.of_factor(pattern, word, is_batch_last(layout), exact=dtype != "tf32")
+    if name == OURS:
+        return registry.best_predicted(problem, batch, spec)[0].predicted_us
+    several = registry.pytorch(problem, batch, spec.multiprocessors)
+    return next((one.predicted_us for one in several if one.name == name), None)
 
 
 def chosen(x: Tensor, weights: Sequence[Tensor], layout: str) -> str:

@@ -31,6 +31,7 @@ class Row:
         latency: Time of a call; None where ``reason`` has the reason.
         reason: The reason there is no time; beside a time, a remark such as an early stop.
         chosen: For ksopt, the name of the chosen kernel and the reason.
+        predicted_us: By the cost models; None where they have no prediction.
     """
 
     subject: Subject
@@ -42,6 +43,7 @@ class Row:
     latency: Measurement | None
     reason: str = ""
     chosen: str = ""
+    predicted_us: float | None = None
 
     @property
     def efficiency(self) -> float | None:
@@ -146,6 +148,7 @@ def rows_csv(rows: Sequence[Row]) -> str:
     heads = (
         *("chain", "batch", "way", "layout", "median_us", "p20_us", "p80_us", "repeats"),
         *("bytes", "flops", "floor_us", "efficiency", "reason", "chosen"),
+        "predicted_us",
     )
     lines = []
     for row in rows:
@@ -153,7 +156,7 @@ def rows_csv(rows: Sequence[Row]) -> str:
         times = (took.median_us, took.p20_us, took.p80_us, took.repeats) if took else ("",) * 4
         where = (row.subject.chain, row.subject.batch, row.way, row.layout)
         product = (row.bytes_moved, row.flops, row.floor_us, row.efficiency)
-        lines.append((*where, *times, *product, row.reason, row.chosen))
+        lines.append((*where, *times, *product, row.reason, row.chosen, row.predicted_us))
     return _csv(heads, lines)
 
 

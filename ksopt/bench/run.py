@@ -66,8 +66,8 @@ def run_bench(
     """
     began = time.monotonic()
     limits.check_workers(workers)
-    names = _devices(request, workers)
-    _check_memory(request)
+    names = devices_of(request.device, workers)
+    check_memory(request)
     with results_folder.opened(out, request, devices.record(request.device)) as book:
         missing = [subject for subject in request.subjects if subject not in book.measured]
         measured, stopped = 0, ""
@@ -116,7 +116,7 @@ def _here(
             yield bench.measure(subject)
 
 
-def _check_memory(request: BenchRequest) -> None:
+def check_memory(request: BenchRequest) -> None:
     """Raise for a product that does not fit a CPU's memory, which would end the process.
 
     On a GPU such a product gets a row with the reason, and the next is measured."""
@@ -128,17 +128,25 @@ def _check_memory(request: BenchRequest) -> None:
         limits.check_product(*sizes, f"chain {one.chain}")
 
 
-def _devices(request: BenchRequest, workers: int) -> list[str]:
-    """One device per worker, starting with the request's own."""
-    first = torch.device(request.device)
+def devices_of(device: str, workers: int) -> list[str]:
+    """One device per worker, starting with the request's own.
+
+    Args:
+        device: of the request.
+        workers: concurrent processes.
+
+    Raises:
+        InvalidInputError: there are fewer GPUs than workers.
+    """
+    first = torch.device(device)
     if workers < 1:
         raise InvalidInputError(f"workers must be at least 1, got {workers}")
     if first.type == "cpu":
-        return [request.device] * workers
+        return [device] * workers
     start, here = first.index or 0, torch.cuda.device_count()
     if start + workers > here:
         raise InvalidInputError(
-            f"workers {workers}: from {request.device} on there are {here - start} GPUs, and each "
+            f"workers {workers}: from {device} on there are {here - start} GPUs, and each "
             "worker takes one of its own"
         )
     return [f"cuda:{index}" for index in range(start, start + workers)]

@@ -7,26 +7,23 @@ stdin does, so it does not outlive its parent.
 
 from __future__ import annotations
 
-import queue
 import signal
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from ksopt import precision
+from ksopt.bench import pool
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.options import BenchOptions
+from ksopt.bench.pool import Worker
 from ksopt.bench.prepared_ways import DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
-from ksopt.errors import KsoptError
 from ksopt.kernels.compile_ahead import Compilers, Target, affordable
 from ksopt.measure.roofline import Roofline
 from ksopt.reference import is_batch_last
 from ksopt.system import worker_process
-from ksopt.system.worker_process import WorkerProcess, ended
 
 Progress = Roofline | list[Row]
 
@@ -51,55 +48,26 @@ def measure_with(
     Raises:
         KsoptError: a process failed.
     """
-    answers: queue.Queue[tuple[int, Mapping[str, Any]]] = queue.Queue()
-    left = list(reversed(subjects))
-    with ExitStack() as stack:
-        processes = [
-            stack.enter_context(_started(number, request, device, subjects, len(devices), answers))
-            for number, device in enumerate(devices)
-        ]
-        working = set(range(len(processes)))
-        while working:
-            number, answer = answers.get()
-            if "error" in answer:
-                if answer.get("rows"):
-                    yield [Row.from_json(row) for row in answer["rows"]]
-                raise KsoptError(f"{devices[number]}: {answer['error']}")
-            if "ended" in answer:
-                code = answer["ended"]
-                raise KsoptError(
-                    f"{devices[number]}: the process that measured on it {ended(code)}"
-                )
-            if "roofline" in answer:
-                yield Roofline(**answer["roofline"])
-            else:
-                yield [Row.from_json(row) for row in answer["rows"]]
-            if left and not is_over():
-                subject = left.pop()
-                processes[number].send({"chain": str(subject.chain), "batch": subject.batch})
-            else:
-                working.remove(number)
-
-
-def _started(
-    number: int,
-    request: BenchRequest,
-    device: str,
-    subjects: Sequence[Subject],
-    workers: int,
-    answers: queue.Queue[tuple[int, Mapping[str, Any]]],
-) -> WorkerProcess:
-    """A started worker, whose answers go to the queue."""
-    worker = WorkerProcess("ksopt.bench.worker", lambda answer: answers.put((number, answer)))
-    first = {
-        "options": asdict(request.options),
-        "device": device,
-        # The workers' shares are about even, and each kernel is compiled once, by any of them.
-        "ahead": [[str(s.chain), s.batch] for s in subjects[number::workers]],
-        "workers": workers,
-    }
-    worker.send(first)
-    return worker
+    workers = [
+        Worker(
+            "ksopt.bench.worker",
+            device,
+            {
+                "options": asdict(request.options),
+                "device": device,
+                # The shares are about even, and each kernel is compiled once, by any of them.
+                "ahead": [[str(s.chain), s.batch] for s in subjects[number :: len(devices)]],
+                "workers": len(devices),
+            },
+        )
+        for number, device in enumerate(devices)
+    ]
+    tasks = [{"chain": str(subject.chain), "batch": subject.batch} for subject in subjects]
+    for answer in pool.answers(workers, tasks, is_over):
+        if "roofline" in answer:
+            yield Roofline(**answer["roofline"])
+        elif answer.get("rows"):
+            yield [Row.from_json(row) for row in answer["rows"]]
 
 
 def compile_for(subjects: Sequence[Subject], request: BenchRequest, compilers: Compilers) -> None:

@@ -31,11 +31,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     effort = command.add_argument_group("the run").add_argument
     effort(
         "--workers", type=int, default=1, metavar="N",
-        help="GPUs that products are measured on at once (%(default)s)",
+        help="GPUs to measure on at once (%(default)s)",
     )  # fmt: skip
     effort(
         "--minutes", type=float, metavar="M",
-        help="begin nothing new after so long; shared out over what is measured",
+        help="begin nothing new after so long",
     )  # fmt: skip
     effort(
         "--out",
@@ -94,11 +94,11 @@ def run(args: argparse.Namespace) -> int:
             tables.write(paper_comparison.table(of_item))
             print()
         print(f"Page: {args.out / 'paper.html'}; every number: {args.out / 'paper.csv'}")
-    for sentence in (*outcome.remarks, *measurements.faults):
+    for sentence in (*outcome.remarks, *outcome.failures, *measurements.faults):
         print(sentence, file=sys.stderr)
     if outcome.left:
         names = ", ".join(outcome.left)
         print(f"not complete: {names}; the same command goes on with them", file=sys.stderr)
     if outcome.is_interrupted:
         return 130
-    return 1 if measurements.faults else 0
+    return 1 if measurements.faults or outcome.failures else 0

@@ -269,6 +269,34 @@ def test_measurements_of_a_killed_process_are_stored(workers: str, tmp_path: Pat
     )
 
 
+def test_a_way_that_is_far_behind_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    real = entries.bind
+
+    def bind(name: str, weights: Any, layout: str) -> entries.Way:
+        way = real(name, weights, layout)
+
+        def slow(x: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            time.sleep(0.02)
+            return way(x)
+
+        return slow if name == "dense" else way
+
+    monkeypatch.setattr(entries, "bind", bind)
+    monkeypatch.setattr(benchmark, "_LONG_US", 15_000.0)
+    asked = request(patterns=["(1,8,8,2)"], against="bmm_paper,einsum,dense", layout="both")
+    rows = benchmark.Bench(asked).measure(asked.subjects[0])
+    dense = [row for row in rows if row.way == "dense"]
+    assert calls == len(dense) == 2
+    for row in dense:
+        assert row.latency is not None
+        assert row.latency.median_us > 20_000
+        assert (row.latency.repeats, row.latency.given_up) == (1, True)
+        assert row.reason.startswith("timed once only")
+
+
 @pytest.mark.slow
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     process = started(tmp_path, "--workers", "2")

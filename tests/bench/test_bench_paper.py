@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,14 @@ import pytest
 import torch
 
 from ksopt.bench import benchmark
-from ksopt.bench import run as kernels
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.reproduction import cases, models
-from ksopt.bench.reproduction import run as runs
 from ksopt.bench.reproduction.catalogue import ITEMS, items
 from ksopt.bench.reproduction.options import PaperOptions
+from ksopt.bench.reproduction.pieces import in_turns, pieces_of
 from ksopt.bench.reproduction.products import FIRST, LAST
 from ksopt.bench.reproduction.request import PaperRequest
 from ksopt.bench.reproduction.saved_request import SavedRequest
-from ksopt.bench.request import BenchRequest
 from ksopt.cli import main
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Pattern
@@ -90,16 +89,28 @@ def test_all_of_it_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert quick.bench_options(products).layout == "both"
 
 
-def test_time_is_shared_out_over_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    clock = runs.Clock(60.0, 3)
-    assert clock.next_share_s() == 20.0
-    now[0] = 2.0  # the first needed 2 s of its 20
-    assert clock.next_share_s() == 29.0
-    now[0] = 70.0
-    assert clock.next_share_s() == 0.0
-    assert runs.Clock(None, 3).next_share_s() is None
+def test_pieces_take_turns_and_the_papers_own_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ksopt.measure.device.resolve", lambda name: torch.device("cuda:0"))
+    request = PaperRequest.of(PaperOptions(all=True, quick=True))
+    order = in_turns(request, [piece for part in request.parts for piece in pieces_of(part)])
+    assert len(order) == len(set(order)) == 4 * 48 + 24 + 4 * 11 + 2 * 4
+    extra = [request.is_extra(piece.part) for piece in order]
+    assert extra == sorted(extra)
+    first = order[: extra.index(True)]
+    assert {piece.part.name for piece in first} == {
+        *("products-float32", "products-float16", "energy-float32"),
+        *("modules-float32", "sizes-float16", "sizes-float32"),
+    }
+    modules = 11 + 2 * 4
+    assert not any(piece.is_product for piece in first[:modules])
+    # A run that is cut short has about the same share of every sample, each from its beginning.
+    cut = first[: modules + 60]
+    counts = Counter(piece.part.name for piece in cut)
+    assert counts["products-float32"] == counts["products-float16"] == 24
+    assert counts["energy-float32"] == 12
+    own = [piece.name for piece in cut if piece.part.name == "products-float32"]
+    part = next(part for part in request.parts if part.name == "products-float32")
+    assert own == [str(pattern) for pattern in part.patterns[:24]]
 
 
 # A tiny run, as a user makes it.
@@ -187,6 +198,25 @@ def test_time_that_is_up_begins_nothing_new(
     assert "not complete: products-float32, modules-float32; the same command goes on" in output
 
 
+@pytest.mark.usefixtures("tiny")
+def test_a_piece_that_fails_is_left_out_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = Bench.measure
+
+    def failing(self: Bench, subject: Any) -> Any:
+        if "(1,8,8,2)" in str(subject):
+            raise RuntimeError("no luck\nat all")
+        return real(self, subject)
+
+    monkeypatch.setattr(Bench, "measure", failing)
+    assert run(tmp_path, "--table", "3") == 1
+    output = capsys.readouterr().err
+    assert "products-float32: (1,8,8,2): RuntimeError: no luck\n" in output
+    assert "not complete: products-float32" in output
+    assert len((tmp_path / "products-float32" / "rows.jsonl").read_text("utf-8").splitlines()) == 2
+
+
 def test_small_models_and_the_papers_do_not_share_a_folder(tmp_path: Path) -> None:
     saved = SavedRequest(items((3,), (), False), True, ("small",), {"products": 3, "energy": 1})
     assert saved.merge_into(tmp_path) == saved
@@ -197,16 +227,15 @@ def test_small_models_and_the_papers_do_not_share_a_folder(tmp_path: Path) -> No
         dataclasses.replace(saved, is_small=False).merge_into(tmp_path)
 
 
-def test_products_go_to_workers_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The parts that can be measured on several GPUs are dealt out as `bench kernels` does it."""
-    seen: dict[str, Any] = {}
-
-    def spied(request: BenchRequest, out: Path, **how: Any) -> kernels.Outcome:
-        seen.update(how, dtype=request.dtype, layouts=request.layouts)
-        return kernels.Outcome(out, "", 0)
-
-    monkeypatch.setattr(kernels, "run_bench", spied)
-    assert run(tmp_path, "--table", "8", "--sample", "2", "--workers", "3") == 0
-    assert (seen["workers"], seen["dtype"], seen["layouts"]) == (3, "float16", (FIRST, LAST))
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_workers_share_all_parts(tmp_path: Path) -> None:
+    words = ("--table", "3", "8", "7", "--batch", "2", "--sample", "3", "--workers", "2")
+    assert main.main(["bench", "paper", *words, *CPU, "--out", str(tmp_path)]) == 0
+    for part, count in (("products-float32", 3), ("products-float16", 3), ("modules-float32", 2)):
+        lines = (tmp_path / part / "rows.jsonl").read_text("utf-8").splitlines()
+        assert len(lines) == count
+    setting = json.loads((tmp_path / "products-float32" / "setting.json").read_text("utf-8"))
+    assert len(setting["runs"][0]["rooflines"]) >= 1
+    # All is measured: nothing is begun again.
+    assert main.main(["bench", "paper", *words, *CPU, "--out", str(tmp_path)]) == 0

@@ -23,6 +23,7 @@ from ksopt.bench.reproduction.options import PaperOptions
 from ksopt.bench.reproduction.products import FIRST, LAST
 from ksopt.bench.reproduction.request import PaperRequest
 from ksopt.bench.request import BenchRequest
+from ksopt.measure import device as devices
 from ksopt.measure.energy import PerCall
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
@@ -74,7 +75,7 @@ def test_a_wrong_kernel_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cases, "by_ks_linear", wrong)
     request = PaperRequest.of(PaperOptions(table=(7,), device="cpu"))
-    case = models.measure_case(request, Subject("Linear N x N", "float32"))
+    case = models.measure_case(request, Subject("Linear N x N", "float32"), "cpu")
     assert set(case.times) == {cases.DENSE, cases.BMM}
     assert "relative error" in case.faults[0]
 
@@ -149,9 +150,9 @@ def test_energies_are_stored_and_drawn(tmp_path: Path) -> None:
         request.subjects[0], 50.0,
         {("kernel", FIRST): PerCall(2.0, 1e-3), ("bmm", FIRST): PerCall(4.0, 1e-3)},
     )  # fmt: skip
-    with energy.opened(tmp_path, request) as book:
+    with energy.opened(tmp_path, request, devices.record("cpu")) as book:
         book.add(one)
-    with energy.opened(tmp_path, request) as book:
+    with energy.opened(tmp_path, request, devices.record("cpu")) as book:
         assert book.measured == {request.subjects[0]: one}
     product = one.product()
     assert product.energy_ratio(over_idle=False) == 0.5

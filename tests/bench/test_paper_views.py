@@ -242,6 +242,40 @@ def test_the_heuristics_correlation_has_the_sign_of_what_it_predicts() -> None:
     assert {row[3] for row in heuristic.correlations({"float32": turned}).rows} == {"-1.00"}
 
 
+def predicted(one: Product, **us: float) -> Product:
+    """The product with predictions of the cost models, the same in both layouts."""
+    both = {(name, layout): value for name, value in us.items() for layout in (FIRST, LAST)}
+    return dataclasses.replace(one, predicted_us=both)
+
+
+def test_the_cost_models_stand_beside_the_heuristic() -> None:
+    bare = [
+        product("(1,64,64,1)", kernel=2, bmm=1, dense=9),
+        product("(1,64,64,4)", kernel=1, bmm=2, dense=9),
+        product("(1,512,512,128)", kernel=1, bmm=3, dense=9),
+    ]
+    products = [
+        predicted(one, kernel=kernel, bmm=4, einsum=5)
+        for one, kernel in zip(bare, (4, 2, 1), strict=True)
+    ]
+    assert [one.predicted_speed_up for one in products] == [1, 2, 4]
+    assert bare[0].predicted_speed_up is None
+    of = {"float32": products}
+    names = [row[1] for row in heuristic.correlations(of).rows]
+    assert names.count(heuristic.MODELS.name) == 3
+    assert heuristic.MODELS.name not in {
+        row[1] for row in heuristic.correlations({"float32": bare}).rows
+    }
+    # (b+c)/(bc) cannot tell the first two apart; the models can.
+    rules = {row[1]: row[3] for row in heuristic.decisions(of).rows}
+    assert rules["kernel from speed-up by the cost models = 2 on"] == "100%"
+    assert rules["always kernel"] == "67%"
+    widths = heuristic.by_width(of).rows
+    assert [row[1:3] for row in widths] == [("to 1,024", "2"), ("53,248 on", "1")]
+    errors = {row[1]: row[4] for row in heuristic.model_errors(of).rows}
+    assert errors == {"kernel": "2.00", "bmm": "2.00"}
+
+
 @pytest.mark.parametrize("count", [10, 48, 300, 626])
 def test_intervals_hold_the_number_and_shrink(count: int) -> None:
     estimate = statistics.share(count // 2, count, 627)

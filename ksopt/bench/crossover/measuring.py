@@ -117,7 +117,8 @@ def _timed(ready: _Ready, device: torch.device) -> dict[str, Measurement]:
 
 
 def _dense(site: Site, ready: _Ready, x: Tensor, g: Tensor) -> None:
-    module = Dense(site.width).to(device=x.device, dtype=x.dtype)
+    with x.device:  # the initial weights of a wide layer take a CPU seconds
+        module = Dense(site.width).to(x.dtype)
     for name, layer in layers.dense_layers(module, x.requires_grad).items():
 
         def make(layer: Layer = layer) -> _CheckedCall:

@@ -26,6 +26,7 @@ _CODE = (
     *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.epilogue", "ksopt.precision"),
     *("ksopt.bench.crossover.layers", "ksopt.bench.crossover.measuring"),
 )
+_LONGEST = 2.0  # times the mean of those before is what one more layer may take
 _AHEAD = 2  # layers whose kernels are compiled while another one is timed
 
 Progress = Callable[[str], None]
@@ -65,8 +66,7 @@ def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lam
                     if not ahead:
                         return ""
                     spent_s = time.monotonic() - began
-                    # One more takes about as long as those before.
-                    if spent_s + spent_s / max(done, 1) * (done > 0) > 60 * request.options.minutes:
+                    if done and spent_s + _LONGEST * spent_s / done > 60 * request.options.minutes:
                         return "timeout"
                     for site in ahead:
                         _compile(request, site, compilers)

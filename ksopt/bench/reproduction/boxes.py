@@ -102,9 +102,16 @@ class Boxes:
 
 
 def _classes(ends: Sequence[float]) -> tuple[str, ...]:
-    shown = [f"{end:g}" if end < 10 else f"1e{round(log10(end))}" for end in ends]
+    shown = [_shown(end) for end in ends]
     inner = (f"{low} to {high}" for low, high in itertools.pairwise(shown))
     return (f"to {shown[0]}", *inner, f"{shown[-1]} on")
+
+
+def _shown(end: float) -> str:
+    if end < 10:
+        return f"{end:g}"
+    power = round(log10(end))
+    return f"1e{power}" if end == 10**power else f"{end:,}"
 
 
 def _axis(title: str, ends: Sequence[float], value: Callable[[Product], float]) -> Axis:
@@ -115,6 +122,7 @@ def _axis(title: str, ends: Sequence[float], value: Callable[[Product], float]) 
 RHO = Axis("(b+c)/(bc)", summary.RHO.names, lambda product: summary.RHO.of(product.pattern))
 SIZE = _axis("M x N", _SIZE_ENDS, lambda product: product.size)
 PROXY = _axis("d(b+c)/(bc)", _PROXY_ENDS, lambda product: product.energy_proxy)
+WIDTH = _axis("width", (1024, 4096, 16_384, 53_248), lambda product: max(product.pattern.shape))
 SPARSITY = _axis("share of zeros, 1 - 1/(ad)", (0.5, 0.75, 0.9, 0.95, 0.99),
                  lambda product: product.sparsity)  # fmt: skip
 WAYS = ("kernel", "bmm", "einsum", "bsr", "dense", "sparse")

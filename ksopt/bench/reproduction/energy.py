@@ -17,13 +17,14 @@ from ksopt.bench.prepared_ways import PreparedWays
 from ksopt.bench.reproduction.products import NAMES, Product
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.results_folder import code_digest
-from ksopt.measure import device as devices
 from ksopt.measure import energy as meters
+from ksopt.measure.device import DeviceRecord
 from ksopt.measure.energy import Meter, PerCall
 from ksopt.patterns.chain import Chain
 
-SECONDS = 1.0
+SECONDS = meters.TRIAL_SECONDS
 """The time for which each way is called, without the waits for a step of the counter."""
+_FAR_BEHIND = "not measured: a call takes {:.0f} us, far more than another way's"
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,10 @@ FORM: Form[Subject, Energies] = Form(
 
 
 @contextmanager
-def opened(folder: Path, request: BenchRequest) -> Generator[Journal[Subject, Energies]]:
+def opened(
+    folder: Path, request: BenchRequest, record: DeviceRecord
+) -> Generator[Journal[Subject, Energies]]:
     """The folder's journal; see `ksopt.bench.journal.opened`. A longer sample may follow."""
-    record = devices.record(request.device)
     identity = request.identity()
     del identity["subjects"]
     with journal.opened(folder, FORM, journal.identity(identity, record, code_digest())) as book:
@@ -101,14 +103,18 @@ class EnergyBench:
     Args:
         request: the ways, dtype, layouts and rows.
         meter: of the device; None opens it.
+        device: of this process; None takes the request's.
 
     Raises:
         InvalidInputError: the device has no such counter; the sentence has the reason.
     """
 
-    def __init__(self, request: BenchRequest, meter: Meter | None = None) -> None:
-        self._meter = Meter(torch.device(request.device)) if meter is None else meter
-        self._bench = Bench(request)
+    def __init__(
+        self, request: BenchRequest, meter: Meter | None = None, device: str | None = None
+    ) -> None:
+        place = torch.device(device or request.device)
+        self._meter = Meter(place) if meter is None else meter
+        self._bench = Bench(request, str(place))
 
     def measure(self, subject: Subject) -> Energies:
         """Check each way, then measure its energy.
@@ -125,5 +131,7 @@ class EnergyBench:
                 {name: ready.calls[key] for name, key in keys.items()}, self._meter, SECONDS
             )
         calls = {(NAMES[keys[name][0]], keys[name][1]): one for name, one in energies.items()}
-        reasons = {(NAMES[way], layout): why for (way, layout), why in ready.reasons.items()}
+        slow = {key: _FAR_BEHIND.format(time.median_us) for key, time in ready.times.items()}
+        whys = ready.reasons | slow
+        reasons = {(NAMES[way], layout): why for (way, layout), why in whys.items()}
         return Energies(subject, idle_w, calls, reasons)

@@ -20,8 +20,8 @@ from ksopt.bench.reproduction import cases
 from ksopt.bench.reproduction.cases import Built
 from ksopt.bench.reproduction.request import PaperRequest
 from ksopt.jit import source_digest
-from ksopt.measure import device as devices
 from ksopt.measure.accuracy import TF32_ROUNDING, allowed_error, relative_error
+from ksopt.measure.device import DeviceRecord
 from ksopt.measure.timing import Measurement, measure
 
 _SECONDS = 2.0
@@ -83,20 +83,26 @@ FORM: Form[Subject, Case] = Form(
 
 
 @contextmanager
-def opened(folder: Path, request: PaperRequest) -> Generator[Journal[Subject, Case]]:
+def opened(
+    folder: Path, request: PaperRequest, record: DeviceRecord
+) -> Generator[Journal[Subject, Case]]:
     """The folder's journal; see `ksopt.bench.journal.opened`."""
-    record = devices.record(request.device)
     identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
     with journal.opened(folder, FORM, identity) as book:
         yield book
 
 
-def measure_case(request: PaperRequest, subject: Subject) -> Case:
+def measure_case(request: PaperRequest, subject: Subject, device_name: str) -> Case:
     """Build a case, check its versions against float64, and time them in turns.
 
     Layers are called without gradients, uncompiled, in the layout batch_first, as the paper did.
+
+    Args:
+        request: of the run.
+        subject: the case and its dtype.
+        device_name: torch's name of the device.
     """
-    device = torch.device(request.device)
+    device = torch.device(device_name)
     is_tf32 = subject.dtype == "tf32"
     dtype: torch.dtype = torch.float32 if is_tf32 else getattr(torch, subject.dtype)
     with precision.fp32_products("tf32" if is_tf32 else "ieee"):

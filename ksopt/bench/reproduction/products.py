@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ksopt.bench.request import PRODUCT_ONLY
 from ksopt.bench.rows import OURS, Row
@@ -42,6 +42,7 @@ class Product:
         energy_mj: of a call, by (name, layout), idle draw included.
         over_idle_mj: of a call, by (name, layout), idle draw subtracted.
         batch: rows of x.
+        predicted_us: by the cost models, by (name, layout); absent where there is no prediction.
     """
 
     pattern: Pattern
@@ -49,6 +50,7 @@ class Product:
     energy_mj: Mapping[tuple[str, str], float]
     over_idle_mj: Mapping[tuple[str, str], float]
     batch: int = 1
+    predicted_us: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Product:
@@ -58,8 +60,13 @@ class Product:
             for row in rows
             if row.latency is not None and row.way in NAMES
         }
+        predicted = {
+            (NAMES[row.way], row.layout): row.predicted_us
+            for row in rows
+            if row.predicted_us is not None and row.way in NAMES
+        }
         subject = rows[0].subject
-        return cls(subject.chain[0], times, {}, {}, subject.batch)
+        return cls(subject.chain[0], times, {}, {}, subject.batch, predicted)
 
     def least_us(self, names: Sequence[str], layout: str | None = None) -> float | None:
         """The least time of some ways, in a layout or in the better one; None without a time."""
@@ -70,6 +77,13 @@ class Product:
     ) -> float | None:
         """The best time of ``others`` over the best time of ``names``."""
         ours, theirs = self.least_us(names, layout), self.least_us(others, layout)
+        return None if ours is None or theirs is None else theirs / ours
+
+    @property
+    def predicted_speed_up(self) -> float | None:
+        """The predicted time of bmm and einsum over kernel's, each in its better layout."""
+        ours = _least(self.predicted_us, (KERNEL,))
+        theirs = _least(self.predicted_us, ("bmm", "einsum"))
         return None if ours is None or theirs is None else theirs / ours
 
     def energy_ratio(self, over_idle: bool) -> float | None:

@@ -139,6 +139,10 @@ class PaperRequest:
             seed=self.options.seed,
         )
 
+    def is_extra(self, part: Part) -> bool:
+        """Whether the paper lacks a part's dtype, for every table and figure that needs it."""
+        return not any(item.needs == part.kind and part.dtype in item.dtypes for item in self.items)
+
     def population(self, kind: str) -> int:
         """The number of patterns that a sample of a part is drawn from."""
         whole = replace(self.options, quick=False, sample=None)

@@ -1,0 +1,119 @@
+"""Measures pieces of a run on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ksopt.bench import worker as kernels_worker
+from ksopt.bench.benchmark import Bench
+from ksopt.bench.prepared_ways import DeviceLost
+from ksopt.bench.reproduction import models
+from ksopt.bench.reproduction.catalogue import ENERGY
+from ksopt.bench.reproduction.energy import EnergyBench
+from ksopt.bench.reproduction.pieces import Piece
+from ksopt.bench.reproduction.request import PaperRequest, Part
+from ksopt.bench.request import BenchRequest
+from ksopt.errors import KsoptError
+from ksopt.kernels.compile_ahead import Compilers
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The measurements of a piece, as a process hands them over.
+
+    Attributes:
+        piece: what was measured.
+        result: as the journal of its part stores it; None if it could not be measured.
+        roofline: of the device, beside the first product in a dtype.
+        failure: the reason there is no result.
+    """
+
+    piece: Piece
+    result: Any
+    roofline: dict[str, Any] | None = None
+    failure: str = ""
+
+
+class Station:
+    """Measures pieces on one device, one after the other.
+
+    Args:
+        request: of the run.
+        device: torch's name of the device.
+    """
+
+    def __init__(self, request: PaperRequest, device: str) -> None:
+        self._request, self._device = request, device
+        # Of the part measured last: each holds an input as large as the largest so far.
+        self._bench: tuple[Part, Bench | EnergyBench] | None = None
+        self._requests: dict[Part, BenchRequest] = {}
+        self._rooflines: set[str] = set()
+
+    def measure(self, piece: Piece) -> Answer:
+        """Check and measure a piece. One that fails leaves the device to the next.
+
+        Raises:
+            DeviceLost: the device no longer works.
+        """
+        try:
+            return self._measured(piece)
+        except DeviceLost:
+            raise
+        except (RuntimeError, KsoptError) as error:
+            self._bench = None
+            self._check_device(piece)
+            sentence = next(iter(str(error).strip().splitlines()), "")
+            return Answer(piece, None, failure=f"{type(error).__name__}: {sentence}")
+
+    def _measured(self, piece: Piece) -> Answer:
+        part = piece.part
+        if not piece.is_product:
+            self._bench = None
+            module = models.Subject(piece.name, part.dtype)
+            case = models.measure_case(self._request, module, self._device)
+            return Answer(piece, case.to_json())
+        bench, subject = self._bench_of(part), piece.product(self._request)
+        if isinstance(bench, EnergyBench):
+            return Answer(piece, bench.measure(subject).to_json())
+        roofline = None
+        if part.dtype not in self._rooflines:
+            self._rooflines.add(part.dtype)
+            roofline = asdict(bench.roofline)
+        return Answer(piece, [row.to_json() for row in bench.measure(subject)], roofline)
+
+    def _check_device(self, after: Piece) -> None:
+        device = torch.device(self._device)
+        if device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            raise DeviceLost(f"{after} broke {device}: {error}", []) from error
+
+    def _bench_of(self, part: Part) -> Bench | EnergyBench:
+        if self._bench is None or self._bench[0] != part:
+            self._bench = None  # frees its memory first
+            if part not in self._requests:
+                self._requests[part] = BenchRequest.of(self._request.bench_options(part))
+            request = self._requests[part]
+            if part.kind == ENERGY:
+                self._bench = (part, EnergyBench(request, device=self._device))
+            else:
+                self._bench = (part, Bench(request, self._device))
+        return self._bench[1]
+
+
+def compile_for(request: PaperRequest, pieces: Sequence[Piece], compilers: Compilers) -> None:
+    """Queue the kernels of products for compilation, in order."""
+    requests = {
+        part: BenchRequest.of(request.bench_options(part))
+        for part in dict.fromkeys(piece.part for piece in pieces if piece.is_product)
+    }
+    for piece in pieces:
+        if piece.is_product:
+            kernels_worker.compile_for([piece.product(request)], requests[piece.part], compilers)
