@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ksopt.conversion.plan import Plan
     from ksopt.functional import ks_linear
     from ksopt.integrations.transformers import KSConfig as KSConfig
+    from ksopt.kernels.recorded_weights import prepared_weights
     from ksopt.kernels.weight_cache import refresh
     from ksopt.nn import KSLinear, KSStacked, param_groups
     from ksopt.optimization.result import Optimized
@@ -54,6 +55,7 @@ __all__ = [
     "optimize",
     "param_groups",
     "patch",
+    "prepared_weights",
     "project",
     "refresh",
     "save_converted",
@@ -62,6 +64,7 @@ __all__ = [
 
 # The modules of the names that need torch; an empty text stands for the module of that name.
 _LAZY = {
+    "prepared_weights": "kernels.recorded_weights",
     "refresh": "kernels.weight_cache",
     "explain": "compile.explain",
     "export_pass": "compile.export",

@@ -17,6 +17,7 @@ from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
 from ksopt.errors import KsoptError
 from ksopt.kernels.autotuner import products_in_series
+from ksopt.kernels.recorded_weights import prepared_weights
 from ksopt.measure import cuda_graphs
 from ksopt.measure.accuracy import AccuracyCheck
 from ksopt.measure.roofline import Roofline, measure_roofline
@@ -223,7 +224,8 @@ class Bench:
             size = x.shape[0 if last else 1] * outputs * x.element_size()
         count = cuda_graphs.copies(size, self.device)
         bound = [way, *self._copies(name, layout, weights, count - 1)]
-        return cuda_graphs.Replay(bound, x), count
+        with prepared_weights():  # as they stay in a served model
+            return cuda_graphs.Replay(bound, x), count
 
     def _copies(
         self, name: str, layout: str, weights: Sequence[Tensor], count: int

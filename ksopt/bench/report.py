@@ -270,7 +270,8 @@ def _method(series: Sequence[Series]) -> list[Section]:
     graphs = (
         "With graphs, a sample is one replay of a CUDA graph that calls the product once with each "
         "of 8 to 256 copies of the weights, after L2 was emptied: every call finds its weights "
-        "cold, as in a model that runs token by token, and its input warm."
+        "cold, as in a model that runs token by token, and its input warm. The graph reads "
+        "weights that were prepared before (ksopt.prepared_weights)."
     )
     texts = (text, graphs) if any(one.identity["graph"] for one in series) else (text,)
     method = [Section("How it was measured", (), texts)]

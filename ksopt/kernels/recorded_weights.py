@@ -2,8 +2,9 @@
 
 A graph holds the addresses of what it read when it was recorded, and a weight that the model stores
 may be written before the next replay. So the graph's prepared weights are updated in place before
-the function that replays it is called. A graph that nothing precedes prepares its weights itself,
-at each replay: see weight_cache.py.
+the function that replays it is called (`RecordedWeights`). Nothing of ksopt's precedes the replay
+of a graph that the user captured. It prepares its weights itself, at each replay (weight_cache.py),
+unless the user promises to call `ksopt.refresh` after writes (`prepared_weights`).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ Prepare = Callable[[Sequence[Tensor]], Tensor]
 
 @dataclass
 class _Source:
-    """The base of weights: an argument of the function, or another preparation.
+    """The base of weights: an argument of the function, or any other tensor.
 
     Attributes:
-        index: of the argument; None for a preparation.
+        index: of the argument; None for a tensor that is none, as another preparation.
         owner: the tensor, when the weights were prepared last.
         address: of its first element, which decides whether the graph is replayed.
         version: of the owner, when the weights were prepared last.
@@ -82,6 +83,26 @@ class _Preparation:
             source.owner, source.version = weakref.ref(owner), owner._version
 
 
+def _preparation_of(
+    weights: Sequence[Tensor],
+    owners: Sequence[Tensor],
+    indices: Sequence[int | None],
+    prepared: Tensor,
+    prepare: Prepare,
+) -> _Preparation:
+    sources, views = [], []
+    for weight, owner, index in zip(weights, owners, indices, strict=True):
+        sources.append(_Source(index, weakref.ref(owner), owner.data_ptr(), owner._version))
+        offset = int(weight.storage_offset() - owner.storage_offset())
+        views.append((weight.shape, weight.stride(), offset))
+    return _Preparation(tuple(sources), tuple(views), prepared, prepare)
+
+
+def _are_views(weights: Sequence[Tensor], owners: Sequence[Tensor]) -> bool:
+    """Whether weights can be read through their owners: not where these have another dtype."""
+    return all(weight.dtype == owner.dtype for weight, owner in zip(weights, owners, strict=True))
+
+
 class RecordedWeights:
     """A function that replays CUDA graphs, with the prepared weights that these read.
 
@@ -127,16 +148,16 @@ class RecordedWeights:
         """
         if any(one.prepared is prepared for one in self._preparations):
             return True
-        sources, views = [], []
-        for weight, owner in zip(weights, owners, strict=True):
-            index = next((at for at, one in enumerate(self._arguments) if one is owner), None)
-            is_known = any(one.prepared is owner for one in self._preparations)
-            if weight.dtype != owner.dtype or (index is None and not is_known):
+        indices = [
+            next((at for at, one in enumerate(self._arguments) if one is owner), None)
+            for owner in owners
+        ]
+        for index, owner in zip(indices, owners, strict=True):
+            if index is None and not any(one.prepared is owner for one in self._preparations):
                 return False
-            sources.append(_Source(index, weakref.ref(owner), owner.data_ptr(), owner._version))
-            offset = int(weight.storage_offset() - owner.storage_offset())
-            views.append((weight.shape, weight.stride(), offset))
-        self._preparations.append(_Preparation(tuple(sources), tuple(views), prepared, prepare))
+        if not _are_views(weights, owners):
+            return False
+        self._preparations.append(_preparation_of(weights, owners, indices, prepared, prepare))
         if len(self._preparations) == 1:
             self._forgotten = weight_cache.forgotten()
         self._see(self._arguments)
@@ -165,3 +186,60 @@ class RecordedWeights:
             (index, weakref.ref(arguments[index]), arguments[index]._version)
             for index in sorted(index for index in indices if index is not None)
         ]
+
+
+class _CapturedWeights:
+    """The prepared weights that graphs of the user's read, each for as long as its weights live."""
+
+    def __init__(self) -> None:
+        self._preparations: list[_Preparation] = []
+        weight_cache.when_refreshed(self._refresh)
+
+    def add(
+        self,
+        weights: Sequence[Tensor],
+        owners: Sequence[Tensor],
+        prepared: Tensor,
+        prepare: Prepare,
+    ) -> bool:
+        """As `RecordedWeights.add`, of any weights."""
+        if any(one.prepared is prepared for one in self._preparations):
+            return True
+        if not _are_views(weights, owners):
+            return False
+        added = _preparation_of(weights, owners, [None] * len(owners), prepared, prepare)
+        self._preparations.append(added)
+        for owner in owners:
+            weakref.finalize(owner, self._drop, weakref.ref(added)).atexit = False
+        return True
+
+    def _drop(self, dropped: weakref.ref[_Preparation]) -> None:
+        self._preparations = [one for one in self._preparations if one is not dropped()]
+
+    def _refresh(self) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            for one in self._preparations:
+                one.refresh((), is_forced=True)
+
+
+_captured = _CapturedWeights()
+
+
+def prepared_weights() -> recorded_by:
+    """A scope in which the CUDA graphs that you capture read weights that were prepared before.
+
+    Outside of it such a graph prepares its weights at each replay, because they may change between
+    two. Inside you promise to call `ksopt.refresh` after each change to them, before the next
+    replay: it prepares them again, where the graphs read them. Without that call, replays
+    multiply by the old weights. Graphs that ``torch.compile`` captures need no such promise.
+
+    Call the model once before the capture, with the same shapes: what is not prepared then is
+    prepared by the graph. What a graph reads takes memory for as long as the weights live.
+
+    Example:
+        >>> import ksopt
+        >>> model, x = ksopt.KSLinear(4, 4, "(1,2,2,2)*(2,2,2,1)"), torch.ones(1, 4)
+        >>> with torch.no_grad(), ksopt.prepared_weights():
+        ...     y = model(x)  # then the same inside of torch.cuda.graph(...)
+    """
+    return recorded_by(_captured)

@@ -12,7 +12,7 @@ A weight is prepared on every call:
 - while autograd records a weight's gradient or computes it (see `scopes.changing`);
 - for what a compiled graph computes (see `ksopt.ops.graph_inputs`);
 - while a CUDA graph is captured: the preparation becomes part of the graph, because the weight may
-  have changed when the graph is replayed (but see recorded_weights.py);
+  have changed when the graph is replayed (recorded_weights.py has the exceptions);
 - for inference tensors, which count no versions, for subclasses of Tensor, and for lazily negated
   views;
 - where caching it would take more memory than `limit_bytes`.
@@ -316,10 +316,20 @@ refreshes = 0
 """The number of `refresh` calls, which other caches of weights' values compare."""
 
 
+_when_refreshed: list[Callable[[], None]] = []
+
+
+def when_refreshed(update: Callable[[], None]) -> None:
+    """Call a function at the end of each `refresh`."""
+    _when_refreshed.append(update)
+
+
 def refresh() -> None:
     """Drop all prepared weights, after a change to a weight that torch does not count.
 
-    Those are writes through ``weight.data``, and writes to its memory from outside torch.
+    Those are writes through ``weight.data``, and writes to its memory from outside torch. After any
+    change at all, where CUDA graphs were captured in `ksopt.prepared_weights`: what they read is
+    prepared again, in place, on the current stream.
 
     Example:
         >>> import ksopt
@@ -334,6 +344,8 @@ def refresh() -> None:
         cached_tensors.clear()
         refreshes += 1
     _count_forgotten()
+    for update in _when_refreshed:
+        update()
 
 
 def cached_bytes(device: torch.device) -> int:

@@ -108,3 +108,36 @@ def test_a_graph_of_ones_own_is_captured_with_what_is_on_disk():
             weight.mul_(-2)
         graph.replay()
         torch.testing.assert_close(y, model(x), rtol=2e-2, atol=2e-2)
+
+
+# Chains that are one launch, and a launch a factor; one whose product may be the dense matrix.
+OWN_GRAPHS = {
+    "one launch": (1024, 256, "(1,512,128,2)*(2,128,512,1)"),
+    "a launch a factor": (4096, 256, "(1,2048,512,2)*(2,512,2048,1)"),
+    "few rows": (4096, 16, "(1,512,512,8)*(8,512,512,1)"),
+    "Monarch": (1024, 64, "(1,128,128,8)*(8,128,128,1)"),
+}
+
+
+@pytest.mark.parametrize("case", OWN_GRAPHS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_graph_of_ones_own_reads_weights_that_were_prepared_before(case, compiled):
+    features, rows, chain = OWN_GRAPHS[case]
+    torch.manual_seed(0)
+    model = ksopt.KSLinear(features, features, chain).to("cuda", torch.bfloat16)
+    called = torch.compile(model, backend="ksopt") if compiled else model
+    x = torch.randn(rows, features, device="cuda", dtype=torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), ksopt.prepared_weights():
+        for _ in range(2):
+            called(x)
+        with torch.cuda.graph(graph):
+            y = called(x)
+    with torch.no_grad():
+        for factor in (1, -2, 0.5):
+            for weight in model.weights:
+                weight.mul_(factor)
+            ksopt.refresh()
+            y.fill_(torch.nan)
+            graph.replay()
+            torch.testing.assert_close(y, model(x), rtol=2e-2, atol=2e-1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ksopt
-from ksopt.kernels import weight_cache, weight_groups
+from ksopt.kernels import recorded_weights, weight_cache, weight_groups
 from ksopt.kernels.recorded_weights import RecordedWeights
 
 
@@ -175,3 +175,82 @@ def test_arguments_do_not_stay_alive(monkeypatch):
     del weight
     gc.collect()
     assert alive.expired()
+
+
+@pytest.fixture(params=PREPARED)
+def captured(request, monkeypatch):
+    """What a graph of the user's reads, its weights, and what it must read."""
+    prepare, expected, count = PREPARED[request.param]
+    weights = [torch.nn.Parameter(torch.randn(3, 3)) for _ in range(count)]
+    player = Played(monkeypatch, prepare)
+    with torch.no_grad(), ksopt.prepared_weights():
+        for _ in range(2):
+            player(*weights)
+        yield player, weights, lambda: expected(weights[0], weights[-1])
+
+
+def test_a_graph_of_ones_own_reads_what_was_prepared_before(captured):
+    player, _, expected = captured
+    read = player.graph[1]
+    assert torch.equal(read, expected())
+    assert any(one.prepared is read for one in recorded_weights._captured._preparations)
+
+
+def test_refresh_prepares_again_what_a_graph_of_ones_own_reads(captured):
+    player, weights, expected = captured
+    read, place = player.graph[1], player.graph[1].data_ptr()
+    for weight in weights:
+        weight.add_(1)
+    ksopt.refresh()
+    assert torch.equal(read, expected())
+    assert read.data_ptr() == place
+    weights[0].data.mul_(3)
+    ksopt.refresh()
+    assert torch.equal(read, expected())
+
+
+def test_a_second_graph_reads_the_same_preparation(captured):
+    player, weights, _ = captured
+    count = len(recorded_weights._captured._preparations)
+    read, player.graph = player.graph[1], None
+    player(*weights)
+    assert player.graph[1] is read
+    assert len(recorded_weights._captured._preparations) == count
+
+
+def test_what_a_graph_of_ones_own_reads_lives_as_long_as_its_weights(monkeypatch):
+    weight = torch.nn.Parameter(torch.randn(3, 3))
+    player = Played(monkeypatch, cast_and_doubled)
+    with torch.no_grad(), ksopt.prepared_weights():
+        for _ in range(2):
+            player(weight)
+    ksopt.refresh()
+    read = torch.multiprocessing.reductions.StorageWeakRef(player.graph[1].untyped_storage())
+    player.graph = None
+    gc.collect()
+    assert not read.expired()
+    del weight
+    gc.collect()
+    assert read.expired()
+    assert recorded_weights._captured._preparations == []
+
+
+def test_what_was_not_prepared_before_is_prepared_by_the_graph(monkeypatch):
+    weight = torch.nn.Parameter(torch.randn(3, 3))
+    player = Played(monkeypatch, doubled)
+    player.calls = 1
+    with torch.no_grad(), ksopt.prepared_weights():
+        player(weight)
+    assert torch.equal(player.graph[1], 2 * weight.T)
+    assert recorded_weights._captured._preparations == []
+
+
+def test_a_compiled_function_inside_the_scope_updates_its_own_graphs(monkeypatch):
+    weight = torch.nn.Parameter(torch.randn(3, 3))
+    function = RecordedWeights(Played(monkeypatch, doubled))
+    with torch.no_grad(), ksopt.prepared_weights():
+        for _ in range(2):
+            function(weight)
+        weight.add_(1)
+        assert torch.equal(function(weight), 2 * weight.T)
+    assert recorded_weights._captured._preparations == []
