@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import math
 
+import torch
+
+from ksopt.kernels.problem import Problem
+
 # Of one multiprocessor, in a microsecond.
 _BYTES = 24_900.0
 _COPY_BYTES = 12_400.0  # a permuting copy, each element read and written
@@ -86,3 +90,12 @@ def multiply_us(moved_bytes: float, multiprocessors: int) -> float:
 def elementwise_us(moved_bytes: float, multiprocessors: int) -> float:
     """Microseconds of one elementwise kernel that reads and writes this many bytes."""
     return moved_bytes / _BYTES / multiprocessors + NEXT_LAUNCH_US
+
+
+def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
+    """Predicted microseconds of PyTorch's operations after a problem's last launch."""
+    if problem.epilogue.is_empty:
+        return 0.0
+    size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
+    reads = 1 + problem.epilogue.is_gated + problem.epilogue.residual
+    return elementwise_us(size * (1 + reads), multiprocessors)
