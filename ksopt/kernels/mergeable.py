@@ -1,4 +1,4 @@
-"""Chains whose factors can be merged to one matrix or factor: conditions and predicted cost.
+"""Chains whose factors can be merged to one matrix or factor.
 
 Merging is for layers whose chain is slower than one product: a few rows, or factors that the
 kernels are slow on.
@@ -18,12 +18,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ksopt.kernels.families import pytorch_cost
-from ksopt.kernels.problem import FEW_ROWS, Problem
+from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Chain, Pattern
 
 _DTYPES = ("bfloat16", "float32")
-_NEXT_US = 3.5  # what a launch that follows others takes: cuBLAS's, of a few rows, on an H100
 
 
 @functools.lru_cache(maxsize=1024)
@@ -118,24 +116,3 @@ def product_in_words(problem: Problem) -> str:
         if factor is None
         else f"one factor, {factor.chain}, of {size}"
     )
-
-
-def predicted_us(problem: Problem, batch: int, multiprocessors: int) -> float:
-    """Predicted time of the product by a dense matrix and of the epilogue after it.
-
-    Args:
-        problem: what is computed.
-        batch: rows of x.
-        multiprocessors: of the device.
-    """
-    kind = problem.dtype if problem.exact else "tf32"
-    n_out, n_in, after = problem.product_features, problem.chain.in_features, problem.epilogue
-    us = pytorch_cost.product_us(1, batch, n_out, n_in, kind, multiprocessors)
-    size = getattr(torch, problem.dtype).itemsize * batch * n_out
-    passes = [2.0] * (after.activation != "none") + [3.0] * after.residual
-    if after.is_gated:  # of half of the products each: what is activated, multiplied, added to
-        passes = [1, 1.5] + [1.5] * after.residual
-    passes += [2] * (after.bias and problem.batch_last)
-    steps = [pytorch_cost.elementwise_us(n * size, multiprocessors) for n in passes]
-    launch_us = _NEXT_US if batch <= FEW_ROWS else pytorch_cost.LAUNCH_US
-    return us + launch_us + sum(steps)

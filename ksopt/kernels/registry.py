@@ -216,7 +216,7 @@ def by_merging(problem: Problem, batch: int, device: DeviceSpec | None) -> list[
     multiprocessors = 1 if device is None else device.multiprocessors
     factor = mergeable.factor_of(problem)
     if factor is None:
-        us = mergeable.predicted_us(problem, batch, multiprocessors)
+        us = pytorch_cost.matrix_us(problem, batch, multiprocessors)
     else:
         us = best_predicted(factor, batch, device)[0].predicted_us
         us += pytorch_cost.behind_us(problem, batch, multiprocessors)

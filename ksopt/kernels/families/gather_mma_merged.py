@@ -1,9 +1,9 @@
 """Chains whose product is no factor, as one matrix with holes, by csrc/cuda/gather_mma.cuh.
 
 The factors are multiplied once (kernels/merged.py). Where the product's support is that of no
-factor, its matrix holds zeros, which must not meet what is not finite: PyTorch's product by it would
-need another launch that looks at the result. Here -0 stands for these zeros, and a block that finds
-a sum of its own not finite adds it again without them.
+factor, its matrix holds zeros, which must not meet what is not finite: PyTorch's product by it
+would need another launch that looks at the result. Here -0 stands for these zeros, and a block that
+finds a sum of its own not finite adds it again without them.
 
 It is for layers whose chain is slower: a few rows, or factors that are small beside what is between
 them.
