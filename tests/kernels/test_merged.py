@@ -12,7 +12,6 @@ import ksopt
 from ksopt import KSLinear, ks_linear, precision
 from ksopt.epilogue import ACTIVATIONS, GATES, with_epilogue
 from ksopt.kernels import (
-    mergeable,
     merged,
     plan_autotuner,
     planner,
@@ -22,6 +21,7 @@ from ksopt.kernels import (
 )
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.candidate import MERGED, Candidate
+from ksopt.kernels.families import pytorch_cost
 from ksopt.kernels.mergeable import can_merge
 from ksopt.kernels.merged import Merged, merge
 from ksopt.kernels.operands import Operands, problem_of
@@ -345,7 +345,7 @@ def test_far_from_the_fastest_it_is_not_tried(monkeypatch):
     names = [one.name for one in registry.candidates(problem, 100, SPEC)]
     assert names[-1] == "merged"
     (factors,) = registry.plain(problem, 100, SPEC)
-    monkeypatch.setattr(mergeable, "predicted_us", lambda *_: 1.6 * factors.predicted_us)
+    monkeypatch.setattr(pytorch_cost, "matrix_us", lambda *_: 1.6 * factors.predicted_us)
     assert "merged" not in [one.name for one in registry.candidates(problem, 100, SPEC)]
 
 

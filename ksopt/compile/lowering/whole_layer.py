@@ -19,7 +19,7 @@ from ksopt import settings
 from ksopt.errors import KsoptError
 from ksopt.kernels import plan_autotuner, planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.candidate import APART, MERGED
+from ksopt.kernels.candidate import APART, merges
 from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
@@ -89,7 +89,7 @@ def in_words(problem: Problem, batch: int, device: torch.device, weights: Weight
         problem, batch, device, weights: as for `is_whole`, which must be true.
     """
     choice = planner.whole_choice(problem, batch, device, weights != "stored")
-    if choice is None or choice.way != MERGED:
+    if choice is None or not merges(choice.way):
         return "One launch"
     product = product_in_words(problem)
     return f"{product[0].upper()}{product[1:]} beside its factors"
@@ -99,7 +99,8 @@ def _predicted(
     problem: Problem, batch: int, spec: DeviceSpec, changing: bool
 ) -> tuple[float, float]:
     """Predicted us as a whole, and of several launches with one kernel behind those of a layer."""
-    whole = registry.best_kernels(problem, batch, spec, most=1)
+    kernels = registry.best_kernels(problem, batch, spec)
+    whole = [one for one in kernels if not (changing and one.takes_parameters)]
     whole += [] if changing else registry.by_merging(problem, batch, spec)
     (parts,) = registry.plain(problem, batch, spec)
     return min((one.predicted_us for one in whole), default=math.inf), parts.predicted_us

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import math
 
+import torch
+
+from ksopt.kernels.problem import FEW_ROWS, Problem
+
 # Of one multiprocessor, in a microsecond.
 _BYTES = 24_900.0
 _COPY_BYTES = 12_400.0  # a permuting copy, each element read and written
@@ -21,6 +25,7 @@ _TILE_ROWS, _TILE_OUTPUTS, _TILE_SUMS = 128, 64, 32  # less is filled up
 LAUNCH_US = 7.5
 """The first launch, and all that is not proportional to anything."""
 NEXT_LAUNCH_US = 0.9
+_FOLLOWING_US = 3.5  # what a launch that follows others takes: cuBLAS's, of a few rows, on an H100
 
 # Matrices whose rows do not begin at multiples of 16 bytes go to other kernels of cuBLAS's: how
 # many times as long these compute, by the largest power of two that divides their sizes.
@@ -86,3 +91,33 @@ def multiply_us(moved_bytes: float, multiprocessors: int) -> float:
 def elementwise_us(moved_bytes: float, multiprocessors: int) -> float:
     """Microseconds of one elementwise kernel that reads and writes this many bytes."""
     return moved_bytes / _BYTES / multiprocessors + NEXT_LAUNCH_US
+
+
+def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
+    """Predicted microseconds of PyTorch's operations after a problem's last launch."""
+    if problem.epilogue.is_empty:
+        return 0.0
+    size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
+    reads = 1 + problem.epilogue.is_gated + problem.epilogue.residual
+    return elementwise_us(size * (1 + reads), multiprocessors)
+
+
+def matrix_us(problem: Problem, batch: int, multiprocessors: int) -> float:
+    """Predicted time of a layer as a product by one dense matrix, and its epilogue after it.
+
+    Args:
+        problem: what is computed.
+        batch: rows of x.
+        multiprocessors: of the device.
+    """
+    kind = problem.dtype if problem.exact else "tf32"
+    n_out, n_in, after = problem.product_features, problem.chain.in_features, problem.epilogue
+    us = product_us(1, batch, n_out, n_in, kind, multiprocessors)
+    size = getattr(torch, problem.dtype).itemsize * batch * n_out
+    passes = [2.0] * (after.activation != "none") + [3.0] * after.residual
+    if after.is_gated:  # of half of the products each: what is activated, multiplied, added to
+        passes = [1, 1.5] + [1.5] * after.residual
+    passes += [2] * (after.bias and problem.batch_last)
+    steps = [elementwise_us(n * size, multiprocessors) for n in passes]
+    launch_us = _FOLLOWING_US if batch <= FEW_ROWS else LAUNCH_US
+    return us + launch_us + sum(steps)
