@@ -93,7 +93,7 @@ from ksopt.ops.schemas import (
     ks_mm_weight_grad,
 )
 
-CONTRACT = 12
+CONTRACT = 13
 
 __all__ = [
     "CONTRACT",
