@@ -19,7 +19,7 @@ template <typename Of> __device__ __forceinline__ void store_eight_of(void* to, 
 
 // The left factor: [split, slot, unit, step, half, class, column] of 8 k.
 template <typename P, typename Tile>
-__device__ __forceinline__ void pack_left_of_grad(const InputGradPackArguments& arguments, int chunk) {
+__device__ __forceinline__ void pack_left_of_grad(const ChainWeights& weights, int chunk, uint16* to) {
   int at = chunk;
   const auto next = [&at](int size) {
     const int digit = at % size;
@@ -29,9 +29,9 @@ __device__ __forceinline__ void pack_left_of_grad(const InputGradPackArguments& 
   const int column = next(Tile::NL), j = next(P::D1), half = next(2), step = next(Tile::STEPS_OF_UNIT);
   const int unit = next(Tile::UNITS), slot = next(Tile::SLOTS_1);
   const int l = at * Tile::NL + place_of_column<P::D1>(column), first = slot * Tile::KF + unit * Tile::UNIT;
-  const int64* const stride = arguments.weights.left_strides;
-  const uint16* const from = static_cast<const uint16*>(arguments.weights.left) + l * stride[1] + j * stride[2];
-  store_eight_of(static_cast<uint16*>(arguments.packed) + int64(chunk) * 8, [&](int e) {
+  const int64* const stride = weights.left_strides;
+  const uint16* const from = static_cast<const uint16*>(weights.left) + l * stride[1] + j * stride[2];
+  store_eight_of(to, [&](int e) {
     const int k = (first + feature_of_place<P::D1>(step, half, e)) / P::D1;
     return k < P::B1 ? from[k * stride[0]] : uint16(0);
   });
@@ -39,7 +39,7 @@ __device__ __forceinline__ void pack_left_of_grad(const InputGradPackArguments& 
 
 // The right factor: [block, chunk of columns, run of 32, step, half, column] of 8 features of dz.
 template <typename P, typename Tile>
-__device__ __forceinline__ void pack_right_of_grad(const InputGradPackArguments& arguments, int chunk) {
+__device__ __forceinline__ void pack_right_of_grad(const ChainWeights& weights, int chunk, uint16* to) {
   int at = chunk;
   const auto next = [&at](int size) {
     const int digit = at % size;
@@ -48,25 +48,31 @@ __device__ __forceinline__ void pack_right_of_grad(const InputGradPackArguments&
   };
   const int column = next(Tile::NC), half = next(2), step = next(2), run = next(P::B2 / 32), part = next(Tile::CHUNKS);
   const int c = part * Tile::NC + place_of_column<1>(column);
-  const int64* const stride = arguments.weights.right_strides;
-  const uint16* const from = static_cast<const uint16*>(arguments.weights.right) + at * stride[0] + c * stride[2];
-  store_eight_of(static_cast<uint16*>(arguments.packed) + Tile::LEFT_BYTES / 2 + int64(chunk) * 8, [&](int e) {
+  const int64* const stride = weights.right_strides;
+  const uint16* const from = static_cast<const uint16*>(weights.right) + at * stride[0] + c * stride[2];
+  store_eight_of(to, [&](int e) {
     return c < P::C2 ? from[(run * 32 + feature_of_place<1>(step, half, e)) * stride[1]] : uint16(0);
   });
 }
 
+// One of all runs of 8 elements.
+template <typename P, typename Tile>
+__device__ __forceinline__ void pack_of_grad(const ChainWeights& weights, void* packed, int chunk) {
+  constexpr int LEFT = static_cast<int>(Tile::LEFT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
+  uint16* const to = static_cast<uint16*>(packed) + int64(chunk) * 8;
+  if (chunk < LEFT) {
+    pack_left_of_grad<P, Tile>(weights, chunk, to);
+  } else if (chunk < ALL) {
+    pack_right_of_grad<P, Tile>(weights, chunk - LEFT, to);
+  }
+}
+
 template <typename P, typename Tile>
 __device__ __forceinline__ void input_grad_pack_kernel(const InputGradPackArguments& arguments) {
-  constexpr int LEFT = static_cast<int>(Tile::LEFT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
-  const int chunk = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const ChainWeights& from = arguments.weights;
   prefetch_factor(from.left, from.left_strides, P::B1, P::MIDDLE / P::D1, P::D1);
   prefetch_factor(from.right, from.right_strides, P::A2, P::B2, P::C2);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
-  if (chunk < LEFT) {
-    pack_left_of_grad<P, Tile>(arguments, chunk);
-  } else if (chunk < ALL) {
-    pack_right_of_grad<P, Tile>(arguments, chunk - LEFT);
-  }
+  pack_of_grad<P, Tile>(from, arguments.packed, static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x));
 }

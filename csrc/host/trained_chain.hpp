@@ -18,38 +18,39 @@ struct ChainWeights {
 };
 struct ChainPackArguments {
   ChainWeights siblings[4];
-  void* packed;
+  void *packed, *packed_of_grad;
 };
 
-// A kernel that packs the weights of a chain.
+// A kernel that packs the weights of a chain for its forward pass, and may do so for the gradient of its input.
 struct ChainPack {
   void* kernel;
   int64_t blocks;
   unsigned threads;
-  int64_t elements;  // of what is packed
+  int64_t elements, elements_of_grad;  // of what is packed for either
 };
 struct TrainedChain {
   ChainPack pack;
   ChainKernel chain;  // one that stores the values between the factors
 };
 
-// Sizes of left, sizes of right, bias, bits of the batch, dtype, device.
-using TrainedChainKey = std::array<int64_t, 12>;
+// Sizes of left, sizes of right, bias, bits of the batch, dtype, device, elements packed for the gradient of the input.
+using TrainedChainKey = std::array<int64_t, 13>;
 std::map<TrainedChainKey, TrainedChain> trained_chains;
 std::shared_mutex trained_chains_mutex;
 
-TrainedChainKey trained_chain_key(const Layer& layer, const Rows& x) {
+TrainedChainKey trained_chain_key(const Layer& layer, const Rows& x, int64_t of_grad) {
   const Tensor &left = layer.weights[0], &right = layer.weights[1];
   return {left.size(0),  left.size(1),  left.size(2),  left.size(3),           right.size(0),    right.size(1),
-          right.size(2), right.size(3), layer.bias.has_value(), bits_of(x.batch), x.dtype, x.device};
+          right.size(2), right.size(3), layer.bias.has_value(), bits_of(x.batch), x.dtype, x.device,
+          of_grad};
 }
 
 // Where a trained chain's launch is looked up; none if a kernel cannot read x as it is.
-std::optional<TrainedChainKey> key_of_trained_chain(const Layer& layer) {
+std::optional<TrainedChainKey> key_of_trained_chain(const Layer& layer, int64_t of_grad) {
   if (layer.x.dim() == 0 || layer.x.numel() == 0) return std::nullopt;
   const Rows x = rows_of(layer.x, false);
   if (!features_of_result(layer, x) || !row_stride(layer.x)) return std::nullopt;
-  return trained_chain_key(layer, x);
+  return trained_chain_key(layer, x, of_grad);
 }
 
 std::optional<TrainedChain> trained_chain_at(const TrainedChainKey& key) {
@@ -58,28 +59,33 @@ std::optional<TrainedChain> trained_chain_at(const TrainedChainKey& key) {
   return at == trained_chains.end() ? std::nullopt : std::optional(at->second);
 }
 
-Tensor pack_weights(const ChainPack& pack, const Layer& layer) {
+struct PackedWeights {
+  Tensor forward, of_grad;
+};
+
+PackedWeights pack_weights(const ChainPack& pack, const Layer& layer) {
   const Tensor &left = layer.weights[0], &right = layer.weights[1];
-  Tensor packed = empty_like_in(layer.x, {pack.elements});
+  PackedWeights packed{empty_like_in(layer.x, {pack.elements}), empty_like_in(layer.x, {pack.elements_of_grad})};
   ChainPackArguments arguments{};
   arguments.siblings[0] = {left.const_data_ptr(),
                            right.const_data_ptr(),
                            {left.stride(1), left.stride(2), left.stride(3)},
                            {right.stride(0), right.stride(1), right.stride(2)}};
-  arguments.packed = packed.mutable_data_ptr();
+  arguments.packed = packed.forward.mutable_data_ptr();
+  arguments.packed_of_grad = packed.of_grad.mutable_data_ptr();
   launch_on_current_stream({pack.kernel, pack.threads, 0, true, &arguments}, layer.x.get_device_index(),
                            static_cast<unsigned>(pack.blocks));
   return packed;
 }
 
-// y [*batch, M], and the values between the factors.
+// y [*batch, M], the values between the factors, and the weights packed for the gradient of x.
 struct TrainedChainResult {
-  Tensor y, between;
+  Tensor y, between, packed;
 };
 
-// Both, where their launch is known and can read the operands as they are.
-std::optional<TrainedChainResult> run_trained_chain(const Layer& layer) {
-  const auto key = key_of_trained_chain(layer);
+// All, where their launch is known and can read the operands as they are.
+std::optional<TrainedChainResult> run_trained_chain(const Layer& layer, int64_t of_grad) {
+  const auto key = key_of_trained_chain(layer, of_grad);
   const auto known = key && is_readable(layer.bias) ? trained_chain_at(*key) : std::nullopt;
   if (!known) return std::nullopt;
   const ChainKernel& chain = known->chain;
@@ -87,13 +93,13 @@ std::optional<TrainedChainResult> run_trained_chain(const Layer& layer) {
   const int32_t device = layer.x.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  const Tensor packed = pack_weights(known->pack, layer);
+  const PackedWeights packed = pack_weights(known->pack, layer);
   Tensor y = empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));
   Tensor between = empty_like_in(layer.x, sizes_of_result(layer, right.size(0) * right.size(1) * right.size(3)));
   const int64_t rows = y.numel() / chain.out_features;
   const ChainGrid grid = chain.grid_of(rows);
   ChainArguments arguments{layer.x.const_data_ptr(),
-                           packed.const_data_ptr(),
+                           packed.forward.const_data_ptr(),
                            layer.bias ? layer.bias->const_data_ptr() : nullptr,
                            nullptr,
                            y.mutable_data_ptr(),
@@ -104,12 +110,12 @@ std::optional<TrainedChainResult> run_trained_chain(const Layer& layer) {
                            grid.rows_per_block,
                            between.mutable_data_ptr()};
   launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, true, &arguments}, device, grid.blocks);
-  return TrainedChainResult{y, between};
+  return TrainedChainResult{y, between, packed.of_grad};
 }
 
 // Registers the launch of `run_trained_chain` for operands like these.
 void know_trained_chain_of(const Layer& layer, const TrainedChain& launch) {
-  const auto key = key_of_trained_chain(layer);
+  const auto key = key_of_trained_chain(layer, launch.pack.elements_of_grad);
   if (!key) return;
   const std::unique_lock lock(trained_chains_mutex);
   trained_chains.insert_or_assign(*key, launch);

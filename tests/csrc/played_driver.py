@@ -59,7 +59,7 @@ enum { GRADIENTS = 8, ADDING = 9, PACK_INPUT_GRAD = 10, INPUT_GRAD = 11 };
 /* How a trained chain's two kernels were launched last, as `Seen` below has it. */
 struct Seen {
   long number, blocks, threads, shared, attributes, stream;
-  char arguments[264];
+  char arguments[272];
 } trained[2], gradients[2]; /* the latter: those of a chain's gradients, and of their shares */
 static void see(struct Seen* seen, const struct Config* config, const void* params, int size) {
   *seen = (struct Seen){launches, config->blocks[0], config->threads[0], config->shared,
@@ -120,7 +120,7 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, v
   }
   if (kernel == (void*)PACK_TRAINED || kernel == (void*)TRAINED) {
     const int is_pack = kernel == (void*)PACK_TRAINED;
-    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? 264 : 88);
+    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? 272 : 88);
     return 0;
   }
   if (kernel == (void*)GRADIENTS || kernel == (void*)ADDING) {
@@ -217,7 +217,7 @@ class Seen(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_long) for name in ("number", "blocks", "threads", "shared_bytes")),
         *((name, ctypes.c_long) for name in ("attributes", "stream")),
-        ("arguments", ctypes.c_byte * 264),
+        ("arguments", ctypes.c_byte * 272),
     ]
 
     @property

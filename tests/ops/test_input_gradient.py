@@ -28,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     """Gradients that the operator is called with, where a kernel would be taken for any chain."""
     seen: list[Tensor] = []
 
-    def run(grad: Tensor, left: Tensor, right: Tensor) -> None:
+    def run(grad: Tensor, left: Tensor, right: Tensor, packed: Tensor | None) -> None:
         seen.append(grad)
 
     monkeypatch.setenv("KSOPT_TUNE", "model")

@@ -28,7 +28,11 @@ class Weights(ctypes.Structure):
 class Arguments(ctypes.Structure):
     """``ChainPackArguments`` of csrc/cuda/chain_pack.cuh."""
 
-    _fields_ = [("siblings", Weights * MOST_SIBLINGS), ("packed", ctypes.c_void_p)]
+    _fields_ = [
+        ("siblings", Weights * MOST_SIBLINGS),
+        ("packed", ctypes.c_void_p),
+        ("packed_of_grad", ctypes.c_void_p),
+    ]
 
 
 def kernel_name(s: Shape) -> str:
@@ -92,15 +96,6 @@ class ChainPacker:
         self._kernel = driver.load_kernel(code, name, 0, device_index)
         self._blocks, self._elements = blocks_for(elements), elements
         self._device = device_index
-
-    def launch(self) -> dict[str, int]:
-        """The launch for the host library."""
-        return {
-            "pack": self._kernel,
-            "pack_blocks": self._blocks,
-            "pack_threads": THREADS,
-            "packed_elements": self._elements,
-        }
 
     def __call__(self, weights: Sequence[Tensor]) -> Tensor:
         """The packed weights, as by `chain_packing.pack`; ``weights`` as for `arguments_of`."""
