@@ -56,8 +56,9 @@ faster (:mod:`ksopt.kernels.weight_gradients`). Else it is decomposed: one ``tor
 for d > 1 between permuting copies, which Inductor fuses with what stands beside them.
 ``ks_mm_weight_bias_grad_inner(Tensor grad, Tensor x, SymInt a, SymInt d) -> (Tensor, Tensor)`` is
 both that, batch first, and the sum of ``grad`` over all but its last dim, the gradient of a bias.
-``ks_chain_input_grad(Tensor grad, Tensor left, Tensor right) -> (Tensor, Tensor)`` is the gradient
-of the input of a chain of two factors, batch first, and of the values between, where one kernel of
+``ks_chain_input_grad(Tensor grad, Tensor left, Tensor right, Tensor? packed=None) -> (Tensor,
+Tensor)``, packed being both weights as its kernel reads them if the forward pass packed them, is the
+gradient of the input of a chain of two factors, batch first, and of the values between, where one kernel of
 ksopt's computes both faster (:mod:`ksopt.kernels.input_gradients`).
 ``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of both factors of a chain.
 

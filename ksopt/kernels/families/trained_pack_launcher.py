@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ksopt.jit import arch, driver, nvrtc
@@ -78,8 +77,7 @@ class TrainedPacker:
     def __call__(self, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The weights for the forward pass, and for the gradient of the input, or nothing, [0]."""
         weights = [weight.resolve_neg() for weight in weights]
-        like = {"dtype": weights[0].dtype, "device": weights[0].device}
-        packed, of_grad = (torch.empty(n, **like) for n in (self._elements, self._of_grad))
+        packed, of_grad = (weights[0].new_empty(n) for n in (self._elements, self._of_grad))
         arguments = arguments_of(weights, packed)
         arguments.packed_of_grad = of_grad.data_ptr()
         launch = (self._kernel, self._blocks, THREADS, 0, arguments, self._device)
