@@ -57,9 +57,9 @@ for d > 1 between permuting copies, which Inductor fuses with what stands beside
 ``ks_mm_weight_bias_grad_inner(Tensor grad, Tensor x, SymInt a, SymInt d) -> (Tensor, Tensor)`` is
 both that, batch first, and the sum of ``grad`` over all but its last dim, the gradient of a bias.
 ``ks_chain_input_grad(Tensor grad, Tensor left, Tensor right, Tensor? packed=None) -> (Tensor,
-Tensor)``, packed being both weights as its kernel reads them if the forward pass packed them, is the
-gradient of the input of a chain of two factors, batch first, and of the values between, where one kernel of
-ksopt's computes both faster (:mod:`ksopt.kernels.input_gradients`).
+Tensor)`` is the gradient of the input of a chain of two factors, batch first, and of the values
+between, where one kernel of ksopt's computes both faster (:mod:`ksopt.kernels.input_gradients`).
+packed is both weights as the kernel reads them, if the forward pass packed them.
 ``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of both factors of a chain.
 
 ``ks_mm_inner.out`` and ``ks_mm_changing.out`` write y into a tensor, ``(Tensor x,
