@@ -263,8 +263,8 @@ __device__ __forceinline__ void decode_mma16_kernel(const Arguments& arguments) 
     prefetch_share<THREADS>(arguments.weight, int64(P::A) * P::B * P::C * P::D * 2,
                             column * CLUSTER + rank, Tile::COLUMNS * CLUSTER);
   }
-  griddepcontrol_launch_dependents();
   griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
 
   const int first_unit = rank * Tile::BLOCK_UNITS;
   const int end = first_unit + Tile::BLOCK_UNITS < Tile::ALL_UNITS ? first_unit + Tile::BLOCK_UNITS
