@@ -126,8 +126,9 @@ def time_tiles(
     configs.sort(key=predicted.__getitem__)
     drawn = random.Random(str(pattern)).sample(configs, min(count, len(configs)))
     of_each: dict[Any, list[Any]] = {}
-    for config in configs if each else ():
-        of_each.setdefault(getattr(config, each), []).append(config)
+    if each is not None:
+        for config in configs:
+            of_each.setdefault(getattr(config, each), []).append(config)
     leaders = [config for several in of_each.values() for config in several[:2]]
     tiles = list(dict.fromkeys([*configs[: max(BEST_PREDICTED)], *leaders, *drawn]))
     compile_ahead([source for tile in tiles for source in family.sources(problem, tile)])

@@ -189,7 +189,7 @@ def spearman(pairs: Sequence[tuple[float | None, float | None]]) -> float | None
         >>> spearman([(1, 10), (2, 20), (3, 30), (4, 40), (5, 35)])
         0.9
     """
-    known = [pair for pair in pairs if None not in pair]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if len(known) < _FEWEST_RANKED:
         return None
     coefficient = rank_correlation(known)
