@@ -11,6 +11,7 @@ from typing import ClassVar
 from ksopt.epilogue import ACTIVATIONS
 from ksopt.kernels.families import chain_mma_launcher
 from ksopt.kernels.families.base import ANY_TYPE, KernelFamily, register_family
+from ksopt.kernels.families.chain_cost import ACTIVATION_US
 from ksopt.kernels.families.chain_mma_launcher import LaunchChain, LaunchMlp
 from ksopt.kernels.families.chain_mma_tile import Config, Stage
 from ksopt.kernels.families.cost_terms import overlapped
@@ -152,7 +153,12 @@ class ChainMma(KernelFamily[Config]):
             laid += config.bm * n / _LAID
         if problem.batch_last:
             laid += config.bm * m / _LAID
-        things = (memory, caches, products, added, laid)
+        activated = 0.0  # of one layer it is in no prediction: `with_epilogue_us`
+        if problem.second is not None:
+            several = [one for one in problem.layers() if one.epilogue.activation != "none"]
+            outputs = sum(one.chain.out_features // groups for one in several)
+            activated = config.bm * outputs * ACTIVATION_US
+        things = (memory, caches, products, added, laid, activated)
         # A block does one after the other; blocks of a multiprocessor share what there is.
         alone = of_block * (sum(things) + waits)
         together = (of_block * at_a_time * one for one in things)
