@@ -28,6 +28,7 @@ struct ChainPackArguments {
   const void* weights[4][4];
   int64 strides[4][4][4];  // of a, b, c and d, in elements
   void* packed;
+  void* packed_of_grad;  // which trained_pack.cuh writes
 };
 
 // KEEPS_Z: what is between the factors is written to memory too, for a backward pass; of one sibling, without MIDDLE.

@@ -91,19 +91,23 @@ __device__ __forceinline__ void pack_left(const ChainPackArguments& from, int ch
               k < P::B1 && block < P::A2 ? between(0, Tile::L_OF_BLOCK - l, 8) : 0);
 }
 
-// ARE_LAYERS: each factor is a layer's, so that the left one is another chain's.
+// One of all runs of 8 elements. ARE_LAYERS: each factor is a layer's, so that the left one is another chain's.
 template <typename P, typename Tile, bool ARE_LAYERS = false>
-__device__ __forceinline__ void chain_pack_kernel(const ChainPackArguments& arguments) {
+__device__ __forceinline__ void pack_chain(const ChainPackArguments& arguments, int chunk) {
   constexpr int OF_RIGHT = static_cast<int>(Tile::RIGHT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
-  const int chunk = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   uint16* const to = static_cast<uint16*>(arguments.packed) + int64(chunk) * 8;
-#pragma unroll
-  for (int sibling = 0; sibling < P::SIBLINGS; ++sibling) prefetch_chain<P, ARE_LAYERS>(arguments, sibling);
-  griddepcontrol_wait();
-  griddepcontrol_launch_dependents();
   if (chunk < OF_RIGHT) {
     pack_right<P, Tile>(arguments, chunk, to);
   } else if (chunk < ALL) {
     pack_left<P, Tile, ARE_LAYERS>(arguments, chunk - OF_RIGHT, to);
   }
+}
+
+template <typename P, typename Tile, bool ARE_LAYERS = false>
+__device__ __forceinline__ void chain_pack_kernel(const ChainPackArguments& arguments) {
+#pragma unroll
+  for (int sibling = 0; sibling < P::SIBLINGS; ++sibling) prefetch_chain<P, ARE_LAYERS>(arguments, sibling);
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+  pack_chain<P, Tile, ARE_LAYERS>(arguments, static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x));
 }

@@ -655,8 +655,8 @@ __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& argum
   arrive_at_cluster<Tile>();  // before blocks write into each other's shared memory
   wait_for_cluster<Tile>();
   prefetch_share<Tile::THREADS>(arguments.weights, Tile::PACKED_BYTES, blockIdx.x, gridDim.x);
-  griddepcontrol_launch_dependents();
   griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if (threadIdx.x < Tile::LOADERS) {
     if constexpr (Tile::AT_START < 240) setmaxnreg_dec<Tile::LOADER_REGISTERS>();
     load_chain<P, Tile, Epilogue>(arguments, TileRing(shared + Tile::RING_AT, full, empty, 1));

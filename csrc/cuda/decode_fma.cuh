@@ -80,8 +80,8 @@ __device__ __forceinline__ void decode_fma_kernel(const Arguments& arguments) {
     prefetch_share<THREADS>(arguments.weight, int64(P::A) * P::B * P::C * P::D * int64(sizeof(T)), column,
                             Tile::COLUMNS);
   }
-  griddepcontrol_launch_dependents();
   griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
 
   const T* const w = static_cast<const T*>(arguments.weight) +
                      (int64(i) * P::B + k0 + first_k) * P::C * P::D + window + chunk * V;

@@ -10,9 +10,8 @@
 // an equal part of the others' sums. A tile always adds in the same order.
 #pragma once
 
-#include "cluster_sums.cuh"
-#include "mma16.cuh"
 #include "pdl.cuh"
+#include "mma16.cuh"
 
 template <typename P, int WARPS_J_, int WARPS_M_, int WARPS_N_, int WARPS_L_, int MT_, int NT_, int UNITS_,
           int CLUSTER_, int BLOCKS_>
@@ -40,6 +39,28 @@ struct DecodeMma16Tile {
   static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
   static_assert(P::D % JC == 0 && P::C * P::D % 8 == 0, "");
 };
+
+// All threads of the cluster; orders their accesses to each other's shared memory.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
+// Four floats at the same place of another block's shared memory.
+__device__ __forceinline__ float4 load_from_block(const float* mine, int rank) {
+  uint32 address;
+  float4 value;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(mine)), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void add(float4& sum, const float4& value) {
+  sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
+}
 
 // Stores four sums of one row. `y` is y at (row, i, k0, j0), `outputs` how many k are left there.
 template <typename T, typename P, typename Tile>
@@ -242,8 +263,8 @@ __device__ __forceinline__ void decode_mma16_kernel(const Arguments& arguments) 
     prefetch_share<THREADS>(arguments.weight, int64(P::A) * P::B * P::C * P::D * 2,
                             column * CLUSTER + rank, Tile::COLUMNS * CLUSTER);
   }
-  griddepcontrol_launch_dependents();
   griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
 
   const int first_unit = rank * Tile::BLOCK_UNITS;
   const int end = first_unit + Tile::BLOCK_UNITS < Tile::ALL_UNITS ? first_unit + Tile::BLOCK_UNITS

@@ -14,7 +14,7 @@ template <typename Of> __device__ __forceinline__ void store_eight_of(void* to, 
 
 // The left factor: [split, slot, unit, step, half, class, column] of 8 k.
 template <typename P, typename Tile>
-__device__ __forceinline__ void pack_left_of_grad(const ChainPackArguments& arguments, int chunk) {
+__device__ __forceinline__ void pack_left_of_grad(const ChainPackArguments& arguments, int chunk, uint16* to) {
   int at = chunk;
   const auto next = [&at](int size) {
     const int digit = at % size;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void pack_left_of_grad(const ChainPackArguments& argu
   const int l = at * Tile::NL + place_of_column<P::D1>(column), first = slot * Tile::KF + unit * Tile::UNIT;
   const int64* const stride = arguments.strides[0][LEFT];
   const uint16* const from = static_cast<const uint16*>(arguments.weights[0][LEFT]) + l * stride[2] + j * stride[3];
-  store_eight_of(static_cast<uint16*>(arguments.packed) + int64(chunk) * 8, [&](int e) {
+  store_eight_of(to, [&](int e) {
     const int k = (first + feature_of_place<P::D1>(step, half, e)) / P::D1;
     return k < P::B1 ? from[k * stride[1]] : uint16(0);
   });
@@ -34,7 +34,7 @@ __device__ __forceinline__ void pack_left_of_grad(const ChainPackArguments& argu
 
 // The right factor: [block, chunk of columns, run of 32, step, half, column] of 8 features of dz.
 template <typename P, typename Tile>
-__device__ __forceinline__ void pack_right_of_grad(const ChainPackArguments& arguments, int chunk) {
+__device__ __forceinline__ void pack_right_of_grad(const ChainPackArguments& arguments, int chunk, uint16* to) {
   int at = chunk;
   const auto next = [&at](int size) {
     const int digit = at % size;
@@ -45,22 +45,28 @@ __device__ __forceinline__ void pack_right_of_grad(const ChainPackArguments& arg
   const int c = part * Tile::NC + place_of_column<1>(column);
   const int64* const stride = arguments.strides[0][RIGHT];
   const uint16* const from = static_cast<const uint16*>(arguments.weights[0][RIGHT]) + at * stride[0] + c * stride[2];
-  store_eight_of(static_cast<uint16*>(arguments.packed) + Tile::LEFT_BYTES / 2 + int64(chunk) * 8, [&](int e) {
+  store_eight_of(to, [&](int e) {
     return c < P::C2 ? from[(run * 32 + feature_of_place<1>(step, half, e)) * stride[1]] : uint16(0);
   });
 }
 
+// One of all runs of 8 elements.
+template <typename P, typename Tile>
+__device__ __forceinline__ void pack_of_grad(const ChainPackArguments& arguments, void* packed, int chunk) {
+  constexpr int OF_LEFT = static_cast<int>(Tile::LEFT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
+  uint16* const to = static_cast<uint16*>(packed) + int64(chunk) * 8;
+  if (chunk < OF_LEFT) {
+    pack_left_of_grad<P, Tile>(arguments, chunk, to);
+  } else if (chunk < ALL) {
+    pack_right_of_grad<P, Tile>(arguments, chunk - OF_LEFT, to);
+  }
+}
+
 template <typename P, typename Tile>
 __device__ __forceinline__ void input_grad_pack_kernel(const ChainPackArguments& arguments) {
-  constexpr int OF_LEFT = static_cast<int>(Tile::LEFT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
-  const int chunk = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   prefetch_factor(arguments.weights[0][LEFT], arguments.strides[0][LEFT], 1, P::B1, P::MIDDLE / P::D1, P::D1);
   prefetch_factor(arguments.weights[0][RIGHT], arguments.strides[0][RIGHT], P::A2, P::B2, P::C2, 1);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
-  if (chunk < OF_LEFT) {
-    pack_left_of_grad<P, Tile>(arguments, chunk);
-  } else if (chunk < ALL) {
-    pack_right_of_grad<P, Tile>(arguments, chunk - OF_LEFT);
-  }
+  pack_of_grad<P, Tile>(arguments, arguments.packed, static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x));
 }

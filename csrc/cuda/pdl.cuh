@@ -2,12 +2,9 @@
 // launch, sm_90 and up): `early` in Geometry.
 //
 // Such a kernel may ask the L2 cache for its weights at once, which is harmless whoever writes them,
-// and reads or writes nothing before `griddepcontrol_wait`. Every thread waits. So a kernel ends after
-// all kernels before it, and who has waited for one kernel has waited for all before that, too.
-//
-// The next kernel is let in before the wait by kernels of few rows: several of them wait in a row, and memory
-// reads the weights of one while another multiplies. Where the next one is let in behind the wait, only one
-// kernel at a time runs beside the one that it follows.
+// and reads or writes nothing before `griddepcontrol_wait`. Every thread waits, and only then
+// is the next kernel let in: so all that came before is over when the next one begins, and only
+// one kernel at a time runs beside the one that it follows.
 #pragma once
 
 #include "numeric_types.cuh"

@@ -290,11 +290,10 @@ __device__ __forceinline__ void store_group(const Arguments& arguments, uint16* 
   }
 }
 
-// Multiplies, and calls `store(walk, sums, place)` for each tile.
-template <typename T, typename P, typename Tile, typename Walk, typename Store>
-__device__ __forceinline__ void multiply_rows_of_tiles(const Arguments& arguments, unsigned char* weights,
-                                                       unsigned char* ring, Mbarrier* full, Mbarrier* empty,
-                                                       Store store) {
+template <typename T, typename P, typename Tile, typename Walk>
+__device__ __forceinline__ void multiply_and_store_rows(const Arguments& arguments, unsigned char* weights,
+                                                        unsigned char* ring, unsigned char* slices,
+                                                        Mbarrier* full, Mbarrier* empty) {
   using Fold = typename Tile::Fold;
   const int thread = threadIdx.x - Tile::LOADERS;
   const GroupPlace<Tile> place(thread);
@@ -378,26 +377,11 @@ __device__ __forceinline__ void multiply_rows_of_tiles(const Arguments& argument
     }
 #pragma unroll
     for (int j = 0; j < Fold::J; ++j) wgmma_fence_operand(sums[j]);
-    store(walk, sums, place);
+    const int64 row0 = walk.tile * Tile::BM;
+    uint16* const y = static_cast<uint16*>(arguments.y) + row0 * arguments.y_batch_stride + weight_group +
+                      walk.n0() * P::D + walk.j0();
+    store_group<T, P, Tile>(arguments, y, rows_inside<Tile::BM>(arguments.batch - row0), slices, sums, place);
   }
-}
-
-// y at the first row and output of a tile.
-template <typename P, typename Tile, typename Walk>
-__device__ __forceinline__ uint16* outputs_of(const Arguments& arguments, const Walk& walk) {
-  return static_cast<uint16*>(arguments.y) + walk.tile * Tile::BM * arguments.y_batch_stride +
-         int64(walk.i()) * P::B * P::D + walk.n0() * P::D + walk.j0();
-}
-
-template <typename T, typename P, typename Tile, typename Walk>
-__device__ __forceinline__ void multiply_and_store_rows(const Arguments& arguments, unsigned char* weights,
-                                                        unsigned char* ring, unsigned char* slices,
-                                                        Mbarrier* full, Mbarrier* empty) {
-  const auto store = [&](const Walk& walk, GroupSums<Tile>& sums, const GroupPlace<Tile>& place) {
-    const int rows = rows_inside<Tile::BM>(arguments.batch - walk.tile * Tile::BM);
-    store_group<T, P, Tile>(arguments, outputs_of<P, Tile>(arguments, walk), rows, slices, sums, place);
-  };
-  multiply_rows_of_tiles<T, P, Tile, Walk>(arguments, weights, ring, full, empty, store);
 }
 
 template <typename T, typename P, typename Tile>

@@ -12,9 +12,9 @@
 #include "pdl.cuh"
 #include "wgmma16.cuh"
 
-template <typename P, int GROUPS_J_, int GROUPS_N_, int GROUPS_M_, int NT_, int KL_, int STAGES_, int BLOCKS_ = 1>
-struct Wgmma16StreamedTile : Wgmma16Tile<P, GROUPS_J_, GROUPS_N_, GROUPS_M_, NT_, KL_, STAGES_, BLOCKS_, 1> {
-  using Base = Wgmma16Tile<P, GROUPS_J_, GROUPS_N_, GROUPS_M_, NT_, KL_, STAGES_, BLOCKS_, 1>;
+template <typename P, int GROUPS_J_, int GROUPS_N_, int GROUPS_M_, int NT_, int KL_, int STAGES_>
+struct Wgmma16StreamedTile : Wgmma16Tile<P, GROUPS_J_, GROUPS_N_, GROUPS_M_, NT_, KL_, STAGES_, 1, 1> {
+  using Base = Wgmma16Tile<P, GROUPS_J_, GROUPS_N_, GROUPS_M_, NT_, KL_, STAGES_, 1, 1>;
   static constexpr bool STREAMED = true;
   static constexpr int WEIGHTS_AT = Base::STAGE_BYTES;  // in a stage, after its rows of x
   static constexpr int STAGE_WEIGHT_BYTES = Base::STAGE_UNITS * Base::UNIT_BYTES;

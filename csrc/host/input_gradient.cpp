@@ -73,11 +73,12 @@ struct InputGradient {
 };
 
 InputGradient launch_input_grad(const InputGradLaunch& launch, int64_t rows, int64_t grad_stride, const Tensor& grad,
-                                const Tensor& left, const Tensor& right) {
+                                const Tensor& left, const Tensor& right, const std::optional<Tensor>& already_packed) {
   const int32_t device = grad.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  const Tensor packed = pack_weights(launch.packing, {left, right}, 1);
+  const bool is_packed = already_packed && already_packed->numel() == launch.packing.elements;
+  const Tensor packed = is_packed ? *already_packed : packed_weights(launch.packing, {left, right}, 1);
   InputGradient gradients{rows_like(grad, right.size(0) * right.size(2)), rows_like(grad, right.size(0) * right.size(1))};
   InputGradArguments arguments{grad.const_data_ptr(),
                                packed.const_data_ptr(),
@@ -86,7 +87,7 @@ InputGradient launch_input_grad(const InputGradLaunch& launch, int64_t rows, int
                                rows,
                                grad_stride,
                                launch.rows_per_block};
-  // It waits for the kernel that packs, which waits for all before it.
+  // It waits for the kernel before it, that which packs or another, which has waited for all before it.
   launch_on_current_stream({launch.kernel, launch.threads, launch.shared_bytes, true, &arguments}, device,
                            launch.blocks);
   return gradients;
@@ -121,7 +122,7 @@ AtenTensorHandle owned(const Tensor& tensor) {
 }  // namespace
 
 ksopt::KnownInputGradient ksopt::input_gradient_known(AtenTensorHandle grad, AtenTensorHandle left,
-                                                      AtenTensorHandle right) {
+                                                      AtenTensorHandle right, AtenTensorHandle packed) {
   const Tensor rows = borrowed(grad), of_left = borrowed(left), of_right = borrowed(right);
   const auto key = input_grad_key(rows, of_left, of_right);
   const auto launch = key ? input_grad_launch(*key) : std::nullopt;
@@ -129,7 +130,8 @@ ksopt::KnownInputGradient ksopt::input_gradient_known(AtenTensorHandle grad, Ate
   if (launch->kernel == nullptr) return {true, nullptr, nullptr};
   const auto stride = row_stride(rows);
   if (!stride) return {false, nullptr, nullptr};  // Python copies them
-  const InputGradient gradients = launch_input_grad(*launch, (*key)[8], *stride, rows, of_left, of_right);
+  const InputGradient gradients = launch_input_grad(*launch, (*key)[8], *stride, rows, of_left, of_right,
+                                                    packed ? std::optional(borrowed(packed)) : std::nullopt);
   return {true, owned(gradients.of_x), owned(gradients.of_between)};
 }
 

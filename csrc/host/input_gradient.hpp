@@ -12,7 +12,8 @@ struct KnownInputGradient {
   AtenTensorHandle of_x, of_between;
 };
 
-// Of grad [*batch, b1*d1], left [1,b1,c1,d1] and right [a2,b2,c2,1].
-KnownInputGradient input_gradient_known(AtenTensorHandle grad, AtenTensorHandle left, AtenTensorHandle right);
+// Of grad [*batch, b1*d1], left [1,b1,c1,d1] and right [a2,b2,c2,1]. packed: both packed for as many rows, or null.
+KnownInputGradient input_gradient_known(AtenTensorHandle grad, AtenTensorHandle left, AtenTensorHandle right,
+                                        AtenTensorHandle packed);
 
 }  // namespace ksopt

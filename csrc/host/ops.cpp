@@ -60,15 +60,15 @@ int64_t add_chain(int64_t kernel, int64_t out_features, int64_t threads, int64_t
 
 // Registers the launches of a trained chain's forward pass.
 void know_trained_chain(const Tensor& x, const Tensor& left, const Tensor& right, std::optional<Tensor> bias,
-                        int64_t pack, int64_t pack_blocks, int64_t pack_threads, int64_t packed_elements,
-                        int64_t kernel, int64_t out_features, int64_t threads, int64_t shared_bytes,
-                        int64_t rows_per_unit, int64_t most_blocks, int64_t cluster) {
+                        int64_t packed_of_grad, int64_t pack, int64_t pack_blocks, int64_t pack_threads,
+                        int64_t packed_elements, int64_t kernel, int64_t out_features, int64_t threads,
+                        int64_t shared_bytes, int64_t rows_per_unit, int64_t most_blocks, int64_t cluster) {
   const std::vector<Tensor> weights = {left, right};
   know_trained_chain_of(
       {x, weights, bias, std::nullopt, 0, false, 1},
       {reinterpret_cast<void*>(kernel), out_features, static_cast<unsigned>(threads),
        static_cast<unsigned>(shared_bytes), rows_per_unit, most_blocks, cluster, false,
-       packing_of(pack, pack_blocks, pack_threads, packed_elements)});
+       packing_of(pack, pack_blocks, pack_threads, packed_elements, packed_of_grad)});
 }
 
 void forget_all_plans() {
@@ -185,12 +185,13 @@ ksopt::KnownGradient ksopt::weight_gradient_known(AtenTensorHandle grad, AtenTen
 }
 
 ksopt::KnownChain ksopt::trained_chain_known(AtenTensorHandle x, AtenTensorHandle left, AtenTensorHandle right,
-                                             AtenTensorHandle bias) {
+                                             AtenTensorHandle bias, int64_t packed_of_grad) {
   const Tensor rows = borrowed(x);
   const std::vector<Tensor> weights = {borrowed(left), borrowed(right)};
-  const auto result = run_trained_chain({rows, weights, borrowed_if_any(bias), std::nullopt, 0, false, 1});
-  if (!result) return {nullptr, nullptr};
-  return {owned(result->y), owned(result->between)};
+  const auto result = run_trained_chain({rows, weights, borrowed_if_any(bias), std::nullopt, 0, false, 1},
+                                        packed_of_grad);
+  if (!result) return {nullptr, nullptr, nullptr};
+  return {owned(result->y), owned(result->between), owned(result->packed)};
 }
 
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
@@ -217,9 +218,9 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "know_weight_grad(Tensor grad, Tensor x, int a, int d, bool with_bias, int kernel, int adding, int threads, "
       "int shared_bytes, int adding_threads, int blocks, int shares, int rows_per_share, int adding_blocks) -> ()");
   m.def(
-      "know_trained_chain(Tensor x, Tensor left, Tensor right, Tensor? bias, int pack, int pack_blocks, "
-      "int pack_threads, int packed_elements, int kernel, int out_features, int threads, int shared_bytes, "
-      "int rows_per_unit, int most_blocks, int cluster) -> ()");
+      "know_trained_chain(Tensor x, Tensor left, Tensor right, Tensor? bias, int packed_of_grad, int pack, "
+      "int pack_blocks, int pack_threads, int packed_elements, int kernel, int out_features, int threads, "
+      "int shared_bytes, int rows_per_unit, int most_blocks, int cluster) -> ()");
   m.def("set_fallback(int plan, int fallback) -> ()");
   m.def(
       "add_torch(int way, int[] pattern, int[] strides, bool batch_last, bool by_groups, int before, int after, "

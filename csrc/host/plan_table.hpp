@@ -190,7 +190,7 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
   const std::optional<Tensor> packed = weights.changing
-                                           ? pack_weights(chain.packing, weights.all, weights.chains)
+                                           ? packed_weights(chain.packing, weights.all, weights.chains)
                                            : find_prepared(weights.forms, ksopt::ALL, choice.form, device);
   if (!packed) return std::nullopt;
   Tensor y = out ? *out : empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));

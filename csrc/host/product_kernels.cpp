@@ -155,37 +155,40 @@ std::optional<c10::SafeKernelFunction>& python_chain_keeping() {
   return *kernel;
 }
 
-// y and what is between the factors, where ksopt/ops/trained_chain.py would launch a kernel that is known and has
+// y and what the backward pass reads, where ksopt/ops/trained_chain.py would launch a kernel that is known and has
 // nothing to forget.
-std::optional<std::array<Tensor, 2>> known_chain(const Tensor& x, const Tensor& left, const Tensor& right,
-                                                 const Tensor* bias) {
+std::optional<std::array<Tensor, 3>> known_chain(const Tensor& x, const Tensor& left, const Tensor& right,
+                                                 const Tensor* bias, int64_t packed_of_grad) {
   const bool is_ordinary = !at::globalContext().deterministicAlgorithms() && !x.is_neg() && !left.is_neg() &&
                            !right.is_neg() && (bias == nullptr || !bias->is_neg()) &&
                            !ksopt::may_be_cached(ksopt::root_of(left)) && !ksopt::may_be_cached(ksopt::root_of(right));
   if (!is_ordinary) return std::nullopt;
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto known = ksopt::trained_chain_known(handle_of(&x), handle_of(&left), handle_of(&right), handle_of(bias));
+    const auto known = ksopt::trained_chain_known(handle_of(&x), handle_of(&left), handle_of(&right), handle_of(bias),
+                                                  packed_of_grad);
     if (known.y == nullptr) return std::nullopt;
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(known.y));
     const std::unique_ptr<Tensor> between(reinterpret_cast<Tensor*>(known.between));
+    const std::unique_ptr<Tensor> packed(reinterpret_cast<Tensor*>(known.packed));
     ksopt::count_forgotten();
-    return std::array{*y, *between};
+    return std::array{*y, *between, *packed};
   } catch (const std::exception&) {  // the Python path reports the error
     return std::nullopt;
   }
 }
 
 void chain_keeping_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  const c10::IValue* arguments = &(*stack)[stack->size() - 4];
+  constexpr size_t COUNT_OF_ARGUMENTS = 5;
+  const c10::IValue* arguments = &(*stack)[stack->size() - COUNT_OF_ARGUMENTS];
   const c10::IValue& bias = arguments[3];
   auto known = known_chain(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor(),
-                          bias.isNone() ? nullptr : &bias.toTensor());
+                          bias.isNone() ? nullptr : &bias.toTensor(), arguments[4].toInt());
   if (!known) {
     python_chain_keeping()->callBoxed(handle, keys, stack);
     return;
   }
-  torch::jit::drop(*stack, 4);
+  torch::jit::drop(*stack, COUNT_OF_ARGUMENTS);
   for (Tensor& one : *known) torch::jit::push(*stack, std::move(one));
 }
 

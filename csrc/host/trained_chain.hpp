@@ -11,23 +11,24 @@
 
 namespace {
 
-// Sizes of left, sizes of right, bias, bits of the batch, dtype, device.
-using TrainedChainKey = std::array<int64_t, 12>;
+// Sizes of left, sizes of right, bias, bits of the batch, dtype, device, elements packed for the gradient of the input.
+using TrainedChainKey = std::array<int64_t, 13>;
 std::map<TrainedChainKey, ChainKernel> trained_chains;  // those that store the values between the factors
 std::shared_mutex trained_chains_mutex;
 
-TrainedChainKey trained_chain_key(const Layer& layer, const Rows& x) {
+TrainedChainKey trained_chain_key(const Layer& layer, const Rows& x, int64_t of_grad) {
   const Tensor &left = layer.weights[0], &right = layer.weights[1];
   return {left.size(0),  left.size(1),  left.size(2),  left.size(3),           right.size(0),    right.size(1),
-          right.size(2), right.size(3), layer.bias.has_value(), bits_of(x.batch), x.dtype, x.device};
+          right.size(2), right.size(3), layer.bias.has_value(), bits_of(x.batch), x.dtype, x.device,
+          of_grad};
 }
 
 // Where a trained chain's launch is looked up; none if a kernel cannot read x as it is.
-std::optional<TrainedChainKey> key_of_trained_chain(const Layer& layer) {
+std::optional<TrainedChainKey> key_of_trained_chain(const Layer& layer, int64_t of_grad) {
   if (layer.x.dim() == 0 || layer.x.numel() == 0) return std::nullopt;
   const Rows x = rows_of(layer.x, false);
   if (!features_of_result(layer, x) || !row_stride(layer.x)) return std::nullopt;
-  return trained_chain_key(layer, x);
+  return trained_chain_key(layer, x, of_grad);
 }
 
 std::optional<ChainKernel> trained_chain_at(const TrainedChainKey& key) {
@@ -36,14 +37,14 @@ std::optional<ChainKernel> trained_chain_at(const TrainedChainKey& key) {
   return at == trained_chains.end() ? std::nullopt : std::optional(at->second);
 }
 
-// y [*batch, M], and the values between the factors.
+// y [*batch, M], the values between the factors, and the weights packed for the gradient of x.
 struct TrainedChainResult {
-  Tensor y, between;
+  Tensor y, between, packed;
 };
 
-// Both, where their launch is known and can read the operands as they are.
-std::optional<TrainedChainResult> run_trained_chain(const Layer& layer) {
-  const auto key = key_of_trained_chain(layer);
+// All, where their launch is known and can read the operands as they are.
+std::optional<TrainedChainResult> run_trained_chain(const Layer& layer, int64_t of_grad) {
+  const auto key = key_of_trained_chain(layer, of_grad);
   const auto known = key && is_readable(layer.bias) ? trained_chain_at(*key) : std::nullopt;
   if (!known) return std::nullopt;
   const ChainKernel& chain = *known;
@@ -51,13 +52,13 @@ std::optional<TrainedChainResult> run_trained_chain(const Layer& layer) {
   const int32_t device = layer.x.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  const Tensor packed = pack_weights(chain.packing, layer.weights, 1);
+  const PackedWeights packed = packed_for_both(chain.packing, layer.weights);
   Tensor y = empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));
   Tensor between = empty_like_in(layer.x, sizes_of_result(layer, right.size(0) * right.size(1) * right.size(3)));
   const int64_t rows = y.numel() / chain.out_features;
   const ChainGrid grid = chain.grid_of(rows);
   ChainArguments arguments{layer.x.const_data_ptr(),
-                           packed.const_data_ptr(),
+                           packed.packed.const_data_ptr(),
                            layer.bias ? layer.bias->const_data_ptr() : nullptr,
                            nullptr,
                            y.mutable_data_ptr(),
@@ -68,12 +69,12 @@ std::optional<TrainedChainResult> run_trained_chain(const Layer& layer) {
                            grid.rows_per_block,
                            between.mutable_data_ptr()};
   launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, true, &arguments}, device, grid.blocks);
-  return TrainedChainResult{y, between};
+  return TrainedChainResult{y, between, packed.of_grad};
 }
 
 // Registers the launch of `run_trained_chain` for operands like these.
 void know_trained_chain_of(const Layer& layer, const ChainKernel& launch) {
-  const auto key = key_of_trained_chain(layer);
+  const auto key = key_of_trained_chain(layer, launch.packing.elements_of_grad);
   if (!key) return;
   const std::unique_lock lock(trained_chains_mutex);
   trained_chains.insert_or_assign(*key, launch);

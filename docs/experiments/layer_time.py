@@ -1,6 +1,6 @@
 """Times of layers and MLPs, `KSLinear` beside `nn.Linear`, for docs/development/chains.md.
 
-    python docs/experiments/layer_time.py            # one layer with its bias
+    python docs/experiments/layer_time.py            # one layer with its bias; q, k, v of one input
     python docs/experiments/layer_time.py --mlps     # two layers, GELU between, residual; compiled
     python docs/experiments/layer_time.py --wide     # 4,096 rows of wider ones, and of SwiGLU
     python docs/experiments/layer_time.py --gates    # silu(a(x)) * b(x), one launch and others
@@ -33,10 +33,14 @@ LAYERS = (
     (768, 768, "(1,384,96,2)*(2,96,384,1)"),
     (1024, 1024, "(1,512,128,2)*(2,128,512,1)"),
     (2048, 2048, "(1,1024,256,2)*(2,256,1024,1)"),
+    (2048, 2048, "(1,2048,256,1)*(1,256,2048,1)"),
+    (4096, 4096, "(1,2048,512,2)*(2,512,2048,1)"),
+    (4096, 4096, "(1,4096,512,1)*(1,512,4096,1)"),
     (384, 1536, "(1,768,64,2)*(4,32,96,1)"),
     (1536, 384, "(1,192,48,2)*(2,48,768,1)"),
     (384, 384, "(1,192,48,2)*(2,48,192,1)"),
 )
+SIBLINGS = ("(1,192,64,2)*(4,32,96,1)", "(1,192,48,2)*(2,48,192,1)")
 MLPS = (
     ("(1,384,64,4)*(2,128,192,1)", "(1,96,64,4)*(4,64,384,1)"),
     ("(1,768,64,2)*(2,64,192,1)", "(1,192,48,2)*(2,48,768,1)"),
@@ -75,6 +79,24 @@ def median_us(call: Callable[[], object]) -> float:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1e3)
     return sorted(times)[_SAMPLES // 2]
+
+
+def times_of_dense(layer: nn.Module, x: Tensor) -> list[float]:
+    """A dense layer's times: eager, compiled by Inductor, and with max-autotune."""
+    modes = (None, "max-autotune-no-cudagraphs")
+    compiled = [torch.compile(layer, dynamic=False, mode=mode) for mode in modes]
+    return [median_us(partial(one, x)) for one in (layer, *compiled)]
+
+
+class Apart(nn.Module):
+    """Layers that read the same input."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [layer(x) for layer in self.layers]
 
 
 class Block(nn.Module):
@@ -191,9 +213,31 @@ def time_gates() -> None:
             print(f"{text} twice, {rows} rows: {ways}; dense {dense_us:.1f}", flush=True)
 
 
+def time_siblings() -> None:
+    """Print a line for q, k, v of one input, beside one dense layer, and beside three."""
+    for text in SIBLINGS:
+        chain = Chain.parse(text)
+        sizes = (chain.in_features, chain.out_features)
+        x = torch.randn(ROWS, sizes[0], device="cuda", dtype=torch.bfloat16)
+        stacked = ksopt.KSStacked([ksopt.KSLinear(*sizes, chain) for _ in range(3)])
+        one = nn.Linear(sizes[0], 3 * sizes[1])
+        three = Apart([nn.Linear(*sizes) for _ in range(3)]).cuda().bfloat16()
+        with torch.inference_mode():
+            us = median_us(partial(stacked.cuda().bfloat16(), x))
+            one_us = times_of_dense(one.cuda().bfloat16(), x)
+            three_us = median_us(partial(three, x))
+        times = ", ".join(f"{time:.1f}" for time in one_us)
+        print(
+            f"3 x {text}: {us:.1f} us; dense as one layer {times} (eager, compiled, "
+            f"max-autotune), as three {three_us:.1f}; share {us / min(one_us):.2f}",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Print a line for each layer."""
     torch.manual_seed(0)
+    torch._dynamo.config.cache_size_limit = 64
     if "--gates" in sys.argv[1:]:
         time_gates()
         return
@@ -211,15 +255,19 @@ def main() -> None:
             for after in (None, "gelu")
         )
         with torch.inference_mode():
-            layers = (dense, plain, torch.nn.Sequential(dense, torch.nn.GELU()), gelu)
-            times = [median_us(partial(layer, x)) for layer in layers]
+            tuned = times_of_dense(dense, x)
+            layers = (plain, torch.nn.Sequential(dense, torch.nn.GELU()), gelu)
+            times = [min(tuned), *(median_us(partial(layer, x)) for layer in layers)]
         problem = Problem(Chain.parse(text), "bfloat16", False, epilogue=Epilogue(bias=True))
         ways = ", ".join(planner.plan_of(problem, ROWS).ways)
         print(
             f"{n} -> {m} {text} by {ways}: {times[1]:.1f} of {times[0]:.1f} us "
-            f"({times[1] / times[0]:.2f}); with GELU {times[3]:.1f} of {times[2]:.1f} us "
-            f"({times[3] / times[2]:.2f})"
+            f"({times[1] / times[0]:.2f}; dense {', '.join(f'{us:.1f}' for us in tuned)}: eager, "
+            f"compiled, max-autotune); with GELU {times[3]:.1f} of {times[2]:.1f} us "
+            f"({times[3] / times[2]:.2f})",
+            flush=True,
         )
+    time_siblings()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Contraction, Kind, Miss, Root, Trace
 from ksopt.compile.checkpoint_bodies import UsesByCaller, bodies_of, in_region, uses_by_caller
-from ksopt.compile.lowering.absorb import IsWhole, absorb
+from ksopt.compile.lowering.absorb import IsWhole, absorb, records_gradients
 from ksopt.compile.lowering.candidates import (
     CandidateSite,
     candidate_products,
@@ -29,6 +29,7 @@ from ksopt.compile.lowering.candidates import (
 )
 from ksopt.compile.lowering.effects import Uses, check, uses
 from ksopt.compile.lowering.products import CannotLowerError, product_of
+from ksopt.compile.lowering.recomputed_activations import recompute_activations
 from ksopt.compile.lowering.rewrite import lower
 from ksopt.compile.lowering.shared_memory import (
     CopiesByStrides,
@@ -187,7 +188,9 @@ def _absorb(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
                 reason = f"{site.reason} {how} computes all of it{beside}."
                 report.sites[at] = replace(site, one_launch=steps, reason=reason)
                 break
-    if absorbed:
+    recomputed = recompute_activations(gm.graph) if records_gradients(gm.graph) else 0
+    report.passes["activations_recomputed"] += recomputed
+    if absorbed or recomputed:
         gm.graph.lint()
         gm.recompile()
 

@@ -33,14 +33,25 @@ def is_by_kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) 
         rows: of the gradient.
         device: where.
     """
-    return _tile(s, dtype, rows, device) is not None
+    return tile_of(s, dtype, rows, device) is not None
 
 
-def run(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | None:
+def packed_for(left: Tensor, right: Tensor, rows: int) -> Tensor | None:
+    """The weights as `run` reads them for so many rows; None where no kernel reads them."""
+    s = Shape(Pattern(*left.shape), Pattern(*right.shape))
+    tile = tile_of(s, left.dtype, rows, left.device)
+    kernel = None if tile is None else _loaded(s, tile, _name(left.dtype), left.get_device())
+    return None if kernel is None else kernel.pack(left, right)
+
+
+def run(
+    grad: Tensor, left: Tensor, right: Tensor, packed: Tensor | None = None
+) -> tuple[Tensor, Tensor] | None:
     """The gradients of a chain's input and of the values between its factors, by a kernel.
 
     Args:
         grad: [*batch, b1*d1]; left, right: [1,b1,c1,d1] and [a2,b2,c2,1], on one device.
+        packed: both, packed for as many rows, if they are.
 
     Returns:
         [*batch, a2*c2] and [*batch, a2*b2]; None where no kernel computes them, or faster.
@@ -49,18 +60,21 @@ def run(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | No
         return None
     s = Shape(Pattern(*left.shape), Pattern(*right.shape))
     rows = grad.numel() // grad.shape[-1]
-    tile = _tile(s, grad.dtype, rows, grad.device)
+    tile = tile_of(s, grad.dtype, rows, grad.device)
     kernel = None if tile is None else _loaded(s, tile, _name(grad.dtype), grad.get_device())
     if host.is_loaded():
         launch = _A_LAUNCH_A_FACTOR if kernel is None else kernel.launches(rows)
         torch.ops.ksopt_host.know_input_grad(grad, left, right, **launch)
     if kernel is None:
         return None
-    to, between = kernel(in_aligned_rows(grad), left, right)
+    if packed is not None and packed.numel() != kernel.tile.packed_elements(s):
+        packed = None
+    to, between = kernel(in_aligned_rows(grad), left, right, packed)
     return (to.view(*grad.shape[:-1], -1), between.view(*grad.shape[:-1], -1))
 
 
-def _tile(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Config | None:
+def tile_of(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Config | None:
+    """The tile that `run` takes; arguments as for `is_by_kernel`."""
     spec = _spec(device)
     return None if spec is None or rows == 0 else faster_tile(s, _name(dtype), rows, spec)
 

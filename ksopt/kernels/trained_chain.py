@@ -1,7 +1,8 @@
 """The forward pass of a trained chain in one launch: y, and the values between its factors.
 
-The backward pass reads the latter for a weight's gradient. Whether one launch is used is the
-planner's choice for weights that change. Once it is known, the host library serves such calls
+The backward pass reads the latter for a weight's gradient. The weights may be packed for the
+kernel of x's gradient, too (`input_gradients`), in the same launch. Whether one launch is used is
+the planner's choice for weights that change. Once it is known, the host library serves such calls
 without Python (csrc/host/trained_chain.hpp).
 """
 
@@ -16,16 +17,18 @@ from torch import Tensor
 
 from ksopt.errors import KsoptError
 from ksopt.jit import host
-from ksopt.kernels import layer_plans, plan_autotuner, registry
+from ksopt.kernels import input_gradients, layer_plans, plan_autotuner, registry
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import FACTORS, Candidate
+from ksopt.kernels.families import input_grad_tile
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.plan import ExecutionPlan
 from ksopt.kernels.problem import Problem
+from ksopt.patterns.chain import Pattern
 
-Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor, Tensor]]
-"""(x, weights, bias) -> y and the values between the factors."""
+Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor, Tensor, Tensor]]
+"""(x, weights, bias) -> y, the values between the factors, the weights packed for x's gradient."""
 
 
 @runtime_checkable
@@ -36,13 +39,16 @@ class Launched(Protocol):
         """The launch for any number of rows, as ``know_trained_chain`` of csrc/host takes it."""
 
 
-def run(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """y [*batch, M] and the values between the factors, by a kernel; None: a launch per factor.
+def run(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, packed: int = 0
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What `Keeping` returns, by a kernel; None: a launch per factor.
 
     Args:
         x: [*batch, N].
         weights: of two factors, left to right.
         bias: [M], or None.
+        packed: elements of the weights for x's gradient; 0 for none.
     """
     operands = Operands(x, tuple(weights), bias, None)
     chosen, is_final = layer_plans.chosen_for_changing(operands)
@@ -53,13 +59,44 @@ def run(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> tuple[Tens
     candidate = chosen if _keeps(chosen) else fastest_keeper(problem, batch, x.device)
     if candidate is None:
         return None
-    call = _loaded(candidate, x.get_device())
+    of_grad = _tile_of_grad(x, weights, packed)
+    call = _loaded(candidate, x.get_device(), of_grad)
     if call is None:
         return None
-    result = call(x, weights, bias)
+    y, between, own = call(x, weights, bias)
+    if own.numel() != packed:
+        return y, between, packed_of_grad(x, weights[0], weights[1], packed)
     if is_final and isinstance(call, Launched) and host.is_loaded():
-        torch.ops.ksopt_host.know_trained_chain(x, *weights, bias, **call.launches())
-    return result
+        torch.ops.ksopt_host.know_trained_chain(x, *weights, bias, packed, **call.launches())
+    return y, between, own
+
+
+def packed_of_grad(x: Tensor, left: Tensor, right: Tensor, packed: int) -> Tensor:
+    """The weights packed for x's gradient, by a launch of their own.
+
+    Args:
+        x: [*batch, N].
+        left, right: the weights.
+        packed: elements of the result. It is not initialized where no kernel will read it.
+    """
+    of_grad = None
+    if packed:
+        of_grad = input_gradients.packed_for(left, right, x.numel() // x.shape[-1])
+    if of_grad is None or of_grad.numel() != packed:
+        return x.new_empty(packed)
+    return of_grad
+
+
+def _tile_of_grad(
+    x: Tensor, weights: Sequence[Tensor], packed: int
+) -> input_grad_tile.Config | None:
+    """The tile that weights are packed for, if it takes so many elements."""
+    if not packed:
+        return None
+    left, right = (Pattern(*weight.shape) for weight in weights)
+    shape = input_grad_tile.Shape(left, right)
+    tile = input_gradients.tile_of(shape, x.dtype, x.numel() // x.shape[-1], x.device)
+    return tile if tile is not None and tile.packed_elements(shape) == packed else None
 
 
 def is_one_launch(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> bool:
@@ -113,12 +150,14 @@ def _keeps(candidate: Candidate) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _loaded(candidate: Candidate, device: int) -> Keeping | None:
+def _loaded(
+    candidate: Candidate, device: int, of_grad: input_grad_tile.Config | None
+) -> Keeping | None:
     problem, family = candidate.problem, candidate.family
     if family is None or not family.stores_intermediate(problem):
         return None
     try:
-        return family.storing_launcher(problem, candidate.tile, device)
+        return family.storing_launcher(problem, candidate.tile, device, of_grad)
     except KsoptError as error:
         registry.warn_once(str(error))
         return None

@@ -19,25 +19,30 @@ from ksopt.ops.schemas import LIBRARY
 from ksopt.patterns.chain import Pattern
 
 
-def _kernel(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _kernel(
+    grad: Tensor, left: Tensor, right: Tensor, packed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The gradients of the chain's input, and of the values between its factors."""
     for weight in (left, right):
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        gradients = input_gradients.run(grad, left, right)
+        gradients = input_gradients.run(grad, left, right, packed)
     if gradients is not None:
         return gradients
     between = implementation.changing(grad, left.transpose(1, 2))
     return implementation.changing(between, right.transpose(1, 2)), between
 
 
-def _fake(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _fake(
+    grad: Tensor, left: Tensor, right: Tensor, packed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     between = implementation.fake(grad, left.transpose(1, 2))
     return implementation.fake(between, right.transpose(1, 2)), between
 
 
 LIBRARY.define(
-    "ks_chain_input_grad(Tensor grad, Tensor left, Tensor right) -> (Tensor, Tensor)",
+    "ks_chain_input_grad(Tensor grad, Tensor left, Tensor right, Tensor? packed=None) "
+    "-> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 for _key in ("CPU", "CUDA"):
@@ -57,3 +62,22 @@ def is_one_launch(grad: Tensor, left: Tensor, right: Tensor) -> bool:
     known = [size for size in sizes if size is not None]
     shape = Shape(Pattern(*known[:4]), Pattern(*known[4:8]))
     return input_gradients.is_by_kernel(shape, grad.dtype, math.prod(known[8:-1]), grad.device)
+
+
+def packed_elements(x: Tensor, left: Tensor, right: Tensor) -> int:
+    """Elements of the weights as the kernel of x's gradient reads them, if they are to be saved.
+
+    Returns:
+        0 where the backward pass packs them itself: where no kernel does, where the number of rows
+        is dynamic and the kernel's tile with it, and where they take more than an eighth of x's
+        memory, beside which the launch that is saved is short.
+    """
+    sizes = (*left.shape, *right.shape, *x.shape)
+    if not all(type(size) is int for size in sizes) or 0 in sizes:
+        return 0
+    if not x.dtype == left.dtype == right.dtype:
+        return 0
+    shape = Shape(Pattern(*left.shape), Pattern(*right.shape))
+    tile = input_gradients.tile_of(shape, x.dtype, math.prod(x.shape[:-1]), x.device)
+    elements = 0 if tile is None else tile.packed_elements(shape)
+    return elements if 8 * elements <= x.numel() else 0

@@ -1,7 +1,8 @@
 """A trained chain in one launch, for compiled graphs: ``ks_chain_keeping``.
 
 The forward pass stores the values between the two factors, so that the backward pass computes no
-product again. It is no public operator: ``ks_chain`` uses it where that is faster.
+product again, and the weights as the kernel of the input's gradient reads them, so that both passes
+pack them in one launch. It is no public operator: ``ks_chain`` uses it where that is faster.
 """
 
 from __future__ import annotations
@@ -22,27 +23,31 @@ from ksopt.ops.schemas import (
     ks_mm_weight_grad,
 )
 
+Three = tuple[Tensor, Tensor, Tensor]
 
-def _kernel(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """y and the values between, for calls that the host library's kernel does not know."""
+
+def _kernel(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, packed: int = 0) -> Three:
+    """y, the values between and packed weights, for calls that the host library does not know."""
     for weight in (left, right):
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        result = trained_chain.run(x, (left, right), bias)
+        result = trained_chain.run(x, (left, right), bias, packed)
     if result is not None:
         return result
     between = implementation.changing(x, right)
     y = implementation.changing(between, left)
-    return (y if bias is None else y.add_(bias)), between
+    y = y if bias is None else y.add_(bias)
+    return y, between, trained_chain.packed_of_grad(x, left, right, packed)
 
 
-def _fake(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _fake(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, packed: int = 0) -> Three:
     between = implementation.fake(x, right)
-    return implementation.fake(between, left), between
+    return implementation.fake(between, left), between, x.new_empty(packed)
 
 
 LIBRARY.define(
-    "ks_chain_keeping(Tensor x, Tensor left, Tensor right, Tensor? bias) -> (Tensor, Tensor)",
+    "ks_chain_keeping(Tensor x, Tensor left, Tensor right, Tensor? bias, int packed=0) "
+    "-> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 for _key in ("CPU", "CUDA"):
@@ -53,18 +58,17 @@ ks_chain_keeping = torch.ops.ksopt.ks_chain_keeping.default
 
 class _TrainedChain(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        y, between = ks_chain_keeping(x, left, right, bias)
-        ctx.mark_non_differentiable(between)
-        ctx.save_for_backward(x, between, left, right)
-        return y, between
+    def forward(ctx: Any, x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Three:
+        elements = input_gradient.packed_elements(x, left, right) if ctx.needs_input_grad[0] else 0
+        y, between, packed = ks_chain_keeping(x, left, right, bias, elements)
+        ctx.mark_non_differentiable(between, packed)
+        ctx.save_for_backward(x, between, left, right, packed)
+        return y, between, packed
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = in_rows(grads[0])
-        x, between, left, right = ctx.saved_tensors
+        x, between, left, right, packed = ctx.saved_tensors
         of_x, of_left, of_right, of_bias = ctx.needs_input_grad
         if torch.is_grad_enabled():  # gradients of gradients: through x and right, too
             between = ks_mm(x, right)
@@ -75,7 +79,8 @@ class _TrainedChain(torch.autograd.Function):
         elif of_left and not are_one:
             grad_left = ks_mm_weight_grad(grad, between, *_sizes(left), False)
         if of_x and _is_one_launch(grad, left, right):
-            grad_x, grad_between = ks_chain_input_grad(grad, left, right)
+            known = packed if packed.numel() else None
+            grad_x, grad_between = ks_chain_input_grad(grad, left, right, known)
         else:
             with weight_scopes.changing():
                 grad_between = ks_mm(grad, left.transpose(1, 2))

@@ -54,7 +54,7 @@ struct ChainArguments {
 struct PackArguments {
   const float* weights[4][4];
   long strides[4][4][4];
-  float* packed;
+  float *packed, *packed_of_grad;
 };
 unsigned blocks;
 int launches, has_context = 1, stream, capturing;
@@ -64,7 +64,7 @@ enum { GRADIENTS = 8, ADDING = 9, PACK_INPUT_GRAD = 10, INPUT_GRAD = 11, PACK_CH
 /* How a trained chain's two kernels were launched last, as `Seen` below has it. */
 struct Seen {
   long number, blocks, threads, shared, attributes, stream;
-  char arguments[648];
+  char arguments[656];
 } trained[2], gradients[2]; /* the latter: those of a chain's gradients, and of their shares */
 static void see(struct Seen* seen, const struct Config* config, const void* params, int size) {
   *seen = (struct Seen){launches, config->blocks[0], config->threads[0], config->shared,
@@ -258,7 +258,7 @@ class Seen(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_long) for name in ("number", "blocks", "threads", "shared_bytes")),
         *((name, ctypes.c_long) for name in ("attributes", "stream")),
-        ("arguments", ctypes.c_byte * 648),
+        ("arguments", ctypes.c_byte * 656),
     ]
 
     @property

@@ -13,8 +13,8 @@ from played_driver import INPUT_GRAD, PACK_INPUT_GRAD, trained, variable
 
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import input_gradients, weight_cache
+from ksopt.kernels.families import input_grad_tile, weight_packer
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
-from ksopt.kernels.families import weight_packer
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.input_gradient import ks_chain_input_grad
 from ksopt.patterns.chain import Chain
@@ -38,6 +38,7 @@ class Device:
         monkeypatch.setattr(nvrtc, "cubin", lambda *_: SimpleNamespace(data=b""))
         monkeypatch.setattr(driver, "load_kernel", self._load_kernel)
         monkeypatch.setattr(driver, "launch", self._launch)
+        self.packed = None
         self.left, self.right = (torch.randn(p.weight_shape).bfloat16() for p in (LEFT, RIGHT))
 
     @staticmethod
@@ -50,7 +51,7 @@ class Device:
     def call(self, grad):
         """Both gradients, and whether Python launched them."""
         before = len(self.launches)
-        to, between = ks_chain_input_grad(grad, self.left, self.right)
+        to, between = ks_chain_input_grad(grad, self.left, self.right, self.packed)
         assert to.shape == (*grad.shape[:-1], RIGHT.in_features)
         assert between.shape == (*grad.shape[:-1], RIGHT.out_features)
         assert to.dtype == between.dtype == grad.dtype
@@ -113,13 +114,33 @@ def test_it_launches_what_python_launches(device, batch):
             python_to.data_ptr(),
             python_between.data_ptr(),
         )
-        packed, own = bytes(packing)[:-8], bytes(actual_packing)[:-8]
+        packed, own = bytes(packing)[:-16], bytes(actual_packing)[:-16]
         assert packed == own
         for name in ("grad", "weights", "between", "to", "grad_stride"):
             setattr(actual, name, getattr(multiplying, name))
         assert bytes(actual) == bytes(multiplying)
-        assert ctypes.sizeof(packing) == 648
+        assert ctypes.sizeof(packing) == 656
         assert ctypes.sizeof(actual) == 56
+
+
+def test_weights_that_were_packed_before_are_not_packed_again(device):
+    """By either; another number of elements is of another tile."""
+    grad = rows(1006)
+    device.call(grad)
+    shape = input_grad_tile.Shape(LEFT, RIGHT)
+    tile = input_gradients.tile_of(shape, grad.dtype, 1006, grad.device)
+    elements = tile.packed_elements(shape)
+    for count, launches in ((elements, 1), (elements + 8, 2), (0, 2)):
+        device.packed = torch.zeros(count, dtype=grad.dtype)
+        before = variable(device.library, "launches").value
+        assert not device.is_by_python(grad)
+        assert variable(device.library, "launches").value == before + launches
+        actual = kernels.Arguments.from_buffer_copy(trained(device.library)[1].arguments)
+        assert (actual.weights == device.packed.data_ptr()) == (launches == 1)
+        del device.launches[:]  # those by Python, of rows that the library does not know
+        grads = rows(503, 2).transpose(0, 1)
+        assert device.is_by_python(grads)
+        assert len(device.launches) == launches
 
 
 def test_a_known_launch_enters_no_python(device, monkeypatch):

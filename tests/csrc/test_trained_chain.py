@@ -12,8 +12,8 @@ import torch
 from played_driver import PACK_TRAINED, TRAINED, trained, variable
 
 from ksopt.jit import arch, driver, nvrtc
-from ksopt.kernels import plan_autotuner, trained_chain, weight_cache
-from ksopt.kernels.families import chain_launcher, weight_packer
+from ksopt.kernels import input_gradients, plan_autotuner, trained_chain, weight_cache
+from ksopt.kernels.families import chain_launcher, input_grad_tile, weight_packer
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.trained_chain import ks_chain_keeping
 from ksopt.patterns.chain import Chain
@@ -21,7 +21,7 @@ from ksopt.patterns.chain import Chain
 LEFT, RIGHT = Chain.parse("(1,192,64,2)*(2,64,192,1)")
 FEATURES = RIGHT.in_features
 SPEC = DeviceSpec((9, 0), 132, 228 * 1024)
-MANY, FEW = 20_000, 300  # blocks with rows of their own; clusters that share them
+MANY, FEW = 20_000, 600  # blocks with rows of their own; clusters that share them
 
 
 class Device:
@@ -32,6 +32,8 @@ class Device:
         monkeypatch.setenv("KSOPT_TUNE", "model")
         backend = SimpleNamespace(spec=lambda _: SPEC)
         monkeypatch.setattr(plan_autotuner, "backend_of", lambda _: backend)
+        monkeypatch.setattr(input_gradients, "_spec", lambda _: SPEC)
+        monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1e9)
         monkeypatch.setattr(DeviceSpec, "of_device", lambda _: SPEC)
         monkeypatch.setattr(arch, "of_device", lambda _: "sm_90a")
         monkeypatch.setattr(nvrtc, "cubin", lambda *_: SimpleNamespace(data=b""))
@@ -39,6 +41,7 @@ class Device:
         monkeypatch.setattr(driver, "launch", self._launch)
         self.left, self.right = (torch.randn(p.weight_shape).bfloat16() for p in (LEFT, RIGHT))
         self.bias = torch.randn(LEFT.out_features).bfloat16()
+        self.packed = 0  # elements for the gradient of x
 
     @staticmethod
     def _load_kernel(cubin, name, shared_bytes, device):
@@ -50,7 +53,9 @@ class Device:
     def call(self, x):
         """y, what is between the factors, and whether Python launched it."""
         before = len(self.launches)
-        y, between = ks_chain_keeping(x, self.left, self.right, self.bias)
+        y, between, of_grad = ks_chain_keeping(x, self.left, self.right, self.bias, self.packed)
+        assert of_grad.shape == (self.packed,)
+        self.of_grad = of_grad
         assert y.shape == (*x.shape[:-1], LEFT.out_features)
         assert between.shape == (*x.shape[:-1], RIGHT.out_features)
         assert y.dtype == between.dtype == x.dtype
@@ -64,9 +69,12 @@ class Device:
 
 @pytest.fixture
 def device(serving, monkeypatch):
-    trained_chain._loaded.cache_clear()
+    caches = (trained_chain._loaded, input_gradients._loaded, input_gradients.faster_tile)
+    for cache in caches:
+        cache.cache_clear()
     yield Device(serving, monkeypatch)
-    trained_chain._loaded.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 def rows(*batch):
@@ -91,16 +99,26 @@ def part_of_wider_rows(x):
     return wide[..., 8:]
 
 
-@pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("batch", [(MANY,), (4, 5000), (FEW,), (3, 1, 100)], ids=str)
-def test_it_launches_what_python_launches(device, batch, has_bias):
+def elements_of_grad(rows):
+    """Elements of the weights as the kernel of the gradient of x reads them."""
+    shape = input_grad_tile.Shape(LEFT, RIGHT)
+    tile = input_gradients.tile_of(shape, torch.bfloat16, rows, torch.device("cpu"))
+    return tile.packed_elements(shape)
+
+
+@pytest.mark.parametrize(("has_bias", "is_of_grad"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("batch", [(MANY,), (4, 5000), (FEW,), (3, 1, 200)], ids=str)
+def test_it_launches_what_python_launches(device, batch, has_bias, is_of_grad):
     if not has_bias:
         device.bias = None
+    if is_of_grad:
+        device.packed = elements_of_grad(rows(*batch)[..., 0].numel())
     for x in (rows(*batch), part_of_wider_rows(rows(*batch))):
         device.left, device.right = map(in_another_order, (device.left, device.right))
         plan_autotuner.forget()
         before = variable(device.library, "launches").value
         python_y, python_between, is_by_python = device.call(x)
+        python_of_grad = device.of_grad
         assert is_by_python
         (pack, pack_grid, packing), (chain, chain_grid, multiplying) = device.launches[-2:]
         assert (pack, chain) == (PACK_TRAINED, TRAINED)
@@ -123,6 +141,9 @@ def test_it_launches_what_python_launches(device, batch, has_bias):
         assert (actual.y, actual.z) == (y.data_ptr(), between.data_ptr())
         assert packing.packed == multiplying.weights
         packing.packed, multiplying.weights = actual.weights, actual.weights
+        if is_of_grad:
+            assert packing.packed_of_grad == python_of_grad.data_ptr()
+            packing.packed_of_grad = device.of_grad.data_ptr()
         multiplying.y, multiplying.z = actual.y, actual.z
         packed = weight_packer.Arguments.from_buffer_copy(seen_pack.arguments)
         assert values_of(packed) == values_of(packing)
@@ -142,6 +163,7 @@ def test_the_arguments_are_the_operands(device):
         assert tuple(packing.strides[0][place]) == weight.stride()
     assert not any(packing.weights[0][2:])  # no more factors
     assert not any(any(sibling) for sibling in packing.weights[1:])
+    assert packing.packed_of_grad is None
     actual = chain_launcher.Arguments.from_buffer_copy(seen_chain.arguments)
     assert (actual.x, actual.bias, actual.residual) == (x.data_ptr(), device.bias.data_ptr(), None)
     assert (actual.y, actual.z) == (y.data_ptr(), between.data_ptr())
@@ -149,6 +171,23 @@ def test_the_arguments_are_the_operands(device):
     assert (actual.batch, actual.x_stride, actual.y_stride) == (MANY, FEATURES + 8, y.shape[-1])
     assert actual.rows_per_block == 3 * 64  # of 313 units, for 132 multiprocessors
     assert seen_chain.blocks == 105
+
+
+def test_what_is_packed_for_the_gradient_is_known_of_such_calls(device):
+    x = rows(MANY)
+    device.call(x)
+    device.packed = elements_of_grad(MANY)
+    assert device.is_by_python(x)
+    assert not device.is_by_python(x)
+    device.packed = 0
+    assert not device.is_by_python(x)
+
+
+def test_another_number_of_elements_is_pythons(device):
+    """As many are returned: a compiled graph relies on that, and its backward pass packs again."""
+    device.packed = elements_of_grad(MANY) + 8
+    for _ in range(2):
+        assert device.is_by_python(rows(MANY))
 
 
 def test_a_known_chain_enters_no_python(device, monkeypatch):

@@ -245,9 +245,8 @@ def test_the_librarys_own_kernels_know_it_without_python(case, monkeypatch):
             case.check(y=ops.ks_mm_frozen(*operands, case.weight))
         with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(TypeError):
             ops.ks_mm_inner(*operands, case.weight)
-        with pytest.raises(TypeError):  # of a weight that a graph computes nothing is cached
-            ops.ks_mm_inner(*operands)
-        with pytest.raises(TypeError):
+        case.check(y=ops.ks_mm_inner(*operands))  # a weight that a graph computes is packed
+        with pytest.raises(TypeError):  # Python drops what is cached
             ops.ks_mm_changing(*operands)
         with pytest.raises(TypeError):  # what was cached is forgotten now
             ops.ks_mm_inner(*operands, case.weight)
@@ -258,11 +257,18 @@ def test_the_librarys_own_kernels_know_it_without_python(case, monkeypatch):
         case.check(y=ops.ks_mm_changing(*operands))
 
 
-def test_nothing_is_known_where_weights_change(case):
+def test_weights_that_change_are_packed_at_each_call(case):
     case.warm()
+    in_another_order = case.weight.transpose(1, 3).contiguous().transpose(1, 3)
+    memory = torch.zeros(case.weight.numel() + 1).to(case.weight)
+    shifted = memory[1:].view(case.weight.shape).copy_(case.weight)
     with weight_scopes.changing():
-        assert case.known() is None
-        case.check()
+        for weight in (case.weight, in_another_order, shifted):
+            for factor in (-2, 0.5):
+                weight.data.mul_(factor)
+                case.check_known(weight)
+    ksopt.refresh()
+    case.check()
     case.check_known()
 
 

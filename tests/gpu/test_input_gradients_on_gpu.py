@@ -16,6 +16,7 @@ from ksopt.kernels.families.input_grad_tile import Config, Shape
 from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.input_gradient import ks_chain_input_grad
+from ksopt.ops.trained_chain import ks_chain_keeping
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
 
@@ -214,3 +215,28 @@ def test_a_known_launch_needs_no_python(spec: DeviceSpec, monkeypatch: pytest.Mo
     left.mul_(2)
     to, between = ks_chain_input_grad(grad, left, right)
     assert_right(to, between, grad, left, right)
+
+
+def test_the_forward_pass_packs_weights_for_it(
+    spec: DeviceSpec, is_faster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel that packs them for the backward pass alone does; by Python and without it."""
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    for rows in (300, 20_000):
+        left, right = drawn(Shape(*Chain.parse(LAYER)), 1, torch.bfloat16)[1:]
+        x, grad = (torch.randn(rows, 384, device="cuda").bfloat16() for _ in range(2))
+        shape = Shape(*Chain.parse(LAYER))
+        tile = input_gradients.tile_of(shape, x.dtype, rows, x.device)
+        assert tile is not None
+        expected = input_gradients.packed_for(left, right, rows)
+        assert expected is not None
+        gradients = ks_chain_input_grad(grad, left, right)
+        for _ in range(3):
+            y, between, packed = ks_chain_keeping(x, left, right, None, tile.packed_elements(shape))
+            assert torch.equal(packed, expected)
+            for one, other in zip(
+                (y, between), ks_chain_keeping(x, left, right, None), strict=False
+            ):
+                assert torch.equal(one, other)
+            again = ks_chain_input_grad(grad, left, right, packed)
+            assert all(map(torch.equal, again, gradients))

@@ -28,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     """Gradients that the operator is called with, where a kernel would be taken for any chain."""
     seen: list[Tensor] = []
 
-    def run(grad: Tensor, left: Tensor, right: Tensor) -> None:
+    def run(grad: Tensor, left: Tensor, right: Tensor, packed: Tensor | None) -> None:
         seen.append(grad)
 
     monkeypatch.setenv("KSOPT_TUNE", "model")
@@ -103,3 +103,21 @@ def test_it_is_taken_where_it_is_predicted_to_be_faster(monkeypatch: pytest.Monk
         assert input_gradients.faster_tile(shape, "bfloat16", 4096, H200) is None
     finally:
         input_gradients.faster_tile.cache_clear()
+
+
+def test_weights_that_the_forward_pass_packed_reach_the_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only where x has a gradient."""
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    seen: list[Tensor | None] = []
+    monkeypatch.setattr(input_gradients, "run", lambda *operands: seen.append(operands[3]))
+    monkeypatch.setattr(input_gradient, "is_one_launch", lambda *_: True)
+    monkeypatch.setattr(input_gradient, "packed_elements", lambda *_: 24)
+    model = ksopt.KSLinear(32, 32, "(1,8,4,4)*(4,4,8,1)")
+    with toy_chains.registered():
+        compiled = torch.compile(model, backend="ksopt", dynamic=False)
+        compiled(torch.randn(6, 32, requires_grad=True)).sum().backward()
+        assert [None if packed is None else packed.shape for packed in seen] == [(24,)]
+        compiled(torch.randn(6, 32)).sum().backward()
+    assert len(seen) == 1

@@ -139,7 +139,9 @@ def test_the_operator_is_one_of_torchs(toy) -> None:
     for bias in (torch.randn(32), None):
         torch.library.opcheck(op, (x, left, right, bias), test_utils="test_faketensor")
         torch.library.opcheck(op, (x, left, right, bias), test_utils="test_schema")
-        y, between = op(x, left, right, bias)
+        y, between, packed = op(x, left, right, bias)
+        assert packed.shape == (0,)
+        assert op(x, left, right, bias, 8)[2].shape == (8,)
         torch.testing.assert_close(between, ks_reference(x, right))
         expected = ks_reference(between, left)
         torch.testing.assert_close(y, expected if bias is None else expected + bias)

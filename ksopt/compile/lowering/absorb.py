@@ -81,7 +81,7 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
     graph = gm.graph
     if writes_in_place(graph):
         return []
-    trains = _records_gradients(graph)
+    trains = records_gradients(graph)
     layers: dict[fx.Node, Layer] = {}
     for node in graph.nodes:
         layer = product(node, layers) or with_next(node, layers) or layers.get(node)
@@ -200,7 +200,8 @@ def _is_of_input(owner: fx.Node, inputs: Container[int]) -> bool:
     return id(value) in inputs or id(value._base) in inputs
 
 
-def _records_gradients(graph: fx.Graph) -> bool:
+def records_gradients(graph: fx.Graph) -> bool:
+    """Whether a graph is of training: a gradient of one of its inputs is recorded."""
     switched = any(node.target is torch._C._set_grad_enabled for node in graph.nodes)
     if not torch.is_grad_enabled() and not switched:
         return False

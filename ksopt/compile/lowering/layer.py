@@ -25,7 +25,7 @@ PRODUCTS = frozenset({torch.ops.ksopt.ks_mm, ops.ks_mm})
 CHAINS = frozenset({torch.ops.ksopt.ks_chain, ops.ks_chain})
 _MLPS = frozenset({torch.ops.ksopt.ks_mlp, ops.ks_mlp})
 _ADDITIONS = {operator.add, torch.add, "add"}
-_RESHAPES = {
+RESHAPES = {
     *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"),
     *(torch.reshape, torch.flatten, torch.unflatten, torch.squeeze, torch.unsqueeze),
 }
@@ -116,7 +116,7 @@ def product(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
 
 def _native(node: fx.Node) -> Layer | None:
     """The layer of a call of ``ks_chain`` by the author."""
-    arguments = _arguments(node)
+    arguments = arguments_of_chain(node)
     weights: tuple[Any, ...] = tuple(arguments["weights"])
     named = [arguments.get(name) for name in ("bias", "residual")]
     nodes = [arguments["x"], *weights, *(one for one in named if one is not None)]
@@ -136,12 +136,12 @@ def has_epilogue(node: fx.Node) -> bool:
         return True
     if node.target not in CHAINS:
         return False
-    arguments = _arguments(node)
+    arguments = arguments_of_chain(node)
     summands = [arguments.get(name) for name in ("bias", "residual")]
     return summands != [None, None] or arguments.get("activation", "none") != "none"
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
+def arguments_of_chain(node: fx.Node) -> dict[str, Any]:
     """Arguments of a call of ``ks_chain``, by name, without defaults."""
     return dict(zip(_CHAIN_ARGUMENTS, node.args, strict=False)) | node.kwargs
 
@@ -160,7 +160,7 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
             continue
         if not all(map(same, before, after)):  # it is broadcast
             continue
-        activation = _activation(node)
+        activation = activation_of_node(node)
         if activation is not None and node.args[0] is value:
             if layer.activation == "none" and layer.residual is None:
                 return replace(layer, activation=activation, inner=inner)
@@ -176,7 +176,7 @@ def _reshapes(node: fx.Node) -> bool:
     if node.target is torch.permute:  # to the same order: rewrite.py adds such nodes
         dims = node.args[1] if len(node.args) == 2 else None
         return isinstance(dims, list | tuple) and list(dims) == list(range(len(dims)))
-    return node.target in _RESHAPES and bool(node.args)
+    return node.target in RESHAPES and bool(node.args)
 
 
 def with_spelled(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Layer]]:
@@ -189,7 +189,8 @@ def with_spelled(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Layer]
         yield spelled.nodes[-1], replace(layer, activation=spelled.activation, inner=inner)
 
 
-def _activation(node: fx.Node) -> Activation | None:
+def activation_of_node(node: fx.Node) -> Activation | None:
+    """The activation that a node computes; None if it computes none."""
     name = ACTIVATIONS.get(node.target)
     others = [*node.args[1:], *node.kwargs.values()]
     if name is None or not node.args:

@@ -139,12 +139,17 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
         return False
 
     def storing_launcher(
-        self, problem: Problem, config: ConfigT, device_index: int
-    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        self, problem: Problem, config: ConfigT, device_index: int, of_grad: Any = None
+    ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
         """The `launcher` of a chain of two factors whose weights change with every call.
 
+        Args:
+            problem, config, device_index: as for `launcher`.
+            of_grad: the tile of `input_grad_tile` that computes the gradient of x; or None.
+
         Returns:
-            (x, weights, bias) -> y, and what is between the factors, for a backward pass.
+            (x, weights, bias) -> y, and for the backward pass what is between the factors, and the
+            weights as ``of_grad`` reads them, or nothing, [0], if that is None.
         """
         raise NotImplementedError
 

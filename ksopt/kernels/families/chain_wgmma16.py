@@ -10,12 +10,19 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import weight_groups
-from ksopt.kernels.families import chain_cost, chain_launcher, chain_pack_launcher, chain_tile
+from ksopt.kernels.families import (
+    chain_cost,
+    chain_launcher,
+    chain_pack_launcher,
+    chain_tile,
+    input_grad_tile,
+)
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
 from ksopt.kernels.families.chain_launcher import ChainLauncher
 from ksopt.kernels.families.chain_pack_launcher import chain_packer
 from ksopt.kernels.families.chain_rows import aligned, as_rows, rows_of
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
+from ksopt.kernels.families.trained_pack_launcher import TrainedPacker
 from ksopt.kernels.launcher import Entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
@@ -74,20 +81,33 @@ class ChainWgmma16(KernelFamily[Config]):
         return is_bare and right.b // left.d % 2 == 0
 
     def storing_launcher(
-        self, problem: Problem, config: Config, device_index: int
+        self,
+        problem: Problem,
+        config: Config,
+        device_index: int,
+        of_grad: input_grad_tile.Config | None = None,
     ) -> LaunchKeeping:
-        return LaunchKeeping(problem, config, device_index)
+        return LaunchKeeping(problem, config, device_index, of_grad)
 
 
 class LaunchKeeping:
-    """(x, weights, bias) -> y and the values between the factors; packs weights at each call."""
+    """(x, weights, bias) -> y and what the backward pass reads; packs weights at each call.
 
-    def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
+    These are the values between the factors, and the weights packed for the gradient of x.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        config: Config,
+        device_index: int,
+        of_grad: input_grad_tile.Config | None,
+    ) -> None:
         shape = _shape(problem)
         epilogue = replace(_epilogue(problem), keeps_z=True)
         self._out_features = problem.out_features
         self._between = shape.right.out_features
-        self._pack = chain_packer(shape, config, device_index)
+        self._pack = TrainedPacker(shape, config, of_grad, device_index)
         self._launch = ChainLauncher(shape, config, epilogue, problem.dtype, device_index)
 
     def launches(self) -> dict[str, int]:
@@ -96,17 +116,18 @@ class LaunchKeeping:
 
     def __call__(
         self, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         y = torch.empty((*x.shape[:-1], self._out_features), dtype=x.dtype, device=x.device)
         z = torch.empty((*x.shape[:-1], self._between), dtype=x.dtype, device=x.device)
+        packed, of_grad = self._pack(weights)
         self._launch(
             as_rows(x),
-            self._pack(weights),
+            packed,
             None if bias is None else aligned(bias.contiguous()),
             out=y.view(-1, self._out_features),
             z=z.view(-1, self._between),
         )
-        return y, z
+        return y, z, of_grad
 
 
 class LaunchChain:

@@ -146,12 +146,15 @@ class InputGradient:
             *(arguments, self._device),
         )
 
-    def __call__(self, grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, grad: Tensor, left: Tensor, right: Tensor, packed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The gradients of the chain's input, and of the values between its factors.
 
         Args:
             grad: [rows, b1*d1], the elements of a row side by side, rows at multiples of 16 bytes.
             left, right: [1,b1,c1,d1] and [a2,b2,c2,1], of grad's dtype, any strides.
+            packed: both, by `pack`, where that was done before.
 
         Returns:
             [rows, a2*c2] and [rows, a2*b2].
@@ -159,5 +162,5 @@ class InputGradient:
         between = grad.new_empty(grad.shape[0], self.shape.middle)
         to = grad.new_empty(grad.shape[0], self.shape.right.in_features)
         if grad.shape[0] > 0:
-            self.launch(grad, self.pack(left, right), between, to)
+            self.launch(grad, self.pack(left, right) if packed is None else packed, between, to)
         return to, between

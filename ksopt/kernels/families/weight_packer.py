@@ -21,6 +21,7 @@ class Arguments(ctypes.Structure):
         ("weights", ctypes.c_void_p * MOST_FACTORS * MOST_SIBLINGS),
         ("strides", ctypes.c_int64 * 4 * MOST_FACTORS * MOST_SIBLINGS),
         ("packed", ctypes.c_void_p),
+        ("packed_of_grad", ctypes.c_void_p),
     ]
 
 
@@ -79,11 +80,17 @@ class WeightPacker:
 
     def __call__(self, weights: Sequence[Tensor]) -> Tensor:
         """The packed weights; ``weights`` as for `arguments_of`."""
-        weights = [weight.resolve_neg() for weight in weights]
-        first, launch = weights[0], self._launch
-        packed = torch.empty(launch.elements, dtype=first.dtype, device=first.device)
-        arguments = arguments_of(weights, launch.siblings, packed)
-        driver.launch(
-            *(self._kernel, launch.blocks, launch.threads, 0, arguments, self._device), early=True
-        )
+        first = weights[0]
+        packed = torch.empty(self._launch.elements, dtype=first.dtype, device=first.device)
+        self.pack(weights, packed)
         return packed
+
+    def pack(
+        self, weights: Sequence[Tensor], packed: Tensor, of_grad: Tensor | None = None
+    ) -> None:
+        """Pack into memory of the right sizes; ``of_grad`` as by `trained_pack_launcher`."""
+        weights = [weight.resolve_neg() for weight in weights]
+        arguments = arguments_of(weights, self._launch.siblings, packed)
+        arguments.packed_of_grad = 0 if of_grad is None else of_grad.data_ptr()
+        launch = (self._kernel, self._launch.blocks, self._launch.threads, 0, arguments)
+        driver.launch(*launch, self._device, early=True)

@@ -65,17 +65,6 @@ def _width(config: Config, p: Pattern) -> int:
     return config.groups_j * fold(p.d).j
 
 
-def packed_form(config: Config) -> str:
-    """The name of the packed weight's order, which wgmma16_split.py's tiles read, too."""
-    return f"wgmma16_streamed {config.groups_j} {config.outputs}"
-
-
-def pack_geometry(problem: Problem, config: Config) -> Geometry:
-    """The launch of the kernel that packs weights: a block packs a column."""
-    columns = config.columns(problem.pattern)
-    return Geometry(128 * config.groups, 0, 1, columns, columns)
-
-
 @register_family
 class Wgmma16Streamed(PackedFamily[Config]):
     """Products by warpgroup instructions; weights pass through shared memory with x."""
@@ -149,10 +138,11 @@ class Wgmma16Streamed(PackedFamily[Config]):
         return config.packed_elements(problem.pattern)
 
     def packed_form(self, problem: Problem, config: Config) -> str:
-        return packed_form(config)
+        return f"wgmma16_streamed {config.groups_j} {config.outputs}"
 
     def pack_geometry(self, problem: Problem, config: Config) -> Geometry:
-        return pack_geometry(problem, config)
+        columns = config.columns(problem.pattern)  # a block packs a column
+        return Geometry(128 * config.groups, 0, 1, columns, columns)
 
     def pack_source(self, problem: Problem, config: Config) -> str:
         call = "wgmma16_streamed_pack_kernel<Support, Tile>"

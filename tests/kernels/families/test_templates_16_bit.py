@@ -77,13 +77,6 @@ TEMPLATES = {
         20,
         wgmma16_streamed,
     ),
-    "wgmma16_split": (
-        "Wgmma16SplitTile",
-        lambda tile: (tile.groups_j, tile.groups_m, *astuple(tile)[3:7], tile.cluster),
-        [Pattern(2, 512, 2048, 1), Pattern(1, 2048, 512, 2)],
-        20,
-        wgmma16_streamed,
-    ),
 }
 OLDER = ("sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a")
 TARGETS = [("mma16", target) for target in OLDER] + [(name, "sm_90a") for name in TEMPLATES]
@@ -134,5 +127,5 @@ def test_it_compiles(name, target, shape):
         kernels = [nvrtc.cubin(source, target).data for source in family.sources(problem, tile)]
         assert all(code.startswith(b"\x7fELF") for code in kernels)
         assert family.kernel_name(problem).encode() in kernels[-1]
-        if name in ("wgmma16_streamed", "wgmma16_split"):
+        if name == "wgmma16_streamed":
             assert family.pack_name(problem).encode() in kernels[0]
