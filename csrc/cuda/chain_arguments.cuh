@@ -17,6 +17,11 @@ struct ChainArguments {
   void* z;                                    // values between two factors, [batch, features], if stored
 };
 
+// Of two layers. The weights are of both, bias and residual of the second one.
+struct MlpArguments : ChainArguments {
+  const void* hidden_bias;  // of the first layer's outputs
+};
+
 // The arguments of the kernels that pack the weights of chains: of each sibling's factors, in the order in which x
 // meets them.
 struct ChainPackArguments {
@@ -28,8 +33,11 @@ struct ChainPackArguments {
 
 // KEEPS_Z: what is between the factors is written to memory too, for a backward pass; of one sibling, without MIDDLE.
 // GATED: of two siblings' products, ACTIVATION of the first times the second is written, as many features as of one.
-template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool KEEPS_Z_ = false, bool GATED_ = false>
+// HIDDEN_BIAS: of two layers, the first one has a bias, ahead of MIDDLE.
+template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool KEEPS_Z_ = false, bool GATED_ = false,
+          bool HIDDEN_BIAS_ = false>
 struct ChainEpilogue {
   static constexpr int MIDDLE = MIDDLE_, ACTIVATION = ACTIVATION_;  // Activation of z and of y
   static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_, KEEPS_Z = KEEPS_Z_, GATED = GATED_;
+  static constexpr bool HIDDEN_BIAS = HIDDEN_BIAS_;
 };

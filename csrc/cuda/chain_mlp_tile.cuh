@@ -3,11 +3,6 @@
 
 #include "chain_tile.cuh"
 
-// The weights are of both chains (ksopt/kernels/families/chain_mlp_packing.py), bias and residual of the second one.
-struct MlpArguments : ChainArguments {
-  const void* hidden_bias;  // of the first chain's outputs
-};
-
 // First: ChainTile of the first chain. Second: of the other, whose KS and SPLITS mean nothing. SLOT_STEPS: steps
 // of 16 features of h whose weights a slot holds.
 template <typename P1, typename P2, typename First_, typename Second_, int SLOT_STEPS_, int STAGES_> struct MlpTile {

@@ -1,5 +1,5 @@
 // Chains of any length and size in one launch (sm_80 and up): x is read once and y written once, in either layout,
-// and what is between the factors stays in shared memory.
+// and what is between the factors stays in shared memory. So do the features between two layers, activated.
 //
 // A block has BM rows. Each factor is a stage (chain_mma_tile.cuh): warps share its units, load their operands by
 // `ldmatrix`, which the stage before has laid side by side, and the weights from the caches, where they are packed
@@ -80,7 +80,7 @@ constexpr int CHUNKS_AHEAD = 4;  // that a thread asks for before it lays the fi
 
 // Lays a tile's rows of x where the first stage reads them, and zeros in the place of rows that are not there.
 template <typename Tile>
-__device__ __forceinline__ void load_x(uint32 region, const ChainArguments& arguments, int64 row0, int rows) {
+__device__ __forceinline__ void load_x(uint32 region, const MlpArguments& arguments, int64 row0, int rows) {
   using T = typename Tile::Element;
   using Row = typename Tile::X;
   constexpr int VECTOR = Tile::VECTOR, FEATURES = Row::FEATURES;
@@ -282,14 +282,15 @@ struct ChainResults {
   using Stage = typename Tile::template StageAt<AT>;
   using Into = typename Tile::template RowAt<AT + 1>;
   using Results = typename Tile::template ResultsOf<AT>;
-  static constexpr bool IS_LAST = AT + 1 == Tile::LENGTH;
-  const ChainArguments& arguments;
+  static constexpr bool IS_LAST = AT + 1 == Tile::LENGTH, IS_HIDDEN = AT + 1 == Tile::AHEAD;
+  const MlpArguments& arguments;
   const unsigned char* const weights;  // of the stage
   const uint32 from, into;
   const int64 row0;
   const int rows;
 
   __device__ __forceinline__ float finished(float sum, int row, int feature, float bias) const {
+    if constexpr (IS_HIDDEN) sum = activate<After::MIDDLE>(sum + bias);
     if constexpr (IS_LAST) {
       sum = activate<After::ACTIVATION>(sum + bias);
       if (After::RESIDUAL && row < rows) {
@@ -304,6 +305,7 @@ struct ChainResults {
 
   __device__ __forceinline__ float bias_of(int feature) const {
     if constexpr (IS_LAST && After::BIAS) return to_float(static_cast<const T*>(arguments.bias)[feature]);
+    if constexpr (IS_HIDDEN && After::HIDDEN_BIAS) return to_float(static_cast<const T*>(arguments.hidden_bias)[feature]);
     return 0.0f;
   }
 
@@ -368,7 +370,7 @@ struct ChainResults {
 
 // All stages from one on. A stage's results are there for all threads when it has ended.
 template <typename Tile, typename After, int AT>
-__device__ __forceinline__ void run_stages(uint32 from, uint32 into, const ChainArguments& arguments, int64 row0,
+__device__ __forceinline__ void run_stages(uint32 from, uint32 into, const MlpArguments& arguments, int64 row0,
                                            int rows) {
   using Stage = typename Tile::template StageAt<AT>;
   const unsigned char* const weights =
@@ -423,7 +425,7 @@ __device__ __forceinline__ void run_stages(uint32 from, uint32 into, const Chain
 
 // Writes a tile's results.
 template <typename Tile>
-__device__ __forceinline__ void store_y(uint32 region, const ChainArguments& arguments, int64 row0, int rows) {
+__device__ __forceinline__ void store_y(uint32 region, const MlpArguments& arguments, int64 row0, int rows) {
   using T = typename Tile::Element;
   using Row = typename Tile::Y;
   constexpr int VECTOR = Tile::VECTOR, FEATURES = Row::FEATURES;
@@ -481,16 +483,17 @@ __device__ __forceinline__ void store_y(uint32 region, const ChainArguments& arg
 
 // The arguments of a block that has a share of the outputs: those of one sibling, or a group's of them.
 template <typename Tile>
-__device__ __forceinline__ ChainArguments of_share(const ChainArguments& all, int share) {
+__device__ __forceinline__ MlpArguments of_share(const MlpArguments& all, int share) {
   using T = typename Tile::Element;
   if constexpr (Tile::SHARES == 1) return all;
   const auto from = [&](const void* first, int features, int64 stride) {
     return static_cast<const T*>(first) + int64(features) * (Tile::BATCH_LAST ? stride : 1);
   };
-  ChainArguments own = all;
+  MlpArguments own = all;
   own.x = from(all.x, share % Tile::GROUPS * Tile::X::FEATURES, all.x_stride);
   own.weights = static_cast<const unsigned char*>(all.weights) + share * Tile::PACKED_BYTES;
   own.bias = static_cast<const T*>(all.bias) + share * Tile::Y::FEATURES;
+  own.hidden_bias = static_cast<const T*>(all.hidden_bias) + share * Tile::HIDDEN_FEATURES;
   own.residual = from(all.residual, share * Tile::Y::FEATURES, all.residual_stride);
   own.y = const_cast<T*>(from(all.y, share * Tile::Y::FEATURES, all.y_stride));
   return own;
@@ -498,11 +501,11 @@ __device__ __forceinline__ ChainArguments of_share(const ChainArguments& all, in
 
 // Blocks of a row tile's shares follow each other.
 template <typename Tile, typename After>
-__device__ __forceinline__ void chain_mma_kernel(const ChainArguments& all) {
+__device__ __forceinline__ void chain_mma_kernel(const MlpArguments& all) {
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32 first = __shfl_sync(~0u, shared_address(shared), 0), second = first + Tile::FIRST_BYTES;
   prefetch_share<Tile::THREADS>(all.weights, Tile::SHARES * Tile::PACKED_BYTES, blockIdx.x, gridDim.x);
-  const ChainArguments arguments = of_share<Tile>(all, blockIdx.x % Tile::SHARES);
+  const MlpArguments arguments = of_share<Tile>(all, blockIdx.x % Tile::SHARES);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
   const int64 begin = blockIdx.x / Tile::SHARES * arguments.rows_per_block;
@@ -535,9 +538,11 @@ __device__ __forceinline__ void pack_stages(const ChainPackArguments& arguments)
     T value = from_float<T>(0.0f);
     if (k < Stage::B && l < Stage::C) {
       const int64 i = share % Tile::GROUPS * Stage::A + plane / Stage::D;
-      const int64* const stride = arguments.strides[sibling][AT];
+      const int chain = Tile::AHEAD > 0 ? Tile::template chain_of<AT>() : sibling;
+      constexpr int PLACE = Tile::template place_of<AT>();
+      const int64* const stride = arguments.strides[chain][PLACE];
       value = static_cast<const T*>(
-          arguments.weights[sibling][AT])[i * stride[0] + k * stride[1] + l * stride[2] + plane % Stage::D * stride[3]];
+          arguments.weights[chain][PLACE])[i * stride[0] + k * stride[1] + l * stride[2] + plane % Stage::D * stride[3]];
     }
     packed[share * (Tile::PACKED_BYTES / Stage::SIZE) + packed_place<Stage>(plane, column, l)] = value;
   }

@@ -66,14 +66,15 @@ struct TypeAt<0, First, Others...> {
 
 // Stages in the order in which x meets them. Rows that a stage reads, and the results, lie in two regions of shared
 // memory in turns. Where all factors have several i, a block may have one of GROUPS equal shares of them: the stages
-// are then a share's.
-template <typename T, int BM_, int WARPS_, int BLOCKS_, bool BATCH_LAST_, int GROUPS_, int SIBLINGS_, typename... Stages>
+// are then a share's. AHEAD: stages of the first of two layers; 0 for one layer.
+template <typename T, int BM_, int WARPS_, int BLOCKS_, bool BATCH_LAST_, int GROUPS_, int SIBLINGS_, int AHEAD_,
+          typename... Stages>
 struct ChainMmaTile {
   using Element = T;
   static constexpr int SIZE = sizeof(T), VECTOR = 16 / SIZE;
   static constexpr int BM = BM_, WARPS = WARPS_, THREADS = 32 * WARPS, BLOCKS = BLOCKS_;
   static constexpr bool BATCH_LAST = BATCH_LAST_;
-  static constexpr int GROUPS = GROUPS_, SIBLINGS = SIBLINGS_;
+  static constexpr int GROUPS = GROUPS_, SIBLINGS = SIBLINGS_, AHEAD = AHEAD_;
   static constexpr int SHARES = GROUPS * SIBLINGS;  // of the outputs: a block has one
   static constexpr int LENGTH = sizeof...(Stages);
   template <int AT>
@@ -96,6 +97,23 @@ struct ChainMmaTile {
   }
   static constexpr int FIRST_BYTES = divided_up(region(0), 16) * 16;
   static constexpr int SHARED_BYTES = FIRST_BYTES + divided_up(region(1), 16) * 16;
+  using Hidden = RowAt<AHEAD>;  // what the second of two layers reads
+  static constexpr int HIDDEN_FEATURES = Hidden::FEATURES;
+  // Of two layers, the place of a stage's factor among all weights: of each layer left to right, the first one's first.
+  template <int AT>
+  static constexpr int order_of() {
+    return AT < AHEAD ? AHEAD - 1 - AT : AHEAD + LENGTH - 1 - AT;
+  }
+  // Where `ChainPackArguments` has it, which is divided into as many chains as there are layers.
+  static constexpr int OF_CHAIN = AHEAD > 0 ? LENGTH / 2 : LENGTH;
+  template <int AT>
+  static constexpr int chain_of() {
+    return order_of<AT>() / OF_CHAIN;
+  }
+  template <int AT>
+  static constexpr int place_of() {
+    return OF_CHAIN - 1 - order_of<AT>() % OF_CHAIN;
+  }
   // From the first packed byte to those of a stage.
   template <int AT>
   static constexpr int64 packed_before() {
@@ -106,6 +124,7 @@ struct ChainMmaTile {
     }
   }
   static constexpr int64 PACKED_BYTES = packed_before<LENGTH>();  // of a group
+  static_assert(AHEAD == 0 || (AHEAD < LENGTH && SIBLINGS == 1), "two layers have no siblings");
   static_assert(GROUPS == 1 || BATCH_LAST || X::IN_CHUNKS, "shares of rows of x are whole chunks");
   static_assert(SHARES == 1 || BATCH_LAST || Y::IN_CHUNKS, "shares of rows of y are whole chunks");
   static_assert(((BM % (16 * Stages::MT) == 0) && ...), "a unit's rows are a block's");

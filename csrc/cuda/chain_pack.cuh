@@ -22,8 +22,10 @@ __device__ __forceinline__ void prefetch_factor(const void* weight, const int64 
   }
 }
 
-template <typename P> __device__ __forceinline__ void prefetch_chain(const ChainPackArguments& from, int sibling) {
-  prefetch_factor(from.weights[sibling][LEFT], from.strides[sibling][LEFT], 1, P::B1, P::C1, P::D1);
+template <typename P, bool ARE_LAYERS = false>
+__device__ __forceinline__ void prefetch_chain(const ChainPackArguments& from, int sibling) {
+  const int chain = ARE_LAYERS ? 1 : sibling, place = ARE_LAYERS ? 0 : LEFT;
+  prefetch_factor(from.weights[chain][place], from.strides[chain][place], 1, P::B1, P::C1, P::D1);
   prefetch_factor(from.weights[sibling][RIGHT], from.strides[sibling][RIGHT], P::A2, P::B2, P::C2, 1);
 }
 
@@ -69,7 +71,7 @@ __device__ __forceinline__ void pack_right(const ChainPackArguments& from, int c
 
 // The left factors, from that of the first sibling: [sibling, chunk of outputs, group of classes, class, step, half,
 // column] of 8 l.
-template <typename P, typename Tile>
+template <typename P, typename Tile, bool ARE_LAYERS = false>
 __device__ __forceinline__ void pack_left(const ChainPackArguments& from, int chunk, uint16* to, int first_sibling = 0) {
   int at = chunk;
   const auto next = [&at](int size) {
@@ -81,30 +83,31 @@ __device__ __forceinline__ void pack_left(const ChainPackArguments& from, int ch
   const int j_group = next(Tile::J_GROUPS), k0 = next(Tile::OUTPUT_CHUNKS) * Tile::NK;
   const int k = k0 + output_of_chunk<P, Tile>(column), tile = 2 * step + half;
   const int block = tile / Tile::TILES_OF_BLOCK, l = tile % Tile::TILES_OF_BLOCK * 8;
-  const int sibling = first_sibling + at;
-  const int64* const stride = from.strides[sibling][LEFT];
+  const int chain = ARE_LAYERS ? 1 : first_sibling + at, place = ARE_LAYERS ? 0 : LEFT;
+  const int64* const stride = from.strides[chain][place];
   const int64 first =
       k * stride[1] + (block * Tile::L_OF_BLOCK + l) * stride[2] + (j_group * Tile::J + j) * stride[3];
-  store_eight(to, static_cast<const uint16*>(from.weights[sibling][LEFT]) + first, stride[2],
+  store_eight(to, static_cast<const uint16*>(from.weights[chain][place]) + first, stride[2],
               k < P::B1 && block < P::A2 ? between(0, Tile::L_OF_BLOCK - l, 8) : 0);
 }
 
-// One of all runs of 8 elements.
-template <typename P, typename Tile>
+// One of all runs of 8 elements. ARE_LAYERS: each factor is a layer's, so that the left one is another chain's.
+template <typename P, typename Tile, bool ARE_LAYERS = false>
 __device__ __forceinline__ void pack_chain(const ChainPackArguments& arguments, int chunk) {
   constexpr int OF_RIGHT = static_cast<int>(Tile::RIGHT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
   uint16* const to = static_cast<uint16*>(arguments.packed) + int64(chunk) * 8;
   if (chunk < OF_RIGHT) {
     pack_right<P, Tile>(arguments, chunk, to);
   } else if (chunk < ALL) {
-    pack_left<P, Tile>(arguments, chunk - OF_RIGHT, to);
+    pack_left<P, Tile, ARE_LAYERS>(arguments, chunk - OF_RIGHT, to);
   }
 }
 
-template <typename P, typename Tile> __device__ __forceinline__ void chain_pack_kernel(const ChainPackArguments& arguments) {
+template <typename P, typename Tile, bool ARE_LAYERS = false>
+__device__ __forceinline__ void chain_pack_kernel(const ChainPackArguments& arguments) {
 #pragma unroll
-  for (int sibling = 0; sibling < P::SIBLINGS; ++sibling) prefetch_chain<P>(arguments, sibling);
+  for (int sibling = 0; sibling < P::SIBLINGS; ++sibling) prefetch_chain<P, ARE_LAYERS>(arguments, sibling);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
-  pack_chain<P, Tile>(arguments, static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x));
+  pack_chain<P, Tile, ARE_LAYERS>(arguments, static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x));
 }

@@ -32,8 +32,8 @@ _FAR = 3.0  # a family whose best tile is predicted to take this many times the 
 _FALLBACK_FAR = 2.0
 _COMPILERS = 8
 # The product of a chain's factors is computed and timed only if predicted to be close: it
-# takes memory.
-_MERGED_FAR = 1.5
+# takes memory. Two predictions that are off by 1.3 either way are 1.7 apart.
+_MERGED_FAR = 2.0
 # The same for kernels of a whole chain, against a launch a factor: each takes seconds to compile.
 # For few rows the launches of factors are predicted in a series, those of chains alone, which adds
 # the time of a launch: this many microseconds.
@@ -118,9 +118,9 @@ def best_kernels(
         if not family.is_fallback and (trusts or not family.is_judged_first)
     ]
     limit = _FAR * min((kernels[0].predicted_us for kernels in ranks if kernels), default=0.0)
-    if limit and len(problem.chain) > 1 and problem.second is None:
-        factors_us = _by_factors(problem, batch, device).predicted_us
-        limit = min(limit, _WHOLE_FAR * factors_us + _ALONE_US)
+    if limit and (len(problem.chain) > 1 or problem.second is not None):
+        (apart,) = plain(problem, batch, device)
+        limit = min(limit, _WHOLE_FAR * apart.predicted_us + _ALONE_US)
     near = [[one for one in kernels if one.predicted_us <= limit] for kernels in ranks]
     leaders = sorted((kernels[0] for kernels in near if kernels), key=_by_prediction)[:most]
     others = (one for kernels in near for one in kernels[1:])

@@ -45,6 +45,7 @@ CHAINS = (
 MLPS = (
     ("(1,32,16,4)*(2,32,32,1)", "(1,16,16,4)*(2,32,64,1)"),
     ("(1,64,24,2)*(2,24,32,1)", "(1,8,16,8)*(1,128,128,1)"),
+    ("(2,24,40,1)", "(1,40,24,2)"),
 )
 
 
@@ -87,11 +88,13 @@ def run_mlps(at: int | None = None) -> int:
     for texts in MLPS if at is None else MLPS[at : at + 1]:
         up, down = map(Chain.parse, texts)
         second = SecondLayer(down, Epilogue(True, "none", True))
-        problem = Problem(up, "bfloat16", False, epilogue=Epilogue(True, "gelu"), second=second)
+        ahead = Epilogue(len(up) > 1, "gelu")
+        problem = Problem(up, "bfloat16", False, epilogue=ahead, second=second)
         for family in families():
             if not family.takes_mlps or family.unsupported_reason(problem, device) is not None:
                 continue
             tiles = list(family.configs(problem, device))
+            tiles = [tile for tile in tiles if family.fits(problem, tile, device)]
             for tile, rows in itertools.product(tiles[:: max(1, len(tiles) // 3)], (ROWS, 200)):
                 operands = random_operands(problem, rows, torch.device("cuda"))
                 y = family.launcher(problem, tile, 0)(*operands.arguments(problem))

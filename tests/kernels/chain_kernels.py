@@ -235,12 +235,12 @@ def run_mlp(
 
 
 def build_packers(
-    emulator: Emulator, cases: list[tuple[Shape, Config]]
+    emulator: Emulator, cases: list[tuple[Shape, Config]], are_layers: bool = False
 ) -> OnDemand[Instance, EmulatedKernel]:
     """A kernel that packs weights for each case."""
     return emulator.on_demand(
         [
-            _instance(s.left, tile, chain_pack_launcher.source(s, tile), "bfloat16", 0)
+            _instance(s.left, tile, chain_pack_launcher.source(s, tile, are_layers), "bfloat16", 0)
             for s, tile in cases
         ]
     )
@@ -260,7 +260,11 @@ def build_mlp_packers(
 
 
 def run_packer(
-    kernel: EmulatedKernel, elements: int, memory: Tensor, weights: Sequence[Tensor]
+    kernel: EmulatedKernel,
+    elements: int,
+    memory: Tensor,
+    weights: Sequence[Tensor],
+    chains: int | None = None,
 ) -> Tensor:
     """Weights that are views of ``memory``, packed: so many elements.
 
@@ -268,7 +272,7 @@ def run_packer(
         EmulationError: an access was wrong.
     """
     packed = _aligned(torch.full((elements,), 77, dtype=memory.dtype))
-    arguments = weight_packer.arguments_of(weights, len(weights) // 2, packed)
+    arguments = weight_packer.arguments_of(weights, chains or len(weights) // 2, packed)
     threads, blocks = chain_pack_launcher.THREADS, chain_pack_launcher.blocks_for(elements)
     _emulate(kernel, arguments, (blocks, threads, 0), (memory, torch.empty(0), packed))
     return packed

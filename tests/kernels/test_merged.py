@@ -345,7 +345,7 @@ def test_far_from_the_fastest_it_is_not_tried(monkeypatch):
     names = [one.name for one in registry.candidates(problem, 100, SPEC)]
     assert names[-1] == "merged"
     (factors,) = registry.plain(problem, 100, SPEC)
-    monkeypatch.setattr(pytorch_cost, "matrix_us", lambda *_: 1.6 * factors.predicted_us)
+    monkeypatch.setattr(pytorch_cost, "matrix_us", lambda *_: 2.1 * factors.predicted_us)
     assert "merged" not in [one.name for one in registry.candidates(problem, 100, SPEC)]
 
 
@@ -392,7 +392,7 @@ def test_explain_says_so(device, merges):
     explanation = ksopt.explain(module, x)
     (site,) = explanation.sites
     assert site.reason.endswith(
-        "One dense matrix of 0.0 MiB beside its factors computes all of it, with bias, gelu."
+        "One dense matrix of 0.0 MiB beside its factors computes all of it, with bias."
     )
     compiled = torch.compile(module, backend="ksopt", fullgraph=True)
     torch.testing.assert_close(compiled(x), expected)

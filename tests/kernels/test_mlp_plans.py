@@ -10,6 +10,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.kernels import mergeable, mlp_plans, plan_autotuner, planner, registry, tuning_cache
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.by_layers import ByLayers
+from ksopt.kernels.families.chain_mma import ChainMma
 from ksopt.kernels.mlp_plans import Mlp
 from ksopt.kernels.operands import Operands, key_of
 from ksopt.kernels.planner import plan_of
@@ -78,6 +79,8 @@ def test_what_is_no_mlp_is_refused():
 
 
 def test_without_a_family_that_takes_both_each_layer_has_its_plan(monkeypatch):
+    assert plan_of(PROBLEM, 100, spec=SPEC).ways == ("chain_mma",)
+    monkeypatch.setattr(ChainMma, "takes_mlps", False)
     # Each is one launch, which has the layer's epilogue.
     plan = plan_of(PROBLEM, 100, spec=SPEC)
     assert len(plan.ways) == 2

@@ -138,6 +138,14 @@ def test_siblings_are_of_one_size_one_input_and_alike() -> None:
     ]
 
 
+def test_a_sibling_that_an_attribute_transposes() -> None:
+    def forward(x: Tensor, q: nn.Module, k: nn.Module, v: nn.Module) -> Tensor:
+        return torch.softmax(q(x) @ k(x).mT, -1) @ v(x)
+
+    actual, _ = read(Calls(forward, square(), square(), square()), torch.randn(2, 5, 16))
+    assert set(actual.values()) == {Surroundings(("bias",), 3)}
+
+
 def test_two_layers_that_a_gate_multiplies() -> None:
     gate, up, down = (nn.Linear(*size) for size in ((16, 32), (16, 32), (32, 16)))
 

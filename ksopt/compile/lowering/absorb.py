@@ -126,13 +126,17 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
         problem = siblings.problem_of(several)
         absorbed += [absorbed_of(problem, one, *several) for one in several]
         new |= siblings.replace(graph, {node: whole.pop(node).renewed(new) for node in group})
-    for node, mlp in () if trains else list(mlps.pairs(whole, is_faster)):
+    # One launch may compute two layers of which none is faster as one launch, as of a factor each.
+    every = {} if trains else _with_others(whole, layers, absorbed_nodes)
+    for node, mlp in list(mlps.pairs(every, is_faster)):
         one, two = mlp.first, mlp.second
+        absorbed_nodes |= {*one.inner, *two.inner}
         for layer, other, where in ((one, two, "behind"), (two, one, "ahead of")):
             beside = f"the layer {where} it, {other.problem.chain}"
             absorbed.append(absorbed_of(layer.problem, layer, other, beside=beside))
         new[node] = mlps.replace(node, mlp, new)
-        del whole[node], whole[mlp.hidden]
+        for either in (node, mlp.hidden):
+            whole.pop(either, None)
     for node, layer in whole.items():
         if not is_one_call(layer):
             absorbed.append(absorbed_of(layer.problem, layer))
@@ -155,6 +159,19 @@ def _largest(
         if is_whole(layer.problem, layer, reader_activates=activates):
             done.update(layer.inner)
             yield node, layer
+
+
+def _with_others(
+    whole: Mapping[fx.Node, Layer], layers: Mapping[fx.Node, Layer], taken: set[fx.Node]
+) -> dict[fx.Node, Layer]:
+    """Layers that one launch computes, and the largest ones of all other nodes, the last first."""
+    done, several = set(taken), dict(whole)
+    for node, layer in reversed(list(layers.items())):
+        if node not in done:
+            done.update(layer.inner)
+            several[node] = layer
+    order = {node: at for at, node in enumerate(layers)}
+    return dict(sorted(several.items(), key=lambda one: order[one[0]], reverse=True))
 
 
 def _reader_activates(node: fx.Node, layer: Layer, taken: set[fx.Node]) -> bool:

@@ -221,6 +221,8 @@ def is_torch_function(node: fx.Node) -> bool:
         return node.target not in ("stride", "is_contiguous", "as_strided", "data_ptr")
     if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
         return False
+    if node.target is getattr:  # a view, as `k.mT`: Dynamo reads no other attributes of tensors
+        return True
     if isinstance(node.target, OpOverload | OpOverloadPacket):
         return str(node.target).startswith("aten.") and "as_strided" not in str(node.target)
     module = getattr(node.target, "__module__", "") or "torch"

@@ -153,7 +153,7 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
         if layer is None or len(value.users) != 1 or not isinstance(fake_result(node), Tensor):
             continue
         inner = (*layer.inner, node)
-        if node.target in RESHAPES and node.args and node.args[0] is value:
+        if _reshapes(node) and node.args[0] is value:
             return replace(layer, reshapes=(*layer.reshapes, node), inner=inner)
         before, after = fake_result(value).shape, fake_result(node).shape
         if not are_alike(node, value) or len(before) != len(after):
@@ -169,6 +169,14 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
             if isinstance(added, fx.Node) and added is not value and are_alike(added, value):
                 return _with_summand(layer, value, added, inner)
     return None
+
+
+def _reshapes(node: fx.Node) -> bool:
+    """Whether a node changes the shape of its first argument, and no order."""
+    if node.target is torch.permute:  # to the same order: rewrite.py adds such nodes
+        dims = node.args[1] if len(node.args) == 2 else None
+        return isinstance(dims, list | tuple) and list(dims) == list(range(len(dims)))
+    return node.target in RESHAPES and bool(node.args)
 
 
 def with_spelled(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Layer]]:

@@ -48,7 +48,7 @@ def pairs(
     """Pairs of layers, with the second's node, that one launch computes faster than two.
 
     Args:
-        layers: the layer of each node, all of which one launch computes.
+        layers: the layer of each node, as large as it may become.
         is_whole: judges the problem of both; called with it and the layers.
     """
     taken: set[fx.Node] = set()

@@ -1,10 +1,12 @@
 """Decision whether a layer is faster as a whole than by a launch per factor with Inductor's fusion.
 
-As a whole it is one launch, or the product by one matrix or factor, with its epilogue. Behind
-separate launches Inductor computes the epilogue in one kernel, where the race of the autotuner
-calls PyTorch's operations one after another: their extra time is subtracted. Siblings are also
-compared with a launch each, a gate also with one launch before it, and two layers with the faster
-implementation of each.
+As a whole it is one launch, or the product by one matrix or factor, with its bias. Behind
+separate launches, and behind such a product, Inductor computes the epilogue in one kernel, where
+the race of the autotuner calls PyTorch's operations one after another: their extra time is
+subtracted. So a layer whose product by one matrix is the fastest keeps its bias, and Inductor
+computes the rest, as it does behind the dense layer that the author might have written. Siblings
+are also compared with a launch each, a gate also with one launch before it, and two layers with the
+faster implementation of each.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from ksopt import settings
 from ksopt.errors import KsoptError
 from ksopt.kernels import plan_autotuner, planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.candidate import APART, merges
+from ksopt.kernels.candidate import APART, MERGED, merges
 from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
@@ -100,10 +102,17 @@ def _predicted(
 ) -> tuple[float, float]:
     """Predicted us as a whole, and of several launches with one kernel behind those of a layer."""
     kernels = registry.best_kernels(problem, batch, spec)
-    whole = [one for one in kernels if not (changing and one.takes_parameters)]
-    whole += [] if changing else registry.by_merging(problem, batch, spec)
+    several = [one for one in kernels if not (changing and one.takes_parameters)]
+    several += [] if changing else registry.by_merging(problem, batch, spec)
     (parts,) = registry.plain(problem, batch, spec)
-    return min((one.predicted_us for one in whole), default=math.inf), parts.predicted_us
+    times = [(one.name, one.predicted_us) for one in several]
+    whole, merged = _least(times, merging=False), _least(times, merging=True)
+    if _has_bias_at_most(problem):
+        return min(whole, merged), parts.predicted_us
+    # Of the others one kernel behind the product is predicted already.
+    gain = _fused_gain_us(problem, batch, spec.multiprocessors, behind_bias=True)
+    by_torch = min((us - gain for way, us in times if way == MERGED), default=math.inf)
+    return whole, min(parts.predicted_us, merged, by_torch)
 
 
 def _measured(
@@ -117,14 +126,26 @@ def _measured(
     others = ("cached", "stored") if changing else ("repacked",)
     timed = [] if record is None else [one for one in record.timed if one.weight not in others]
 
-    def least(*, apart: bool) -> float:
-        times = (one.median_us for one in timed if (one.way in APART) == apart)
-        return min(times, default=math.inf)
+    parts = min((one.median_us for one in timed if one.way in APART), default=math.inf)
+    times = [(one.way, one.median_us) for one in timed if one.way not in APART]
+    whole, merged = _least(times, merging=False), _least(times, merging=True)
+    if problem.second is not None:  # each layer alone is compared with, too
+        return whole, parts
+    parts -= _fused_gain_us(problem, batch, spec.multiprocessors)
+    if _has_bias_at_most(problem):
+        return min(whole, merged), parts
+    gain = _fused_gain_us(problem, batch, spec.multiprocessors, behind_bias=True)
+    return whole, min(parts, merged - gain)
 
-    gain = 0.0  # of two layers: each alone is compared with, too
-    if problem.second is None:
-        gain = _fused_gain_us(problem, batch, spec.multiprocessors)
-    return least(apart=False), least(apart=True) - gain
+
+def _least(times: list[tuple[str, float]], *, merging: bool) -> float:
+    """The least time of products by one matrix or factor, or of kernels of whole layers."""
+    return min((us for way, us in times if merges(way) == merging), default=math.inf)
+
+
+def _has_bias_at_most(problem: Problem) -> bool:
+    """Whether the product by one matrix computes all of a layer in one launch."""
+    return problem.epilogue.activation == "none" and not problem.epilogue.residual
 
 
 def _gate_us(problem: Problem, batch: int, multiprocessors: int) -> float:
@@ -133,9 +154,16 @@ def _gate_us(problem: Problem, batch: int, multiprocessors: int) -> float:
     return elementwise_us((3 + problem.epilogue.residual) * size, multiprocessors)
 
 
-def _fused_gain_us(problem: Problem, batch: int, multiprocessors: int) -> float:
-    """Microseconds that one kernel for all steps of the epilogue saves over one per step."""
-    after = problem.epilogue
+def _fused_gain_us(
+    problem: Problem, batch: int, multiprocessors: int, behind_bias: bool = False
+) -> float:
+    """Microseconds that one kernel for all steps of the epilogue saves over one per step.
+
+    Args:
+        problem, batch, multiprocessors: of the layer.
+        behind_bias: whether its product adds the bias.
+    """
+    after = replace(problem.epilogue, bias=problem.epilogue.bias and not behind_bias)
     size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
     parts = 1 + after.is_gated  # a bias is added to each
     passes = [2] * (parts * after.bias + (after.activation != "none")) + [3] * after.residual

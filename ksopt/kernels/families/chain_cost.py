@@ -48,12 +48,14 @@ def predicted_us(
     groups = s.siblings * chunks * left.d * s.steps / tile.at_once
     ring = tile.stages * max(tile.first_slot_bytes(s), tile.second_slot_bytes)
     activated = 64 * features if e.activation != "none" else 0
+    activated_z = 64 * right.out_features * of_z if e.middle != "none" else 0
     phases = (
         overlapped(
             (
                 of_block * 128 * right.in_features * of_z / work.rate(READ_BYTES_US),
                 (passes * right_bytes + of_block * (2 * x_bytes + right_bytes)) / SHARED_BYTES_US,
                 (passes * right_bytes + of_block * x_bytes) / ring * LATENCY_US,
+                of_block * activated_z * ACTIVATION_US,
             ),
             OVERLAP,
         ),

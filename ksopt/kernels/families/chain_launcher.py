@@ -25,6 +25,7 @@ def kernel_name(s: Shape, dtype: str, epilogue: Epilogue) -> str:
     """The kernel's name, as profilers show it."""
     shape = "_".join(map(str, (*s.left.weight_shape[1:], *s.right.weight_shape[:3])))
     words = [f"x{s.siblings}"] if s.siblings > 1 else []
+    words += [f"{epilogue.middle}_between"] if epilogue.middle != "none" else []
     words += [epilogue.activation] if epilogue.activation != "none" else []
     words += ["z"] if epilogue.keeps_z else []
     return "_".join(["ksopt_chain_wgmma16", dtype, shape, *words])

@@ -11,7 +11,8 @@ from typing import ClassVar
 from ksopt.epilogue import ACTIVATIONS
 from ksopt.kernels.families import chain_mma_launcher
 from ksopt.kernels.families.base import ANY_TYPE, KernelFamily, register_family
-from ksopt.kernels.families.chain_mma_launcher import LaunchChain
+from ksopt.kernels.families.chain_cost import ACTIVATION_US
+from ksopt.kernels.families.chain_mma_launcher import LaunchChain, LaunchMlp
 from ksopt.kernels.families.chain_mma_tile import Config, Stage
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.families.weight_packer import MOST_FACTORS, MOST_SIBLINGS
@@ -44,34 +45,35 @@ _OVERLAP = 1.42
 
 @register_family
 class ChainMma(KernelFamily[Config]):
-    """Chains, siblings, and single factors with an epilogue: one launch, y written once."""
+    """Chains, siblings, two layers, single factors with an epilogue: one launch, y written once."""
 
     name = "chain_mma"
     dtypes = ANY_TYPE
     capability: ClassVar[tuple[int, int]] = (8, 0)
     packs_from_d = 1
     takes_chains = True
+    takes_mlps = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
-        chain = problem.chain
+        patterns = _patterns(problem)
         if problem.is_factor:
             return "one factor's product alone has other kernels"
         if problem.siblings > MOST_SIBLINGS:
             return f"it computes at most {MOST_SIBLINGS} siblings, and these are {problem.siblings}"
-        if len(chain) > MOST_FACTORS:
-            return f"it computes at most {MOST_FACTORS} factors, and this has {len(chain)}"
+        if len(patterns) > MOST_FACTORS:
+            return f"it computes at most {MOST_FACTORS} factors, and this has {len(patterns)}"
         if problem.epilogue.activation not in ACTIVATIONS:
             return f"{problem.epilogue.activation} is not one of {', '.join(ACTIVATIONS)}"
-        row_bytes = chain.out_features * (4 if problem.dtype == "float32" else 2)
+        row_bytes = problem.chain.out_features * (4 if problem.dtype == "float32" else 2)
         if problem.siblings > 1 and not problem.batch_last and row_bytes % 16:
             return f"a sibling's row of {row_bytes} bytes is no multiple of 16 bytes"
-        features = max(max(p.in_features, p.out_features) for p in chain)
+        features = max(max(p.in_features, p.out_features) for p in patterns)
         least = Config(16, 4, 1, 1, _groups(problem)[-1], 1)
         stages = self.stages(problem, least)
         if 16 * features > _LARGEST_INT or least.shared_bytes(stages) > device.shared_bytes:
             return f"16 rows of {features} features do not fit in shared memory"
         packed = sum(one.packed_bytes for one in stages) * least.groups * problem.siblings
-        weights = chain.nnz * stages[0].size * problem.siblings
+        weights = sum(p.nnz for p in patterns) * stages[0].size * problem.siblings
         if packed > _FEW_BYTES and packed > _MOST_TIMES * weights:
             return f"its weights would take {packed} bytes, where these take {weights}"
         if next(self.configs(problem, device), None) is None:
@@ -81,9 +83,7 @@ class ChainMma(KernelFamily[Config]):
     def stages(self, problem: Problem, config: Config) -> tuple[Stage, ...]:
         """The factors, or a group's shares, in the order in which x meets them."""
         size = 4 if problem.dtype == "float32" else 2
-        patterns = tuple(
-            replace(p, a=p.a // config.groups) for p in reversed(problem.chain.patterns)
-        )
+        patterns = [replace(p, a=p.a // config.groups) for p in _patterns(problem)]
         stages = []
         for at, p in enumerate(patterns):
             after = patterns[at + 1] if at + 1 < len(patterns) else None
@@ -95,7 +95,7 @@ class ChainMma(KernelFamily[Config]):
         return tuple(stages)
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
-        widest = max(-(-p.b // 8) for p in problem.chain)
+        widest = max(-(-p.b // 8) for p in _patterns(problem))
         widths = sorted({min(nt, widest) for nt in (1, 2, 4, 8)})
         limit = min(device.shared_bytes, SHARED_LIMIT + RESERVED_SHARED)
         for groups, bm, mt, nt, warps in itertools.product(
@@ -133,8 +133,9 @@ class ChainMma(KernelFamily[Config]):
         busy = min(1.0, walkers * shares / device.multiprocessors)
 
         # The tile's time on each resource, and the time that it waits.
-        n, m = problem.chain.in_features // groups, problem.chain.out_features // groups
-        features = n + (2 * m if problem.epilogue.residual else m)
+        last = problem.layers()[-1]
+        n, m = problem.chain.in_features // groups, last.chain.out_features // groups
+        features = n + (2 * m if last.epilogue.residual else m)
         memory = config.bm * features * size / (_DRAM_BYTES / max(busy, 0.3))
         caches = sum(one.packed_bytes for one in stages) / _CACHE_BYTES
         products = added = laid = 0.0
@@ -152,7 +153,12 @@ class ChainMma(KernelFamily[Config]):
             laid += config.bm * n / _LAID
         if problem.batch_last:
             laid += config.bm * m / _LAID
-        things = (memory, caches, products, added, laid)
+        activated = 0.0  # of one layer it is in no prediction: `with_epilogue_us`
+        if problem.second is not None:
+            several = [one for one in problem.layers() if one.epilogue.activation != "none"]
+            outputs = sum(one.chain.out_features // groups for one in several)
+            activated = config.bm * outputs * ACTIVATION_US
+        things = (memory, caches, products, added, laid, activated)
         # A block does one after the other; blocks of a multiprocessor share what there is.
         alone = of_block * (sum(things) + waits)
         together = (of_block * at_a_time * one for one in things)
@@ -163,10 +169,18 @@ class ChainMma(KernelFamily[Config]):
         shared = config.shared_bytes(stages)
         return list(chain_mma_launcher.sources(problem, config, stages, shared))
 
-    def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchChain:
+    def launcher(
+        self, problem: Problem, config: Config, device_index: int
+    ) -> LaunchChain | LaunchMlp:
         stages = self.stages(problem, config)
         shared = config.shared_bytes(stages)
-        return LaunchChain(problem, config, stages, shared, device_index)
+        kind = LaunchChain if problem.second is None else LaunchMlp
+        return kind(problem, config, stages, shared, device_index)
+
+
+def _patterns(problem: Problem) -> list[Pattern]:
+    """The factors of one or two layers, in the order in which x meets them."""
+    return [p for chain in problem.chains for p in reversed(chain.patterns)]
 
 
 def _products(c: int, problem: Problem) -> int:
@@ -180,9 +194,9 @@ def _products(c: int, problem: Problem) -> int:
 
 def _groups(problem: Problem) -> list[int]:
     """Some of the numbers of shares that all factors' i can be divided into."""
-    common = math.gcd(*(p.a for p in problem.chain))
+    common = math.gcd(*(p.a for p in _patterns(problem)))
     size = 4 if problem.dtype == "float32" else 2
-    features = (problem.chain.in_features, problem.chain.out_features)
+    features = (problem.chain.in_features, problem.layers()[-1].chain.out_features)
     several = [
         groups
         for groups in range(1, common + 1)

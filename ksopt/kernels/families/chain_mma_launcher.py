@@ -11,13 +11,13 @@ from ksopt.epilogue import ACTIVATIONS
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import weight_groups
 from ksopt.kernels.families.base import ANY_TYPE
-from ksopt.kernels.families.chain_launcher import Arguments
+from ksopt.kernels.families.chain_mlp_launcher import Arguments
 from ksopt.kernels.families.chain_mma_tile import Config, Stage
 from ksopt.kernels.families.chain_rows import aligned
 from ksopt.kernels.families.row_grid import grid_of
 from ksopt.kernels.families.weight_packer import Launch, WeightPacker
 from ksopt.kernels.launcher import Entry, chain_entry
-from ksopt.kernels.problem import DeviceSpec, Problem
+from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
 
 PACK_THREADS, PACK_BLOCKS = 256, 1056
 _ALIGNED = 16
@@ -25,10 +25,12 @@ _ALIGNED = 16
 
 def names(problem: Problem) -> tuple[str, str]:
     """The names of the packing and of the multiplying kernel, as profilers show them."""
-    sizes = "_x_".join("_".join(map(str, p.weight_shape)) for p in problem.chain)
+    sizes = "_then_".join(
+        "_x_".join("_".join(map(str, p.weight_shape)) for p in chain) for chain in problem.chains
+    )
     sizes += f"_x{problem.siblings}" if problem.siblings > 1 else ""
     dtype = problem.dtype if problem.exact else "tf32"
-    after = "".join(f"_{name}" for name in problem.epilogue.names)
+    after = "".join(f"_{name}" for layer in problem.layers() for name in layer.epilogue.names)
     return f"ksopt_chain_mma_pack_{dtype}_{sizes}", f"ksopt_chain_mma_{dtype}_{sizes}{after}"
 
 
@@ -39,7 +41,7 @@ def sources(
     several = ", ".join(f"ChainStage<{stage.arguments}>" for stage in stages)
     last = str(problem.batch_last).lower()
     fields = f"{ANY_TYPE[problem.dtype]}, {tile.bm}, {tile.warps}, {tile.blocks}"
-    fields += f", {last}, {tile.groups}, {problem.siblings}"
+    fields += f", {last}, {tile.groups}, {problem.siblings}, {_ahead(problem)}"
     packed = sum(stage.packed_bytes for stage in stages)
     begin = (
         '#include "chain_mma.cuh"\n'
@@ -47,20 +49,32 @@ def sources(
         f"static_assert(Tile::SHARED_BYTES == {shared_bytes} && Tile::PACKED_BYTES == {packed}, "
         '"csrc and kernels/families/chain_mma.py disagree");\n'
     )
-    after = problem.epilogue
-    epilogue = f"{ACTIVATIONS.index(after.activation)}, {int(after.bias)}, {int(after.residual)}"
     pack, multiply = names(problem)
     return (
         begin + f'extern "C" __global__ void __launch_bounds__({PACK_THREADS})\n'
         f"{pack}(const __grid_constant__ ChainPackArguments arguments) {{\n"
         "  chain_mma_pack_kernel<Tile>(arguments);\n"
         "}\n",
-        begin + f"using After = ChainEpilogue<0, {epilogue}>;\n"
+        begin + f"using After = ChainEpilogue<{_epilogue(problem)}>;\n"
         'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
-        f"{multiply}(const __grid_constant__ ChainArguments arguments) {{\n"
+        f"{multiply}(const __grid_constant__ MlpArguments arguments) {{\n"
         "  chain_mma_kernel<Tile, After>(arguments);\n"
         "}\n",
     )
+
+
+def _ahead(problem: Problem) -> int:
+    """Stages of the first of two layers; 0 for one layer."""
+    return 0 if problem.second is None else len(problem.chain)
+
+
+def _epilogue(problem: Problem) -> str:
+    """The arguments of ``ChainEpilogue``."""
+    after = problem.layers()[-1].epilogue
+    ahead = EMPTY if problem.second is None else problem.epilogue
+    activations = map(ACTIVATIONS.index, (ahead.activation, after.activation))
+    extras = (int(after.bias), int(after.residual), 0, 0, int(ahead.bias))
+    return ", ".join(map(str, (*activations, *extras)))
 
 
 def launch_of(tile: Config, shares: int, batch: int, multiprocessors: int) -> tuple[int, int]:
@@ -106,11 +120,8 @@ def rows_of(x: Tensor, batch_last: bool) -> tuple[int, int] | None:
     return count, distance
 
 
-class LaunchChain:
-    """(x, weights, bias, residual, out) -> y of kernels that are compiled and loaded.
-
-    x that the kernel does not take is copied first.
-    """
+class _Loaded:
+    """Kernels that are compiled and loaded. x that they do not take is copied first."""
 
     def __init__(
         self,
@@ -124,30 +135,33 @@ class LaunchChain:
         self._shared_bytes, self._device = shared_bytes, device_index
         self._shares = tile.groups * problem.siblings
         products = " ".join(str(stage.products) for stage in stages)
-        self._form = f"chain_mma {products} {tile.groups}"  # tiles with the same order share it
+        # Tiles with the same order share it.
+        self._form = f"chain_mma {products} {tile.groups} {_ahead(problem)}"
         pack_text, text = sources(problem, tile, stages, shared_bytes)
         pack_name, name = names(problem)
         elements = sum(one.packed_bytes for one in stages) * self._shares // _size(problem)
         blocks = min(PACK_BLOCKS, -(-elements // PACK_THREADS))
-        launch = Launch(PACK_THREADS, blocks, elements, problem.siblings)
+        chains = problem.siblings if problem.second is None else 2
+        launch = Launch(PACK_THREADS, blocks, elements, chains)
         self._pack = WeightPacker(pack_name, pack_text, launch, device_index)
         code = nvrtc.cubin(text, arch.of_device(device_index)).data
         self._kernel = driver.load_kernel(code, name, shared_bytes, device_index)
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
 
-    def __call__(
+    def run(
         self,
         x: Tensor,
         weights: Sequence[Tensor],
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        out: Tensor | None = None,
-        /,
+        hidden_bias: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        out: Tensor | None,
     ) -> Tensor:
+        """The result, written into ``out`` if that is passed."""
         last, features = self._problem.batch_last, self._problem.out_features
         shape = (features, *x.shape[1:]) if last else (*x.shape[:-1], features)
         if out is not None and rows_of(out, last) is None:
-            return out.copy_(self(x, weights, bias, residual))
+            return out.copy_(self.run(x, weights, hidden_bias, bias, residual, None))
         y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
         packed = weight_groups.prepared_together(weights, self._form, self._pack)
         x, (batch, x_stride) = _taken(x, last)
@@ -158,12 +172,14 @@ class LaunchChain:
         residual_stride = 0
         if residual is not None:
             residual, (_, residual_stride) = _taken(residual, last)
+        hidden_bias = None if hidden_bias is None else hidden_bias.contiguous()
         bias = None if bias is None else aligned(bias.contiguous())
         blocks, rows = launch_of(self._tile, self._shares, batch, self._multiprocessors)
         arguments = Arguments(
             *(x.data_ptr(), packed.data_ptr(), 0 if bias is None else bias.data_ptr()),
             *(0 if residual is None else residual.data_ptr(), y.data_ptr(), batch),
             *(x_stride, y_rows[1], residual_stride, rows, 0),
+            0 if hidden_bias is None else hidden_bias.data_ptr(),
         )
         driver.launch(
             *(self._kernel, blocks, self._tile.threads, self._shared_bytes),
@@ -175,7 +191,7 @@ class LaunchChain:
     def entry(self) -> Entry | None:
         """The entry that lets the host library do the same; None where there is none."""
         p = self._problem
-        shapes = [one.weight_shape for one in p.chain] * p.siblings
+        shapes = [one.weight_shape for chain in p.chains for one in chain] * p.siblings
         return chain_entry(
             True,
             **self._pack.launch(),
@@ -188,6 +204,37 @@ class LaunchChain:
             cluster=self._shares,
             form=weight_groups.number_of(self._form, shapes, p.dtype),
         )
+
+
+class LaunchChain(_Loaded):
+    """(x, weights, bias, residual, out) -> y: see `candidate.ChainCall`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+        /,
+    ) -> Tensor:
+        return self.run(x, weights, None, bias, residual, out)
+
+
+class LaunchMlp(_Loaded):
+    """(x, weights, hidden bias, bias, residual, out) -> y: see `candidate.MlpCall`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        hidden_bias: Tensor | None = None,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+        /,
+    ) -> Tensor:
+        return self.run(x, weights, hidden_bias, bias, residual, out)
 
 
 def _size(problem: Problem) -> int:

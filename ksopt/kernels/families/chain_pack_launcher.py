@@ -8,14 +8,15 @@ from ksopt.kernels.families.weight_packer import Launch, WeightPacker
 THREADS = 256
 
 
-def kernel_name(s: Shape) -> str:
+def kernel_name(s: Shape, are_layers: bool = False) -> str:
     """The kernel's name, as profilers show it."""
     sizes = (*s.left.weight_shape[1:], *s.right.weight_shape[:3])
     siblings = f"_x{s.siblings}" if s.siblings > 1 else ""
-    return f"ksopt_chain_pack_{'_'.join(map(str, sizes))}{siblings}"
+    layers = "_layers" if are_layers else ""
+    return f"ksopt_chain_pack_{'_'.join(map(str, sizes))}{siblings}{layers}"
 
 
-def source(s: Shape, tile: Config) -> str:
+def source(s: Shape, tile: Config, are_layers: bool = False) -> str:
     """The generated file: one instance of the template, for all tiles of the same packing."""
     pattern, fields = template_arguments(s, tile.packing)
     return (
@@ -26,8 +27,8 @@ def source(s: Shape, tile: Config) -> str:
         f"PACK_THREADS == {THREADS}, "
         '"csrc and kernels/families/chain_tile.py disagree");\n'
         f'extern "C" __global__ void __launch_bounds__({THREADS})\n'
-        f"{kernel_name(s)}(const __grid_constant__ ChainPackArguments arguments) {{\n"
-        "  chain_pack_kernel<Support, Tile>(arguments);\n"
+        f"{kernel_name(s, are_layers)}(const __grid_constant__ ChainPackArguments arguments) {{\n"
+        f"  chain_pack_kernel<Support, Tile, {str(are_layers).lower()}>(arguments);\n"
         "}\n"
     )
 
@@ -37,8 +38,19 @@ def blocks_for(elements: int) -> int:
     return -(-elements // (8 * THREADS))
 
 
-def chain_packer(s: Shape, tile: Config, device_index: int) -> WeightPacker:
-    """The loaded kernel; its result is that of `chain_packing.pack`."""
+def chain_packer(
+    s: Shape, tile: Config, device_index: int, are_layers: bool = False
+) -> WeightPacker:
+    """The loaded kernel; its result is that of `chain_packing.pack`.
+
+    Args:
+        s: the chains.
+        tile: any of the same packing.
+        device_index: of the device.
+        are_layers: whether each factor is a layer's: the weights are then the right factor's and
+            the left one's.
+    """
     elements = tile.packed_elements(s)
-    launch = Launch(THREADS, blocks_for(elements), elements, s.siblings)
-    return WeightPacker(kernel_name(s), source(s, tile), launch, device_index)
+    launch = Launch(THREADS, blocks_for(elements), elements, 2 if are_layers else s.siblings)
+    name, text = kernel_name(s, are_layers), source(s, tile, are_layers)
+    return WeightPacker(name, text, launch, device_index)

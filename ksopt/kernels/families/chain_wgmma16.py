@@ -71,7 +71,8 @@ class ChainWgmma16(KernelFamily[Config]):
         return [chain_pack_launcher.source(shape, config), multiply]
 
     def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchChain:
-        return LaunchChain(problem, config, device_index)
+        after = _epilogue(problem)
+        return LaunchChain(_shape(problem), after, config, problem.dtype, device_index)
 
     def stores_intermediate(self, problem: Problem) -> bool:
         left, right = problem.chain
@@ -136,12 +137,32 @@ class LaunchChain:
     whose elements do not lie side by side, are copied first.
     """
 
-    def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
-        shape = _shape(problem)
-        self._problem = problem
-        self._form = f"chain_wgmma16 {config.packing}"  # tiles of the same order share it
-        self._pack = chain_packer(shape, config, device_index)
-        self._launch = ChainLauncher(shape, config, _epilogue(problem), problem.dtype, device_index)
+    def __init__(
+        self,
+        shape: Shape,
+        epilogue: Epilogue,
+        config: Config,
+        dtype: str,
+        device_index: int,
+        are_layers: bool = False,
+    ) -> None:
+        """Compile and load it.
+
+        Args:
+            shape: the chains.
+            epilogue: of the kernel.
+            config: the tile.
+            dtype: of all operands.
+            device_index: of the device.
+            are_layers: as for `chain_packer`.
+        """
+        both = (shape.left.weight_shape, shape.right.weight_shape)
+        self._shapes = both[::-1] if are_layers else both * shape.siblings
+        self._dtype = dtype
+        # Tiles of the same order share the packed weights.
+        self._form = f"chain_wgmma16 {config.packing}{' layers' if are_layers else ''}"
+        self._pack = chain_packer(shape, config, device_index, are_layers)
+        self._launch = ChainLauncher(shape, config, epilogue, dtype, device_index)
 
     def __call__(
         self,
@@ -152,7 +173,7 @@ class LaunchChain:
         out: Tensor | None = None,
         /,
     ) -> Tensor:
-        features = self._problem.out_features
+        features = self._launch.out_features
         shape = (*x.shape[:-1], features)
         rows = as_rows(x)
         if out is not None and rows_of(out) is None:
@@ -170,9 +191,8 @@ class LaunchChain:
 
     def entry(self) -> Entry | None:
         """The entry that lets the host library do the same; None where there is none."""
-        p = self._problem
-        shapes = [one.weight_shape for _ in range(p.siblings) for one in p.chain]
-        return self._launch.entry(weight_groups.number_of(self._form, shapes, p.dtype), self._pack)
+        form = weight_groups.number_of(self._form, self._shapes, self._dtype)
+        return self._launch.entry(form, self._pack)
 
 
 def _shape(problem: Problem) -> Shape:

@@ -306,6 +306,19 @@ def test_siblings_are_one_launch(biased, dynamic, toy):
     assert toy.launches[0].siblings == 3
 
 
+def test_a_sibling_that_an_attribute_transposes():
+    model, x = Attention(), torch.randn(2, 5, 32)
+
+    def function(x):
+        return torch.softmax(model.q(x) @ model.k(x).mT, -1) @ model.v(x)
+
+    with torch.no_grad():
+        y, graph, _ = graphs_of(function, x)
+        torch.testing.assert_close(y, function(x))
+    (node,) = chains(graph)
+    assert node.args[6] == 3
+
+
 def test_siblings_that_are_put_side_by_side_stay_right():
     model, x = Attention(), torch.randn(2, 5, 32)
 

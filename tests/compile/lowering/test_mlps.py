@@ -125,6 +125,40 @@ def test_the_report_says_so():
     assert (first.one_launch, second.one_launch) == (("bias", "gelu"), ("bias",))
 
 
+def test_layers_of_a_factor_each():
+    """An activation between two factors, as in CoLA: no launch computes either layer."""
+    first = ksopt.KSLinear(32, 16, "(4,4,8,1)", bias=False, activation="silu")
+    last, x = ksopt.KSLinear(16, 32, "(1,8,4,4)", bias=False), torch.randn(6, 32)
+
+    def model(x):
+        return last(first(x)).sin()
+
+    with torch.no_grad():
+        y, graph, report = graph_of(model, x)
+        torch.testing.assert_close(y, model(x))
+    (node,) = named(graph, "ks_mlp")
+    assert not named(graph, "ks_chain")
+    assert node.args[6] == "silu"
+    assert [len(node.args[at]) for at in (1, 2)] == [1, 1]
+    assert report.passes["mlps_in_one_launch"] == 1
+
+
+def test_factors_that_an_author_writes_around_an_activation():
+    right, left = torch.randn(4, 4, 8) / 3, torch.randn(8, 4, 4) / 2
+    x = torch.randn(6, 32)
+    right, left = nn.Parameter(right), nn.Parameter(left)
+
+    def model(x):
+        z = F.silu(torch.einsum("nac,abc->nab", x.view(-1, 4, 8), right)).reshape(-1, 4, 4)
+        return torch.einsum("ncd,bcd->nbd", z, left).reshape(-1, 32)
+
+    with torch.no_grad():
+        y, graph, _ = graph_of(model, x)
+        torch.testing.assert_close(y, model(x))
+    (node,) = named(graph, "ks_mlp")
+    assert node.args[6] == "silu"
+
+
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 def test_layers_that_are_reshaped_between(dynamic):
     up, down = by_einsum(UP), by_einsum(DOWN)

@@ -27,7 +27,11 @@ PROBLEMS = [
 CHAIN = Chain.parse("(1,192,48,2)*(2,48,192,1)")
 TO_NO_FACTOR = Chain.parse("(3,5,2,7)*(2,21,11,1)")
 CHAINS = [Problem(chain, "bfloat16", False) for chain in (CHAIN, TO_NO_FACTOR)]
-MLPS = [Problem(CHAIN, "bfloat16", False, second=SecondLayer(CHAIN))]
+LEFT, RIGHT = (Chain((factor,)) for factor in CHAIN)
+MLPS = [
+    Problem(first, "bfloat16", False, second=SecondLayer(second))
+    for first, second in ((CHAIN, CHAIN), (RIGHT, LEFT))
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ from chain_kernels import ACTIVATIONS, _aligned, _emulate
 from ksopt.bench import random_subjects
 from ksopt.kernels.families import chain_mma_launcher, weight_packer
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.chain_launcher import Arguments
+from ksopt.kernels.families.chain_mlp_launcher import Arguments
 from ksopt.kernels.families.chain_mma_tile import Config
-from ksopt.kernels.problem import Epilogue, Geometry, Problem
+from ksopt.kernels.problem import Epilogue, Geometry, Problem, SecondLayer
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
 
@@ -47,6 +47,22 @@ SHAPES = [
     ("(2,8,12,3)*(6,12,10,1)", "bfloat16", True, Epilogue(True, residual=True), 2),
     ("(4,16,8,2)*(8,8,24,1)", "float16", False, Epilogue(True, residual=True), 4),
 ]
+# Two layers: each one's chain and epilogue; the first one's leaves out siblings and residual.
+MLPS = [
+    (("(1,40,16,1)", Epilogue(activation="silu")), ("(1,16,40,1)", Epilogue()), "bfloat16"),
+    (
+        ("(1,24,8,4)*(2,16,16,1)", Epilogue(True, "gelu")),
+        ("(1,10,24,2)*(2,24,48,1)", Epilogue(True, "relu", True)),
+        "float16",
+    ),
+    (
+        ("(4,12,32,1)", Epilogue(True, "gelu_tanh")),
+        ("(8,6,6,1)", Epilogue(residual=True)),
+        "float32",
+    ),
+    (("(1,16,40,1)", Epilogue(True)), ("(1,9,7,2)*(2,7,8,1)", Epilogue()), "tf32"),
+    (("(1,15,5,3)*(3,5,33,1)", Epilogue(activation="relu")), ("(5,2,3,3)", Epilogue()), "float32"),
+]
 BATCHES = (1, 40, 150)
 
 
@@ -63,11 +79,17 @@ def problem_of(chain: str, kind: str, last: bool, epilogue: Epilogue, siblings: 
     return Problem(Chain.parse(chain), dtype, last, kind != "tf32", epilogue, siblings)
 
 
+def mlp_of(first: tuple[str, Epilogue], second: tuple[str, Epilogue], kind: str) -> Problem:
+    (chain, ahead), (last, after) = first, second
+    one = problem_of(chain, kind, False, ahead)
+    return replace(one, second=SecondLayer(Chain.parse(last), after))
+
+
 def cases() -> list[tuple[Problem, Config]]:
     """Two tiles of each shape."""
     several = []
-    for at, shape in enumerate(SHAPES):
-        problem = problem_of(*shape)
+    problems = [*(problem_of(*shape) for shape in SHAPES), *(mlp_of(*one) for one in MLPS)]
+    for at, problem in enumerate(problems):
         tiles = [tile for tile in family.configs(problem, gpu(4)) if tile.bm <= 64]
         most = max(tile.groups for tile in tiles)  # one tile of several groups
         several += [(problem, tile) for tile in random.Random(at).sample(tiles, 1)]
@@ -103,6 +125,7 @@ class Operands:
     weights: list[Tensor]
     bias: Tensor
     residual: Tensor
+    hidden_bias: Tensor
 
     @classmethod
     def random(cls, problem: Problem, rows: int, seed: int) -> Operands:
@@ -115,10 +138,11 @@ class Operands:
         def lying(features: int) -> Tensor:
             return draw(features, rows) if problem.batch_last else draw(rows, features)
 
-        patterns = [*problem.chain] * problem.siblings
+        patterns = [p for chain in problem.chains for p in chain] * problem.siblings
         weights = [draw(*p.weight_shape) * p.c**-0.5 for p in patterns]
         out = problem.out_features
-        return cls(lying(problem.chain.in_features), weights, draw(out), lying(out))
+        hidden = draw(problem.chain.out_features)
+        return cls(lying(problem.chain.in_features), weights, draw(out), lying(out), hidden)
 
 
 def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
@@ -126,18 +150,20 @@ def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
     stages, size = family.stages(problem, tile), o.x.element_size()
     shares = tile.groups * problem.siblings
     elements = sum(stage.packed_bytes for stage in stages) * shares // size
-    packed = _aligned(torch.full((elements + o.bias.numel(),), float("nan"), dtype=o.x.dtype))
+    biases = torch.cat([o.bias, o.hidden_bias])
+    packed = _aligned(torch.full((elements + biases.numel(),), float("nan"), dtype=o.x.dtype))
     flat = _aligned(torch.cat([w.reshape(-1) for w in o.weights]))
     views, at = [], 0
     for w in o.weights:
         views.append(flat[at : at + w.numel()].view(w.shape))
         at += w.numel()
     none = packed[:0]
-    packing = weight_packer.arguments_of(views, problem.siblings, packed)
+    chains = problem.siblings if problem.second is None else 2
+    packing = weight_packer.arguments_of(views, chains, packed)
     threads = chain_mma_launcher.PACK_THREADS
     _emulate(pair.pack, packing, (3, threads, 0), (flat, none, packed[:elements]))
     assert not packed[:elements].isnan().any()
-    packed[elements:] = o.bias
+    packed[elements:] = biases
     vectors = 128 // size
     residual_at = -(-o.x.numel() // vectors) * vectors
     both = _aligned(torch.zeros(residual_at + o.residual.numel(), dtype=o.x.dtype))
@@ -147,12 +173,15 @@ def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
     last, rows = problem.batch_last, o.x.shape[1 if problem.batch_last else 0]
     blocks, of_block = chain_mma_launcher.launch_of(tile, shares, rows, 2)
     out = rows if last else problem.out_features
+    after = problem.layers()[-1].epilogue
+    is_hidden = problem.second is not None and problem.epilogue.bias
     arguments = Arguments(
         both.data_ptr(),
         packed.data_ptr(),
-        packed.data_ptr() + elements * size if problem.epilogue.bias else 0,
-        both.data_ptr() + residual_at * size if problem.epilogue.residual else 0,
+        packed.data_ptr() + elements * size if after.bias else 0,
+        both.data_ptr() + residual_at * size if after.residual else 0,
         *(y.data_ptr(), rows, rows if last else problem.chain.in_features, out, out, of_block, 0),
+        packed.data_ptr() + (elements + o.bias.numel()) * size if is_hidden else 0,
     )
     launch = (blocks, tile.threads, family.shared_bytes(problem, tile))
     _emulate(pair.multiply, arguments, launch, (both, packed, y))
@@ -161,6 +190,16 @@ def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
 
 def expected(problem: Problem, o: Operands) -> tuple[Tensor, Tensor]:
     """The result in float64, and the sizes of what roundings may add up to."""
+    if problem.second is not None:
+        first, second = problem.layers()
+        own, others = o.weights[: len(first.chain)], o.weights[len(first.chain) :]
+        hidden = replace(o, weights=own, bias=o.hidden_bias)
+        h, size = expected(first, hidden)
+        y, terms = expected(second, replace(o, x=h, weights=others))
+        # What h is off by, the second chain multiplies.
+        absolute = [weight.abs() for weight in others]
+        bare = replace(second, epilogue=Epilogue())
+        return y, terms + expected(bare, replace(o, x=size, weights=absolute))[0]
     x, size = o.x.double(), o.x.double().abs()
     if problem.batch_last:
         x, size = x.T, size.T
@@ -195,7 +234,12 @@ def assert_right(y: Tensor, problem: Problem, o: Operands) -> None:
 
 def name(at: int) -> str:
     problem, tile = CASES[at]
-    words = (problem.chain, problem.dtype, problem.layout, *problem.epilogue.names)
+    words = (
+        "-then-".join(map(str, problem.chains)),
+        problem.dtype,
+        problem.layout,
+        *problem.epilogue.names,
+    )
     words = (*words, f"x{problem.siblings}") if problem.siblings > 1 else words
     return "-".join(map(str, (*words, tile.bm, tile.warps, tile.mt, tile.nt, tile.groups)))
 
@@ -210,7 +254,7 @@ def test_results_are_right(kernels, at):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize("at", [0, 10, 20])
+@pytest.mark.parametrize("at", [0, 10, 20, len(CASES) - 5, len(CASES) - 1])
 def test_what_is_not_finite_stays_in_its_row_and_class(kernels, at, value):
     """An infinity makes an infinity where PyTorch's products make one, three TF32 products too."""
     problem, tile = CASES[at]

@@ -81,6 +81,18 @@ def test_contiguous_and_shared_weights(kernels):
         )
 
 
+def test_two_layers_of_a_factor_each(emulator):
+    """The first layer's factor is the right one, and comes first."""
+    s, tile = CASES[0]
+    kernel = build_packers(emulator, [CASES[0]], are_layers=True)[0]
+    memory = torch.randint(-(2**15), 2**15, (s.left.nnz + s.right.nnz,), dtype=torch.int16)
+    left = memory[: s.left.nnz].view(s.left.weight_shape)
+    right = memory[s.left.nnz :].view(s.right.weight_shape)
+    packed = run_packer(kernel, tile.packed_elements(s), memory, [right, left], chains=2)
+    expected = chain_packing.pack([left], [right], chain_packing.pack_index(s, tile))
+    assert torch.equal(packed, expected)
+
+
 def test_tiles_of_one_packing_share_their_weights():
     s = SHAPES[1]
     by_packing: dict[object, list[Tensor]] = {}

@@ -147,6 +147,9 @@ def test_a_family_takes_its_own_dtypes_and_refuses_others(family, dtype):
     if family.takes_parameters:
         chain = TO_NO_FACTOR
     second = SecondLayer(COMMON_CHAIN) if family.takes_mlps else None
+    if family.name == "chain_activated_wgmma16":  # a factor each
+        left, right = COMMON_CHAIN
+        chain, second = Chain((right,)), SecondLayer(Chain((left,)))
     for last in layouts(family):
         reason = family.unsupported_reason(Problem(chain, dtype, last, second=second), H200)
         assert reason == (None if dtype in family.dtypes else f"{dtype} is not one of {own}")

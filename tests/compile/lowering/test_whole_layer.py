@@ -1,0 +1,53 @@
+"""Whether a layer is faster as a whole, from what the autotuner has measured of its plans."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ksopt.compile.lowering import whole_layer
+from ksopt.kernels import plan_autotuner
+from ksopt.kernels.problem import Epilogue, Problem
+from ksopt.patterns.chain import Chain
+from tests.kernels import toy_chains
+
+CHAIN = Chain.parse("(1,8,4,4)*(4,4,8,1)")
+ROWS = 1 << 20  # an epilogue then takes time
+
+
+@pytest.fixture(autouse=True)
+def toy():
+    with toy_chains.registered() as family:
+        yield family
+
+
+def is_whole(monkeypatch, epilogue, **times_us):
+    """With these times of each way."""
+    timed = [SimpleNamespace(way=way, median_us=us, weight="") for way, us in times_us.items()]
+    monkeypatch.setattr(plan_autotuner, "tuned", lambda *_: SimpleNamespace(timed=timed))
+    problem = Problem(CHAIN, "float32", False, epilogue=epilogue)
+    return whole_layer.is_whole(problem, ROWS, torch.device("cpu"), tune="measure")
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue(), Epilogue(True)])
+def test_a_product_by_one_matrix_is_a_whole_layer_with_its_bias(monkeypatch, epilogue):
+    assert is_whole(monkeypatch, epilogue, factors=9e9, toy_chain=8e9, merged=7e9)
+    assert not is_whole(monkeypatch, epilogue, factors=6e9, toy_chain=8e9, merged=7e9)
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue(True, "gelu"), Epilogue(residual=True)])
+def test_what_follows_a_product_by_one_matrix_is_inductors(monkeypatch, epilogue):
+    assert not is_whole(monkeypatch, epilogue, factors=9e9, toy_chain=8e9, merged=7e9)
+    assert is_whole(monkeypatch, epilogue, factors=9e9, toy_chain=6e9, merged=7e9)
+
+
+def test_one_kernel_of_inductors_for_two_steps_counts(monkeypatch):
+    """The race calls two operations behind the matrix; Inductor has one kernel for both."""
+    both = Epilogue(True, "gelu", True)
+    gain = whole_layer._fused_gain_us(
+        Problem(CHAIN, "float32", False, epilogue=both), ROWS, 1, behind_bias=True
+    )
+    assert gain > 0
+    times = {"factors": 9e9, "merged": 7e9}
+    assert not is_whole(monkeypatch, both, toy_chain=7e9 - gain / 2, **times)
+    assert is_whole(monkeypatch, both, toy_chain=7e9 - 2 * gain, **times)
