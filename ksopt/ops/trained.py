@@ -29,9 +29,9 @@ def run(
     batch_last: bool,
     siblings: int,
 ) -> Tensor | None:
-    """A layer's result with its gradients recorded, where only autograd and autocast handle the call.
+    """A layer's result with its gradients recorded, where only autograd handles the call.
 
-    Under autocast it is that of operands cast to the dtype in force.
+    Autocast may be on: the result is that of operands cast to the dtype in force.
 
     Args:
         x, weights, bias, residual, activation, batch_last, siblings: see `ksopt.ops`. Nothing is
