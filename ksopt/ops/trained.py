@@ -6,6 +6,7 @@ It computes the same as ``ks_chain``, and saves at most as much; see csrc/host/t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -50,12 +51,19 @@ def run(
     for weight in weights:
         weight_cache.forget(weight)
     form = (ACTIVATIONS.index(activation), batch_last, siblings)
-    if not torch.is_autocast_enabled(x.device.type):
+    kind = x.device.type
+    if not (torch._C._is_any_autocast_enabled() and _is_cast_on(kind)):
         return _result(x, list(weights), bias, residual, form)
-    x, *cast_weights = (_cast(one) for one in (x, *weights))
-    bias, residual = (None if one is None else _cast(one) for one in (bias, residual))
-    with torch.autocast(x.device.type, enabled=False):
-        return _result(x, cast_weights, bias, residual, form)
+    cast = partial(_cast, torch.get_autocast_dtype(kind), kind)
+    with torch.autocast(kind, enabled=False):
+        cast_bias = None if bias is None else cast(bias)
+        cast_residual = None if residual is None else cast(residual)
+        return _result(cast(x), [cast(one) for one in weights], cast_bias, cast_residual, form)
+
+
+def _is_cast_on(kind: str) -> bool:
+    """Whether autocast is on for a kind of devices; torch knows none of meta tensors."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def _result(
@@ -70,10 +78,10 @@ def _result(
     return _run(x, weights, bias, residual, *form, exact)
 
 
-def _cast(tensor: Tensor) -> Tensor:
+def _cast(dtype: torch.dtype, kind: str, tensor: Tensor) -> Tensor:
     """A tensor in autocast's dtype, if autocast casts it: as for torch.nn.functional.linear."""
     is_eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(torch.get_autocast_dtype(tensor.device.type)) if is_eligible else tensor
+    return tensor.to(dtype) if is_eligible and tensor.device.type == kind else tensor
 
 
 def _is_loaded() -> bool:

@@ -256,6 +256,16 @@ def test_under_autocast_it_is_the_layer_of_cast_operands(text, activation, low):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_meta_tensors_have_the_results_shape(autocast):
+    layer = KSLinear(24, 24, "(1,6,4,4)*(4,4,6,1)", device="meta")
+    x = torch.empty(5, 24, device="meta")
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert layer(x).shape == (5, 24)
+        with pytest.raises(InvalidInputError, match="ks_mm: "):
+            KSLinear(24, 24, "(1,6,4,4)*(4,4,6,1)")(x)
+
+
 def test_autocast_leaves_float64_alone():
     layer = Layer(CHAINS[0])
     with torch.autocast("cpu", torch.bfloat16):
