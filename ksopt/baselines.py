@@ -28,6 +28,7 @@ from ksopt.batched import (
     bmm_loop,
     bmm_paper,
     bmm_prepare,
+    bmm_weight_first,
     conv,
     einsum,
     einsum_weight_first,
@@ -135,6 +136,14 @@ def _bmm_loop_supports(product: Product) -> Support:
         return Support(False, "bmm_loop saves copies in the layout batch_last only.")
     if product.pattern.a == 1 or product.pattern.d == 1:
         return Support(False, "With a = 1 or d = 1 one call is enough: bmm is the same.")
+    return Support(True)
+
+
+def _bmm_weight_first_supports(product: Product) -> Support:
+    if product.batch_last:
+        return Support(False, "In the layout batch_last bmm has the weight on the left, too.")
+    if product.pattern.d == 1:
+        return Support(False, "With d = 1 einsum_weight_first is the same product.")
     return Support(True)
 
 
@@ -294,6 +303,13 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
                 _always,
                 _einsum_prepare,
                 einsum_weight_first,
+            ),
+            Baseline(
+                "bmm_weight_first",
+                "one batched GEMM with the weight on the left (batch_first)",
+                _bmm_weight_first_supports,
+                bmm_prepare,
+                bmm_weight_first,
             ),
             Baseline(
                 "conv",

@@ -247,6 +247,17 @@ def einsum_weight_first(
     return merged(y, out, x.shape[0], a * b * d).contiguous()
 
 
+def bmm_weight_first(
+    x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
+) -> Tensor:
+    """One batched GEMM with the weight on the left, of x in batch_first with d > 1."""
+    a, b, c, d = pattern.weight_shape
+    batch = x.shape[0]
+    groups = x.view(batch, a, c, d).permute(1, 3, 2, 0).reshape(a * d, c, batch)
+    y = torch.bmm(weight, groups).view(a, d, b, batch)
+    return merged(y.permute(3, 0, 2, 1), out, batch, a * b * d).contiguous()
+
+
 def conv(
     x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
 ) -> Tensor:

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ksopt.baselines import BASELINES, Product
 from ksopt.batched import Matrices
+from ksopt.bench.request import EAGER
 from ksopt.ops import ks_mm_weight_grad
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference, to_dense
@@ -162,6 +163,65 @@ def test_copies_no_more_than_it_says(name, pattern, layout, batch, copies):
     with CopiesSeen() as seen:
         product(x)
     assert seen.elements == copies
+
+
+class Products(TorchDispatchMode):
+    """Records the batched products of a block: their operands' shapes, and which are contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.bmm, torch.ops.aten.baddbmm):
+            *_, left, right = (one for one in args if isinstance(one, torch.Tensor))
+            self.seen.add((tuple(left.shape), tuple(right.shape)))
+        return func(*args, **(kwargs or {}))
+
+
+def products_of(call):
+    with Products() as products:
+        y = call()
+    return y, products.seen
+
+
+def spellings(x, weight, pattern):
+    """Ways to write the product in batch_first, each with the baseline that is the same product."""
+    a, b, c, d = pattern.weight_shape
+    rows = x.shape[0]
+    groups = x.view(rows, a, c, d).permute(1, 3, 0, 2)  # [a, d, B, c]
+    matrices = weight.permute(0, 3, 1, 2)  # [a, d, b, c]
+
+    def in_rows(y):  # [a*d, B, b] -> [B, a*b*d]
+        return y.reshape(a, d, rows, b).permute(2, 0, 3, 1).reshape(rows, -1)
+
+    flat, flat_matrices = groups.reshape(a * d, rows, c), matrices.reshape(a * d, b, c)
+    nothing = torch.zeros(a * d, 1, b, dtype=x.dtype)
+    return {
+        "matmul by broadcasting": ("bmm", lambda: in_rows(groups @ matrices.mT)),
+        "bmm": ("bmm", lambda: in_rows(torch.bmm(flat, flat_matrices.mT))),
+        "baddbmm": ("bmm", lambda: in_rows(torch.baddbmm(nothing, flat, flat_matrices.mT))),
+        "bmm, weight first": (
+            "einsum_weight_first" if d == 1 else "bmm_weight_first",
+            lambda: in_rows(torch.bmm(flat_matrices, flat.mT).mT),
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "spelling", ["matmul by broadcasting", "bmm", "baddbmm", "bmm, weight first"]
+)
+@pytest.mark.parametrize("pattern", [Pattern(3, 5, 4, 1), Pattern(3, 5, 4, 2)], ids=str)
+def test_how_authors_write_it_is_a_product_that_is_timed(pattern, spelling):
+    x, weight = make_x(pattern, "batch_first", (7,)), torch.randn(pattern.weight_shape).double()
+    name, write = spellings(x, weight, pattern)[spelling]
+    baseline = BASELINES[name]
+    y, written = products_of(write)
+    prepared = baseline.prepare(weight, False)
+    ours, timed = products_of(lambda: baseline.multiply(x, prepared, pattern, False))
+    torch.testing.assert_close(y, ours)
+    assert written == timed
+    assert name in EAGER
 
 
 def test_bmm_loop_says_when_it_does_not_apply():

@@ -1,7 +1,8 @@
 // A layer whose weights are trained, as one operator of autograd: a step runs no Python of ksopt's.
 //
-// It computes and saves the same as the composition of ks_mm and torch's operations in ksopt/ops/chain.py. Where
-// a gradient's own gradient is needed, the backward pass is composed of those operators, too.
+// It computes the same as the composition of ks_mm and torch's operations in ksopt/ops/chain.py. Where a gradient's
+// own gradient is needed, the backward pass is composed of those operators, too. It saves the same, except what is
+// between the factors where that would take more memory than a dense layer (see is_smaller_than_dense).
 #undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/Context.h>
@@ -209,21 +210,43 @@ Tensor along_features(const Tensor& bias, const Form& form, int64_t dims) {
   return bias.view(shape);
 }
 
-// Fills inputs with the input of each weight's factor. Returns the products of the siblings, side by side.
+// The input of each weight's factor, from x.
 template <typename Products>
-Tensor multiply(const Products& products, const Tensor& x, at::TensorList weights, std::vector<Tensor>& inputs) {
+std::vector<Tensor> factor_inputs(const Products& products, const Tensor& x, at::TensorList weights) {
   const size_t length = weights.size() / static_cast<size_t>(products.form.siblings);
-  inputs.assign(weights.size(), Tensor());
+  std::vector<Tensor> inputs(weights.size());
+  for (size_t at = weights.size(); at-- > 0;) {
+    const bool is_first = (at + 1) % length == 0;  // the last weight of a chain meets x first
+    inputs[at] = is_first ? x : products.product(inputs[at + 1], weights[at + 1]);
+  }
+  return inputs;
+}
+
+// The products of the siblings, side by side, from the input of each weight's factor.
+template <typename Products>
+Tensor multiply(const Products& products, const std::vector<Tensor>& inputs, at::TensorList weights) {
+  const size_t length = weights.size() / static_cast<size_t>(products.form.siblings);
   std::vector<Tensor> parts;
   for (size_t first = 0; first < weights.size(); first += length) {
-    Tensor part = x;
-    for (size_t at = first + length; at-- > first;) {
-      inputs[at] = part;
-      part = products.product(part, weights[at]);
-    }
-    parts.push_back(part);
+    parts.push_back(products.product(inputs[first], weights[first]));
   }
-  return parts.size() == 1 ? parts[0] : at::cat(parts, products.form.features_dim(x));
+  return parts.size() == 1 ? parts[0] : at::cat(parts, products.form.features_dim(parts[0]));
+}
+
+// Whether a step that saves what is between the factors needs no more memory than that of a dense layer: the chain
+// has fewer weights, and as much less of their gradients. As bytes_more_than_dense of
+// ksopt/compile/lowering/recomputed_activations.py.
+bool is_smaller_than_dense(const Form& form, const std::vector<Tensor>& inputs, at::TensorList weights) {
+  const size_t length = weights.size() / static_cast<size_t>(form.siblings);
+  const Tensor &left = weights[0], &right = weights[length - 1];
+  const int64_t out_features = left.size(0) * left.size(1) * left.size(3);
+  const int64_t in_features = right.size(0) * right.size(2) * right.size(3);
+  int64_t fewer = form.siblings * out_features * in_features, between = 0;
+  for (size_t at = 0; at < weights.size(); ++at) {
+    fewer -= weights[at].numel();
+    if ((at + 1) % length != 0) between += inputs[at].numel();
+  }
+  return between <= 2 * fewer;
 }
 
 Tensor through_activation(const Tensor& grad, const Tensor& before, Activation activation) {
@@ -296,8 +319,14 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
                         bool exact) {
     const at::AutoDispatchBelowADInplaceOrView below;
     const Form form{static_cast<Activation>(activation), batch_last, siblings, exact};
-    std::vector<Tensor> inputs;
-    Tensor y = multiply(Known{form}, x, weights, inputs);
+    std::vector<Tensor> inputs = factor_inputs(Known{form}, x, weights);
+    Tensor y = multiply(Known{form}, inputs, weights);
+    const size_t length = weights.size() / static_cast<size_t>(siblings);
+    if (!is_smaller_than_dense(form, inputs, weights)) {
+      for (size_t at = 0; at < inputs.size(); ++at) {
+        if ((at + 1) % length != 0) inputs[at] = Tensor();  // the backward pass multiplies again
+      }
+    }
     if (bias) y.add_(along_features(*bias, form, y.dim()));
     variable_list saved(weights.begin(), weights.end());
     saved.insert(saved.end(), inputs.begin(), inputs.end());
@@ -320,6 +349,7 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
     const variable_list saved = ctx->get_saved_variables();
     const size_t count = (saved.size() - 2) / 2;
     const at::TensorList weights(saved.data(), count);
+    const Tensor& x = saved[count + count / static_cast<size_t>(form.siblings) - 1];
     const Tensor& grad = grads[0];
     variable_list input_grads;
     Tensor of_sum, of_bias;
@@ -327,17 +357,17 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
     if (at::GradMode::is_enabled()) {
       const Differentiable products{form};
       // A saved input of a factor is cut off from x: it is computed again.
-      const size_t length = count / static_cast<size_t>(form.siblings);
-      std::vector<Tensor> inputs;
-      Tensor before = multiply(products, saved[count + length - 1], weights, inputs);
+      const std::vector<Tensor> inputs = factor_inputs(products, x, weights);
+      Tensor before = multiply(products, inputs, weights);
       const Tensor& bias = saved.back();
       if (bias.defined()) before = at::add(before, along_features(bias, form, before.dim()));
       of_sum = through_activation(grad, before, form.activation);
       input_grads = gradients(products, of_sum, weights, inputs, of_x, nullptr);
     } else {
       const at::AutoDispatchBelowADInplaceOrView below;
-      const std::vector<Tensor> inputs(saved.begin() + static_cast<int64_t>(count),
-                                       saved.begin() + static_cast<int64_t>(2 * count));
+      std::vector<Tensor> inputs(saved.begin() + static_cast<int64_t>(count),
+                                 saved.begin() + static_cast<int64_t>(2 * count));
+      if (!inputs[0].defined()) inputs = factor_inputs(Known{form}, x, weights);
       of_sum = through_activation(grad, saved[2 * count], form.activation);
       input_grads = gradients(Known{form}, of_sum, weights, inputs, of_x, is_bias_trained ? &of_bias : nullptr);
     }

@@ -212,8 +212,15 @@ def of_layers(text: str, dtype: torch.dtype, device: str) -> Calls:
             def train(call: Callable[[Tensor], Tensor] = call) -> None:
                 call(x).backward(grad)
 
+            def train_cast(call: Callable[[Tensor], Tensor] = call) -> None:
+                with torch.autocast(device, torch.bfloat16):
+                    y = call(x)
+                y.backward(grad.bfloat16())
+
             yield f"{name}, {how}", infer
             yield f"{name}, {how}, forward and backward", train
+            if dtype == torch.float32:
+                yield f"{name}, {how}, forward and backward, autocast", train_cast
 
 
 def print_layers(device: str) -> None:

@@ -61,8 +61,8 @@ class BenchOptions:
     against: str = option(
         "eager",
         "eager (default), inductor, or names: bmm, bmm_loop, expand, bmm_paper, einsum, "
-        "einsum_weight_first, conv, bsr, sparse, dense, inductor_bmm, inductor_einsum, "
-        "bmm_paper_product; with commas",
+        "einsum_weight_first, bmm_weight_first, conv, bsr, sparse, dense, inductor_bmm, "
+        "inductor_einsum, bmm_paper_product; with commas",
         _WHAT,
         metavar="WAYS",
         is_always_shown=True,

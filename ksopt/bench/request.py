@@ -21,7 +21,8 @@ DTYPES = ("float16", "bfloat16", "float32", "tf32")
 """The dtypes of products; tf32 is float32 whose products a GPU computes in TF32."""
 
 EAGER = (
-    "bmm", "bmm_loop", "expand", "bmm_paper", "einsum", "einsum_weight_first", "conv", "dense"
+    "bmm", "bmm_loop", "expand", "bmm_paper", "einsum", "einsum_weight_first", "bmm_weight_first",
+    "conv", "dense",
 )  # fmt: skip
 """The ways that ``eager`` stands for: those that may be PyTorch's fastest on some product."""
 

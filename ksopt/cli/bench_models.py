@@ -16,6 +16,7 @@ examples:
   ksopt bench models --small --models gpt2 --dtypes float32          # on a CPU too
   ksopt bench models --models vit --dtypes bfloat16 --out vit        # on a GPU; again: goes on
   ksopt bench models --models llama --dtypes bfloat16 --passes forward --chain quarter
+  ksopt bench models --train --dtypes bfloat16 --modes graphs
   ksopt bench models --models gpt2 --plan plan.json --out searched
   ksopt bench models --models llama --batch 16 --length 1 --passes forward --modes graphs
 
@@ -30,6 +31,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments; the caller adds --json and --traceback."""
     option_fields.add_arguments(command, ModelsOptions)
     effort = command.add_argument_group("the run").add_argument
+    effort(
+        "--train",
+        action="store_const",
+        dest="passes",
+        const="step",
+        default=argparse.SUPPRESS,
+        help="training steps alone: the same as --passes step",
+    )
     effort("--timeout", type=float, metavar="SECONDS", help="begin no new case after so long")
     effort(
         "--out",

@@ -43,11 +43,15 @@ def is_watched() -> bool:
 
 def is_intercepted() -> bool:
     """Whether a mode, a transform or autocast may intercept a call."""
+    return is_transformed() or torch._C._is_any_autocast_enabled()
+
+
+def is_transformed() -> bool:
+    """Whether a mode or a transform may intercept a call; autocast is none."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
-        or torch._C._is_any_autocast_enabled()
         or torch._C._get_tracing_state() is not None
     )

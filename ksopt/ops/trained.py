@@ -1,11 +1,12 @@
 """Layers whose weights are trained, by one operator of the host library, forward and backward.
 
-It computes and saves the same as ``ks_chain``; see csrc/host/trained_layer.cpp.
+It computes the same as ``ks_chain``, and saves at most as much; see csrc/host/trained_layer.cpp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from ksopt import precision
 from ksopt.epilogue import ACTIVATIONS
 from ksopt.jit import host
 from ksopt.kernels import weight_cache
-from ksopt.ops.eager import PLAIN, is_intercepted
+from ksopt.ops.eager import PLAIN, is_transformed
 
 _PLAIN_OR_NONE = PLAIN | {type(None)}
 _run: Callable[..., Tensor | None] | None = None
@@ -31,6 +32,8 @@ def run(
 ) -> Tensor | None:
     """A layer's result with its gradients recorded, where only autograd handles the call.
 
+    Autocast may be on: the result is that of operands cast to the dtype in force.
+
     Args:
         x, weights, bias, residual, activation, batch_last, siblings: see `ksopt.ops`. Nothing is
             assumed of them.
@@ -39,7 +42,7 @@ def run(
         None where the host library is not loaded, a weight is frozen, or the operands do not fit
         together: the operators of the composed layer then report the error.
     """
-    if not (_is_loaded() and torch.is_grad_enabled()) or is_intercepted():
+    if not (_is_loaded() and torch.is_grad_enabled()) or is_transformed():
         return None
     if not {type(one) for one in (x, bias, residual, *weights)} <= _PLAIN_OR_NONE:
         return None
@@ -47,10 +50,38 @@ def run(
         return None
     for weight in weights:
         weight_cache.forget(weight)
-    number = ACTIVATIONS.index(activation)
+    form = (ACTIVATIONS.index(activation), batch_last, siblings)
+    kind = x.device.type
+    if not (torch._C._is_any_autocast_enabled() and _is_cast_on(kind)):
+        return _result(x, list(weights), bias, residual, form)
+    cast = partial(_cast, torch.get_autocast_dtype(kind), kind)
+    with torch.autocast(kind, enabled=False):
+        cast_bias = None if bias is None else cast(bias)
+        cast_residual = None if residual is None else cast(residual)
+        return _result(cast(x), [cast(one) for one in weights], cast_bias, cast_residual, form)
+
+
+def _is_cast_on(kind: str) -> bool:
+    """Whether autocast is on for a kind of devices; torch knows none of meta tensors."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
+def _result(
+    x: Tensor,
+    weights: list[Tensor],
+    bias: Tensor | None,
+    residual: Tensor | None,
+    form: tuple[int, bool, int],
+) -> Tensor | None:
     exact = x.dtype is not torch.float32 or precision.is_exact()
     assert _run is not None
-    return _run(x, list(weights), bias, residual, number, batch_last, siblings, exact)
+    return _run(x, weights, bias, residual, *form, exact)
+
+
+def _cast(dtype: torch.dtype, kind: str, tensor: Tensor) -> Tensor:
+    """A tensor in autocast's dtype, if autocast casts it: as for torch.nn.functional.linear."""
+    is_eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if is_eligible and tensor.device.type == kind else tensor
 
 
 def _is_loaded() -> bool:

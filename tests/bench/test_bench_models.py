@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch._dynamo.backends.debugging import aot_eager
 
+from ksopt.bench import journal
 from ksopt.bench.models import measuring, report
+from ksopt.bench.models import run as runs
 from ksopt.bench.models.accuracy import Outputs, faults_of, relative_errors
 from ksopt.bench.models.build import SMALL, build, gradients_of, loss, size_of
 from ksopt.bench.models.chains import chain_of
@@ -62,6 +64,15 @@ def run(tmp_path, *words):
 
 def cases_of(out):
     return json.loads((out / "models.json").read_text(encoding="utf-8"))["cases"]
+
+
+@pytest.mark.parametrize(("words", "passes"), [((), "forward step"), (("--train",), "step")])
+def test_train_measures_steps_alone(words, passes, tmp_path, monkeypatch):
+    requests = []
+    monkeypatch.setattr(runs, "run_models", lambda request, *_, **__: requests.append(request))
+    monkeypatch.setattr(journal, "read_lines", lambda *_: {})
+    assert run(tmp_path, "--models", "vit", "--dtypes", "float32", *words)[0] == 0
+    assert [one.pass_ for one in requests[0].subjects] == passes.split()
 
 
 @pytest.mark.slow

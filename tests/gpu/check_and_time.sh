@@ -42,7 +42,8 @@ step tests 400 "$python" -m pytest -m gpu -v --tb=short --durations=20 "${worker
 step random-problems 240 "$python" tests/gpu/random_problems.py --count 4000 --workers $((4 * devices)) --seconds 200
 
 # The processes above have one device each.
-[ "$devices" -gt 1 ] && step two-devices 60 "$python" -m pytest -m gpu -q tests/gpu -k two_devices
+[ "$devices" -gt 1 ] && step two-devices 150 "$python" -m pytest -m gpu -q tests/gpu \
+  tests/nn/test_distributed.py -k two_devices
 
 # The counter of energy is the whole board's, so these tests leave themselves out above.
 [ "${#workers[@]}" -gt 0 ] && "$python" -c 'import pynvml' 2>/dev/null \

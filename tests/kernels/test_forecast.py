@@ -99,6 +99,26 @@ def test_each_family_for_hopper_alone_has_a_twin_on_other_gpus():
     assert min(taken.values()) >= 5, taken
 
 
+# Tiny blocks and thousands of them, one huge block, c of 1 to 7, any d.
+EXTREMES = [
+    (1, 24, 24, 4096), (4096, 2, 3, 7), (1, 5000, 5000, 1), (300, 1, 7, 20), (1, 7, 1, 4096),
+    (3000, 2, 2, 3), (1, 50257, 768, 1), (1, 10, 7, 3), (2, 64, 5, 14), (20, 3, 6, 2048),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["H200", "A100", "RTX4090"])
+def test_factors_of_any_size_have_a_fast_family(name):
+    fast = [one for one in families() if not (one.takes_chains or one.is_fallback)]
+    drawn = [(chain.patterns[-1], rows) for chain, rows in random_subjects.draw(150, seed=3)]
+    for pattern, rows in [*drawn, *((Pattern(*shape), 1000) for shape in EXTREMES)]:
+        for dtype, last in KINDS:
+            is_short = last and dtype == "float32" and pattern.c < 32
+            if is_short or (last and pattern.a * pattern.d == 1):
+                continue  # left to PyTorch, which copies nothing there, and to the general kernel
+            problem = Problem.of_factor(pattern, dtype, last)
+            assert any(takes(one, problem, rows, GPUS[name]) for one in fast), problem
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("place", range(40))
 def test_chosen_kernels_compile_and_fit(place):

@@ -5,10 +5,9 @@ task, and the first process writes the trained weights of all to a file. Compile
 rewritten by ksopt and then run by AOTAutograd, without Inductor, which is none of ksopt's and slow.
 
 The task: ``rank``, ``store`` (a file by which the two meet), ``out`` (the file that is written),
-``seconds`` (at most), and ``cases`` by name. A case: ``by`` ("ddp" or "fsdp"), and what may be
-added: ``compiled``,
-``accumulated`` (each step is two halves of the rows), ``checkpointed``, ``bfloat16`` (FSDP2's
-policy for what is computed).
+``seconds`` (at most), ``device`` ("cpu", or "cuda": a GPU each), and ``cases`` by name. A case:
+``by`` ("ddp" or "fsdp"), and what may be added: ``compiled``, ``accumulated`` (each step is two
+halves of the rows), ``checkpointed``, ``bfloat16`` (FSDP2's policy for what is computed).
 """
 
 from __future__ import annotations
@@ -98,13 +97,13 @@ def train(
         optimizer.zero_grad()
 
 
-def train_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
+def train_case(case: dict[str, Any], rank: int, device: str) -> dict[str, Any]:
     """The weights of a model that is trained as a case says, and the sites of its graphs."""
     torch._dynamo.reset()
     sites = []
     rewrite = backend.rewrite_graph
-    plain = Model(case.get("checkpointed", False))
-    x, expected = (part.chunk(2)[rank] for part in rows())
+    plain = Model(case.get("checkpointed", False)).to(device)
+    x, expected = (part.chunk(2)[rank].to(device) for part in rows())
     count = 2 if case.get("accumulated") else 1
     parts = list(zip(x.chunk(count), expected.chunk(count), strict=True))
     if case["by"] == "ddp":
@@ -116,7 +115,7 @@ def train_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
     else:
         policy = MixedPrecisionPolicy(torch.bfloat16) if case.get("bfloat16") else None
         options = {} if policy is None else {"mp_policy": policy}
-        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        mesh = dist.device_mesh.init_device_mesh(device, (2,))
         for layer in (plain.chain, plain.blocks, plain):
             fully_shard(layer, mesh=mesh, **options)
         model = plain
@@ -134,7 +133,7 @@ def train_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
     finally:
         backend.rewrite_graph = rewrite
     weights = {
-        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
         for name, value in plain.state_dict().items()
     }
     return {"weights": weights, "sites": sum(len(one.sites) for one in sites)}
@@ -143,15 +142,21 @@ def train_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
 def main(task: dict[str, Any]) -> None:
     """Train, and write the weights; where it hangs it says where, and ends."""
     faulthandler.dump_traceback_later(task["seconds"], exit=True)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{task['store']}", rank=task["rank"], world_size=2
-    )
+    device, rank = task["device"], task["rank"]
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     backend.compile_by_inductor = lambda gm, inputs, config: aot_eager(gm, inputs)
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        init_method=f"file://{task['store']}",
+        rank=rank,
+        world_size=2,
+    )
     trained = {}
     for name, case in task["cases"].items():
         print(name, flush=True)
-        trained[name] = train_case(case, task["rank"])
-    if task["rank"] == 0:
+        trained[name] = train_case(case, rank, device)
+    if rank == 0:
         torch.save(trained, task["out"])
     dist.barrier()
     sys.stdout.flush()

@@ -164,6 +164,116 @@ def test_saved_tensors_pass_their_hooks():
     assert sum(one is not None for one in saved) == 6
 
 
+WIDE = "(1,6,8,3)*(3,8,5,1)"
+"""Of 15 features it computes 24 between its factors, and has almost as many weights as a matrix."""
+
+
+def saved_by(function):
+    """What a call saves for the backward pass, and its result."""
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda one: saved.append(one) or one, lambda one: one
+    ):
+        return saved, function()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
+@pytest.mark.parametrize("siblings", [1, 2])
+@pytest.mark.parametrize("text", [WIDE, CHAINS[0], CHAINS[2], CHAINS[1]])
+def test_it_saves_no_more_than_a_dense_layer(text, siblings, last):
+    layer = Layer(text, last, siblings)
+    rows = 6
+    weights = sum(one.numel() for one in layer.weights)
+    dense = siblings * layer.x.numel() // rows * Chain.parse(text).out_features
+    saved, y = saved_by(lambda: layer.of(trained.run, "gelu"))
+    # What a dense layer saves and stores too is x, what the activation reads, and the bias; and its
+    # weight and its gradient.
+    own = sum({one.data_ptr(): one.numel() for one in saved if one is not None}.values())
+    of_dense = layer.x.numel() + y.numel() + layer.summands[0].numel()
+    assert own + weights <= of_dense + 2 * dense
+    expected = layer.of(composed, "gelu")
+    grad = torch.randn(y.shape, dtype=y.dtype)
+    for one, other in zip(
+        torch.autograd.grad(y, layer.leaves, grad),
+        torch.autograd.grad(expected, layer.leaves, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_is_between_the_factors_is_computed_again_only_where_it_takes_more():
+    saved, _ = saved_by(lambda: Layer(WIDE, around=False).of(trained.run, "none"))
+    assert sum(one is not None for one in saved) == 3  # both weights and x
+    saved, _ = saved_by(lambda: Layer(CHAINS[0], around=False).of(trained.run, "none"))
+    assert sum(one is not None for one in saved) == 4
+
+
+def test_gradients_of_a_layer_that_computes_again_have_gradients():
+    layer = Layer(WIDE, around=False)
+
+    def function(*leaves):
+        return layer.of(trained.run, "none", leaves)
+
+    assert torch.autograd.gradcheck(function, layer.leaves)
+    assert torch.autograd.gradgradcheck(function, layer.leaves)
+
+
+@pytest.mark.parametrize("text", [WIDE, CHAINS[0]])
+def test_deterministic_steps_have_the_same_bits(text):
+    layer = Layer(text, dtype=torch.float32)
+    grads = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(3):
+            y = layer.of(trained.run, "gelu")
+            grads.append((y, *torch.autograd.grad(y.square().sum(), layer.leaves)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for again in grads[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(grads[0], again, strict=True))
+
+
+@pytest.mark.parametrize("low", [(), ("x",), ("residual",)], ids=["float32", "x", "residual"])
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+@pytest.mark.parametrize("text", [WIDE, CHAINS[0], CHAINS[2]])
+def test_under_autocast_it_is_the_layer_of_cast_operands(text, activation, low):
+    layer = Layer(text, dtype=torch.float32)
+    if "x" in low:
+        layer.x = layer.x.detach().bfloat16().requires_grad_()
+    if "residual" in low:
+        layer.summands[1] = layer.summands[1].detach().bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = layer.of(trained.run, activation), layer.of(composed, activation)
+    assert y.dtype == torch.bfloat16
+    assert "TrainedLayer" in y.grad_fn.name()
+    torch.testing.assert_close(y, expected)
+    grad = torch.randn(y.shape).bfloat16()
+    actual = torch.autograd.grad(y, layer.leaves, grad)
+    for leaf, one, other in zip(
+        layer.leaves, actual, torch.autograd.grad(expected, layer.leaves, grad), strict=True
+    ):
+        assert one.dtype == leaf.dtype
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_meta_tensors_have_the_results_shape(autocast):
+    layer = KSLinear(24, 24, "(1,6,4,4)*(4,4,6,1)", device="meta")
+    x = torch.empty(5, 24, device="meta")
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert layer(x).shape == (5, 24)
+        with pytest.raises(InvalidInputError, match="ks_mm: "):
+            KSLinear(24, 24, "(1,6,4,4)*(4,4,6,1)")(x)
+
+
+def test_autocast_leaves_float64_alone():
+    layer = Layer(CHAINS[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer.of(trained.run, "gelu")
+    assert y.dtype == torch.float64
+    torch.testing.assert_close(y, layer.of(composed, "gelu"))
+
+
 def test_nothing_that_was_prepared_outlives_a_training_call():
     layer = KSLinear(24, 24, "(1,6,4,4)*(4,4,6,1)")
     for weight in layer.weights:
