@@ -10,7 +10,6 @@ from ksopt.patterns.chain import Chain, Pattern
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 COMMON = Pattern(4, 64, 64, 16)  # every family of one factor takes it
 SHORT_SUMS = Pattern(2, 8, 8, 64)  # for the family that takes no others
-TO_NO_FACTOR = Chain.parse("(3,5,2,7)*(2,21,11,1)")
 COMMON_CHAIN = Chain.parse("(1,192,48,2)*(2,48,192,1)")  # and every one of chains this
 
 FOLDS_16 = "2, 3, 4, 6, 12 or a multiple of 8"
@@ -144,8 +143,6 @@ def test_a_family_takes_its_own_dtypes_and_refuses_others(family, dtype):
     own = ", ".join(family.dtypes)
     factor = SHORT_SUMS if family.name == "lane_fma" else COMMON
     chain = COMMON_CHAIN if family.takes_chains else Chain((factor,))
-    if family.takes_parameters:
-        chain = TO_NO_FACTOR
     second = SecondLayer(COMMON_CHAIN) if family.takes_mlps else None
     if family.name == "chain_activated_wgmma16":  # a factor each
         left, right = COMMON_CHAIN
