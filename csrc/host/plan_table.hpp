@@ -135,8 +135,7 @@ PlanKey plan_key(const Layer& layer, const Rows& x, bool exact) {
 
 // A chain's kernel and the form of the weights that it takes; FACTORS: a product for each factor; MERGED: torch's
 // product by the one matrix that is prepared of all of them, or a product by one factor (ksopt/kernels/merged.py).
-// PRODUCT_OF_ALL - p: kernel p of kernel_table.hpp, by what is prepared of all of them, and torch's operations.
-constexpr int64_t FACTORS = -2, MERGED = -3, PRODUCT_OF_ALL = -4;
+constexpr int64_t FACTORS = -2, MERGED = -3;
 struct PlanChoice {
   int64_t kernel;
   int64_t form;
@@ -286,18 +285,6 @@ std::optional<Tensor> run_merged(const PlanChoice& choice, const Layer& layer, c
   return y;
 }
 
-// A product by a kernel that takes what is prepared of all weights, and torch's operations behind it.
-std::optional<Tensor> run_product_of_all(const PlanChoice& choice, const Layer& layer, const Rows& x,
-                                         const PreparedForms& forms, const std::optional<Tensor>& out) {
-  const std::optional<Tensor> prepared = find_prepared(forms, ksopt::ALL, choice.form, x.device);
-  if (!prepared || prepared->dim() != 4) return std::nullopt;
-  auto y = launch_plan(plan_at(PRODUCT_OF_ALL - choice.kernel), layer.x, *prepared, out);
-  if (!y) return std::nullopt;
-  ksopt::add_epilogue(y->get(), layer.bias ? layer.bias->get() : nullptr, layer.activation_of_product(),
-                      layer.residual ? layer.residual->get() : nullptr, layer.batch_last);
-  return y;
-}
-
 bool is_ordinary(const Layer& layer) {
   return layer.x.dim() > 0 && layer.x.is_contiguous() && layer.x.numel() > 0 && layer.siblings > 0 &&
          !layer.weights.empty() && layer.weights.size() % static_cast<size_t>(layer.siblings) == 0 &&
@@ -329,7 +316,6 @@ std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights wei
   const bool changing = weights == Weights::changing;
   if (choice.kernel == FACTORS) return run_factors(layer, x, exact, changing, forms, out);
   if (choice.kernel == MERGED) return run_merged(choice, layer, x, exact, forms, out);
-  if (choice.kernel <= PRODUCT_OF_ALL) return run_product_of_all(choice, layer, x, forms, out);
   const LaunchedWeights all{layer.weights, static_cast<size_t>(layer.siblings), changing, forms};
   return launch_chain(choice, layer, x, all, out);
 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ksopt.errors import KsoptError, UnavailableError
-from ksopt.kernels import registry, tuning_cache, weight_scopes
+from ksopt.kernels import merged, registry, tuning_cache, weight_scopes
 from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.launcher import TORCH, Enterable, Entry
 from ksopt.kernels.operands import Operands
@@ -255,11 +255,10 @@ def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accep
         y = call(*arguments)
     except RuntimeError:  # no memory, too many registers: the race says so
         return True
-    if candidate.takes_parameters and not call.is_cached(arguments[1]):
+    if candidate.takes_parameters and not merged.is_cached(problem, arguments[1]):
         return False  # for want of room: the factors would be timed
     wrong = accept(y, candidate.takes_parameters)
     is_fault = candidate.family is not None and not candidate.family.by_pytorch
-    is_fault = is_fault and not candidate.takes_parameters  # a product of weights is rounded
     if wrong is not None and is_fault:
         registry.warn_once(f"{candidate.label} for {problem.chain} is left out: {wrong}")
     return wrong is None

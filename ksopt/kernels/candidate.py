@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ksopt.kernels import merged
 from ksopt.kernels.families import pytorch_ops
-from ksopt.kernels.families.base import KernelFamily, families
+from ksopt.kernels.families.base import KernelFamily
 from ksopt.kernels.launcher import Launcher
 from ksopt.kernels.problem import DeviceSpec, Problem, Rows
 
@@ -27,11 +27,6 @@ MERGED = "merged"
 """The name of the candidate that multiplies by the product of the factors (kernels/merged.py)."""
 APART = frozenset({FACTORS, LAYERS})
 """The candidates that are no single launch of a problem of more than a factor."""
-
-
-def merges(way: str) -> bool:
-    """Whether a candidate of this name multiplies by the product of a chain's factors."""
-    return way == MERGED or any(one.name == way and one.takes_parameters for one in families())
 
 
 class Call(Protocol):
@@ -56,16 +51,6 @@ class ChainCall(Protocol):
         out: Tensor | None = None,
         /,
     ) -> Tensor: ...
-
-
-class StoredCall(ChainCall, Protocol):
-    """A `ChainCall` that caches what it prepares of parameters, and is only for these."""
-
-    def may_keep(self, weights: Sequence[Tensor], /) -> bool:
-        """Whether what is prepared of these weights would be cached and used again."""
-
-    def is_cached(self, weights: Sequence[Tensor], /) -> bool:
-        """Whether it is cached now; if not, a launch a factor computes the layer."""
 
 
 class MlpCall(Protocol):
@@ -138,7 +123,7 @@ class Candidate:
     @property
     def takes_parameters(self) -> bool:
         """Whether it is for parameters of modules only, whose prepared form it caches."""
-        return merges(self.name)
+        return self.name == MERGED
 
     @property
     def needs_order(self) -> bool:
@@ -157,8 +142,6 @@ class Candidate:
 
     def build(self, device_index: int, rows: Rows = "aligned") -> Any:
         """Compile and load it on a device: a `Call`, a `ChainCall` or an `MlpCall`.
-
-        If it takes parameters only, it is a `StoredCall`.
 
         Args:
             device_index: of the device.

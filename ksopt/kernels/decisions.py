@@ -233,7 +233,7 @@ def _predicted(key: ProblemKey, index: int, spec: DeviceSpec | None) -> Decision
             continue
         if not candidate.takes_parameters:
             return Decision(choice, choice, stored)
-        stored = stored or choice
+        stored = choice
     rule = by_rule(key.problem)
     return Decision(rule.cached, rule.repacked, stored)
 

@@ -13,7 +13,7 @@ from ksopt import settings
 from ksopt.baselines import BASELINES
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.candidate import APART, MERGED, merges
+from ksopt.kernels.candidate import APART, MERGED
 from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, is_exact
 from ksopt.kernels.tuning_cache import Record, Timed
@@ -170,7 +170,7 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
     if not record.key.problem.is_factor:
         apart = "a launch a factor" if record.key.problem.second is None else "a plan a layer"
         words.append(_against_parts(rivals, chosen, apart))
-        if merges(chosen.way):
+        if chosen.way == MERGED:
             product = product_in_words(record.key.problem)
             words.append(f"its factors are multiplied to {product}")
         return "; ".join(words)

@@ -12,7 +12,6 @@ from ksopt.jit import arch, nvrtc, resources
 from ksopt.jit.resources import Resources
 from ksopt.kernels import planner, registry
 from ksopt.kernels.candidate import Candidate
-from ksopt.kernels.families import pytorch_cost
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.plan import ExecutionPlan, Launch
 from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec, Problem
@@ -67,7 +66,7 @@ def forecast(problem: Problem, batch: int, device: DeviceSpec) -> Forecast:
     rivals = [tuple(registry.best_predicted(one.problem, batch, device)) for one in plan.launches]
     behind = 0.0
     if not plan.behind.is_empty:
-        behind = pytorch_cost.behind_us(problem, batch, device.multiprocessors)
+        behind = registry.behind_us(problem, batch, device.multiprocessors)
     return Forecast(device, plan, _pytorch_us(problem, batch, device), tuple(rivals), behind)
 
 
@@ -76,7 +75,7 @@ def _pytorch_us(problem: Problem, batch: int, device: DeviceSpec) -> float:
         min(one.predicted_us for one in registry.pytorch(factor, batch, device.multiprocessors))
         for factor in problem.factors()
     )
-    return us * problem.siblings + pytorch_cost.behind_us(problem, batch, device.multiprocessors)
+    return us * problem.siblings + registry.behind_us(problem, batch, device.multiprocessors)
 
 
 def target(device: DeviceSpec) -> str:

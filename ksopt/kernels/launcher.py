@@ -110,17 +110,6 @@ MERGED_MATRIX = -3
 """Instead of a kernel's index, of a layer: ``MERGED`` of csrc/host/plan_table.hpp."""
 NO_PACKING, BY_GROUPS = -1, -3
 """Instead of the index of a kernel that packs: ``NONE`` and ``BY_GROUPS`` of csrc/host."""
-_PRODUCT_OF_ALL = -4
-
-
-def product_of_all(plan: int) -> int:
-    """Instead of a kernel's index, of a layer: a product by what is prepared of all its weights.
-
-    Args:
-        plan: index of the product's kernel, from ``add_plan``; torch's operations follow it. See
-            ``PRODUCT_OF_ALL`` of csrc/host/plan_table.hpp.
-    """
-    return _PRODUCT_OF_ALL - plan
 
 
 @dataclass(frozen=True)
@@ -129,8 +118,7 @@ class Entry:
 
     Attributes:
         plan: index of the kernel, from ``add_plan``, of the kernel of a whole chain, from
-            ``add_chain``, or of how torch multiplies, from ``add_torch``; or `MERGED_MATRIX`; or
-            `product_of_all`.
+            ``add_chain``, or of how torch multiplies, from ``add_torch``; or `MERGED_MATRIX`.
         form: the number of the prepared weight that it takes (weight_table.py); 0 where none is
             cached for it.
         kind: a kernel of ours, or a product by torch, which also takes weights that it can read in

@@ -3,18 +3,16 @@
 Merging is for layers whose chain is slower than one product: a few rows, or factors that the
 kernels are slow on.
 
-The product's support should be Kronecker-sparse. Where it is full, PyTorch multiplies by the dense
+The product's support must be Kronecker-sparse. Where it is full, PyTorch multiplies by the dense
 matrix, and adds the bias in the same launch. Where it is not, the product is a factor itself, and
 the fastest way to multiply by that is taken. A dense matrix would hold zeros there, and zero times
-what is not finite would reach outputs that never met it. Where it is no factor's, only a kernel
-that knows of such holes multiplies by the matrix (families/gather_mma_merged.py).
+what is not finite would reach outputs that never met it.
 Not in float16: a product of weights may lie outside its range where the layer's result does not.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
 
@@ -28,16 +26,6 @@ _DTYPES = ("bfloat16", "float32")
 def merged_pattern(patterns: tuple[Pattern, ...]) -> Pattern | None:
     """The support of the product of such factors; None where no pattern has it."""
     return Chain(patterns).product_support
-
-
-def matrix_pattern(patterns: Sequence[Pattern]) -> Pattern:
-    """A dense matrix of a chain's size: what has the product where no pattern has its support.
-
-    Example:
-        >>> print(matrix_pattern([Pattern(3, 1, 2, 1), Pattern(2, 3, 1, 1)]))
-        (1,3,2,1)
-    """
-    return Pattern(1, patterns[0].out_features, patterns[-1].in_features, 1)
 
 
 def is_full(pattern: Pattern) -> bool:
@@ -61,24 +49,11 @@ def can_merge(problem: Problem) -> bool:
     return product is not None and (problem.siblings == 1 or is_full(product))
 
 
-def has_holes(problem: Problem) -> bool:
-    """Whether a layer's product is neither a dense matrix nor a factor, and may be one with holes.
-
-    Example:
-        >>> from ksopt.patterns.chain import Chain
-        >>> has_holes(Problem(Chain.parse("(3,1,2,1)*(2,3,1,1)"), "float32", False))
-        True
-    """
-    if problem.second is not None or problem.dtype not in _DTYPES or problem.siblings > 1:
-        return False
-    return len(problem.chain) > 1 and merged_pattern(problem.chain.patterns) is None
-
-
 def factor_of(problem: Problem) -> Problem | None:
     """The product by one factor that a layer merges to; None where that is a dense matrix.
 
     Args:
-        problem: one that can be merged, to a matrix with holes, too.
+        problem: one that can be merged.
 
     Example:
         >>> from ksopt.patterns.chain import Chain
@@ -86,15 +61,16 @@ def factor_of(problem: Problem) -> Problem | None:
         (1,32,9,2)
     """
     product = merged_pattern(problem.chain.patterns)
-    if product is None or is_full(product):
+    assert product is not None
+    if is_full(product):
         return None
     return Problem.of_factor(product, problem.dtype, problem.batch_last, problem.exact)
 
 
 def product_bytes(problem: Problem) -> int:
     """The bytes of the matrix or factor that a layer merges to."""
-    patterns = problem.chain.patterns
-    product = merged_pattern(patterns) or matrix_pattern(patterns)
+    product = merged_pattern(problem.chain.patterns)
+    assert product is not None
     size = getattr(torch, problem.dtype).itemsize
     return int(size) * problem.siblings * product.nnz
 

@@ -11,9 +11,6 @@ The product is rounded, and the factors' results are not. In bfloat16 that is as
 chain on ordinary operands, and less where the first factors cancel most of x: then the race, which
 allows twice PyTorch's error on the call's operands, does not choose it.
 
-Where the product is no factor, its matrix has holes (`merge_with_holes`), for a kernel that does
-not multiply what is not finite by them (families/gather_mma_merged.py).
-
 A product that is not finite is not used: an infinite weight turns its terms into NaN there, where
 the layer's results may be infinite, and large weights overflow that small inputs keep in range.
 """
@@ -29,15 +26,9 @@ from torch import Tensor
 from ksopt import precision
 from ksopt.epilogue import add_epilogue_
 from ksopt.jit import host
-from ksopt.kernels import weight_groups
+from ksopt.kernels import weight_cache, weight_groups
 from ksopt.kernels.launcher import MERGED_MATRIX, Entry
-from ksopt.kernels.mergeable import (
-    factor_of,
-    is_full,
-    matrix_pattern,
-    merged_pattern,
-    product_bytes,
-)
+from ksopt.kernels.mergeable import factor_of, is_full, merged_pattern, product_bytes
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import chain_reference
@@ -57,7 +48,14 @@ def may_keep(problem: Problem, weights: Sequence[Tensor]) -> bool:
     computed for this call alone, and to merge them takes as long as a product of as many rows as
     the layer has inputs.
     """
-    return weight_groups.may_keep(weights, _form(problem), _product_bytes(problem))
+    owners = [weight_cache.owner_of(weight) for weight in weights]
+    if not all(map(weight_cache.is_stored, owners)):
+        return False
+    if not all(map(weight_cache.is_cacheable, weights, owners)):
+        return False
+    if is_cached(problem, weights):
+        return True
+    return weight_cache.has_room(_product_bytes(problem), weights[0].device)
 
 
 def is_cached(problem: Problem, weights: Sequence[Tensor]) -> bool:
@@ -69,8 +67,7 @@ def _form(problem: Problem) -> str:
     return f"merged {problem.siblings}"
 
 
-def is_finite(product: Tensor) -> bool:
-    """Whether a product may be used."""
+def _is_finite(product: Tensor) -> bool:
     return bool(product.isfinite().all())
 
 
@@ -87,8 +84,8 @@ def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
         siblings: how many chains they are of.
 
     Returns:
-        A dense matrix, (siblings * out_features, in_features), also where its support is that of no
-        factor; or, of one chain whose support is a factor's, that weight, (a, b, c, d).
+        A dense matrix, (siblings * out_features, in_features); or, of one chain whose support is
+        not full, the weight of a factor, (a, b, c, d).
 
     Example:
         >>> merge([2 * torch.ones(1, 2, 2, 1), torch.ones(1, 2, 2, 1)])
@@ -98,8 +95,8 @@ def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
         torch.Size([2, 1, 4, 2])
     """
     length, dtype = len(weights) // siblings, weights[0].dtype
-    patterns = tuple(Pattern(*weight.shape) for weight in weights[:length])
-    product = merged_pattern(patterns) or matrix_pattern(patterns)
+    product = merged_pattern(tuple(Pattern(*weight.shape) for weight in weights[:length]))
+    assert product is not None
     wide = dtype if length == 2 else torch.float32
     a, b, c, d = product.weight_shape
     parts = []
@@ -120,27 +117,6 @@ def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
         return torch.cat(of_siblings, 1).reshape(siblings * b, c)
     # A copy, even where its elements are in order: the cache stores no views.
     return of_siblings[0].clone(memory_format=torch.contiguous_format)
-
-
-def merge_with_holes(weights: Sequence[Tensor]) -> Tensor:
-    """The product of a chain's factors as a matrix, with -0 where no path of the chain leads.
-
-    A product of weights that is zero is 0.
-
-    Args:
-        weights: (a, b, c, d) of the factors, left to right.
-
-    Returns:
-        (out_features, in_features).
-
-    Example:
-        >>> merge_with_holes([torch.ones(3, 1, 2, 1), torch.zeros(2, 3, 1, 1)])
-        tensor([[0., -0.],
-                [0., 0.],
-                [-0., 0.]])
-    """
-    support = merge([torch.ones_like(weight, dtype=torch.float32) for weight in weights]) > 0
-    return torch.where(support, merge(weights) + 0.0, -0.0)
 
 
 @dataclass(frozen=True)
@@ -165,7 +141,7 @@ class Merged:
         p = self.problem
         try:
             product = weight_groups.cached_together(
-                weights, _form(p), self._merge, _product_bytes(p), is_finite
+                weights, _form(p), self._merge, _product_bytes(p), _is_finite
             )
         except torch.OutOfMemoryError:
             product = None
@@ -182,14 +158,6 @@ class Merged:
             return add_epilogue_(y, bias, p.epilogue.activation, residual, p.batch_last)
         y = times_matrix(x, product, bias, p.batch_last, out)
         return add_epilogue_(y, None, p.epilogue.activation, residual, p.batch_last)
-
-    def may_keep(self, weights: Sequence[Tensor]) -> bool:
-        """See `may_keep`."""
-        return may_keep(self.problem, weights)
-
-    def is_cached(self, weights: Sequence[Tensor]) -> bool:
-        """See `is_cached`."""
-        return is_cached(self.problem, weights)
 
     def _merge(self, weights: Sequence[Tensor]) -> Tensor:
         return merge(weights, self.problem.siblings)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ksopt import precision
-from ksopt.kernels import decisions, host_plans, plan_race, registry, weight_cache
+from ksopt.kernels import decisions, host_plans, merged, plan_race, registry, weight_cache
 from ksopt.kernels.autotuner import Decision, Source
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import APART
@@ -89,9 +89,8 @@ def call_of(decision: Decision, operands: Operands) -> Any:
     )
     choice = decision.repacked if changing else decision.cached
     if decision.stored is not None and not changing:
-        stored = decision.stored
-        is_used = not stored.candidate.takes_parameters or stored.call.may_keep(operands.weights)
-        choice = stored if is_used else choice
+        problem = decision.stored.candidate.problem
+        choice = decision.stored if merged.may_keep(problem, operands.weights) else choice
     return None if choice.name in APART else choice.call
 
 

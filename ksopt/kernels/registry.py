@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import Any
 
+import torch
+
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import mergeable
 from ksopt.kernels.candidate import FACTORS, LAYERS, MERGED, Candidate
@@ -205,8 +207,17 @@ def _by_factors(problem: Problem, batch: int, device: DeviceSpec | None) -> Cand
     """One launch per factor, each the best predicted, and PyTorch's operations after the last."""
     us = sum(best_predicted(one, batch, device)[0].predicted_us for one in problem.factors())
     us *= problem.siblings
-    us += pytorch_cost.behind_us(problem, batch, 1 if device is None else device.multiprocessors)
+    us += behind_us(problem, batch, 1 if device is None else device.multiprocessors)
     return Candidate(FACTORS, problem, us)
+
+
+def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
+    """Predicted microseconds of PyTorch's operations after a problem's last launch."""
+    if problem.epilogue.is_empty:
+        return 0.0
+    size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
+    reads = 1 + problem.epilogue.is_gated + problem.epilogue.residual
+    return pytorch_cost.elementwise_us(size * (1 + reads), multiprocessors)
 
 
 def by_merging(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
@@ -219,7 +230,7 @@ def by_merging(problem: Problem, batch: int, device: DeviceSpec | None) -> list[
         us = pytorch_cost.matrix_us(problem, batch, multiprocessors)
     else:
         us = best_predicted(factor, batch, device)[0].predicted_us
-        us += pytorch_cost.behind_us(problem, batch, multiprocessors)
+        us += behind_us(problem, batch, multiprocessors)
     return [Candidate(MERGED, problem, us)]
 
 

@@ -167,23 +167,6 @@ def _together(
     return result
 
 
-def may_keep(weights: Sequence[Tensor], form: str, size_bytes: int) -> bool:
-    """Whether a form of these weights would be cached and used again: of parameters only.
-
-    They may also be what a graph calls a view of one.
-
-    Args:
-        weights, form: as for `prepared_together`.
-        size_bytes: memory of the form.
-    """
-    owners = [weight_cache.owner_of(weight) for weight in weights]
-    if not all(map(weight_cache.is_stored, owners)):
-        return False
-    if not all(map(weight_cache.is_cacheable, weights, owners)):
-        return False
-    return is_cached(weights, form) or weight_cache.has_room(size_bytes, weights[0].device)
-
-
 def is_cached(weights: Sequence[Tensor], form: str) -> bool:
     """Whether this form of these weights is cached: `cached_together` then returns it."""
     owners = [weight_cache.owner_of(weight) for weight in weights]

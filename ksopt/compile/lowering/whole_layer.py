@@ -21,7 +21,7 @@ from ksopt import settings
 from ksopt.errors import KsoptError
 from ksopt.kernels import plan_autotuner, planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.candidate import APART, MERGED, merges
+from ksopt.kernels.candidate import APART, MERGED
 from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
@@ -91,7 +91,7 @@ def in_words(problem: Problem, batch: int, device: torch.device, weights: Weight
         problem, batch, device, weights: as for `is_whole`, which must be true.
     """
     choice = planner.whole_choice(problem, batch, device, weights != "stored")
-    if choice is None or not merges(choice.way):
+    if choice is None or choice.way != MERGED:
         return "One launch"
     product = product_in_words(problem)
     return f"{product[0].upper()}{product[1:]} beside its factors"
@@ -101,8 +101,7 @@ def _predicted(
     problem: Problem, batch: int, spec: DeviceSpec, changing: bool
 ) -> tuple[float, float]:
     """Predicted us as a whole, and of several launches with one kernel behind those of a layer."""
-    kernels = registry.best_kernels(problem, batch, spec)
-    several = [one for one in kernels if not (changing and one.takes_parameters)]
+    several = registry.best_kernels(problem, batch, spec)
     several += [] if changing else registry.by_merging(problem, batch, spec)
     (parts,) = registry.plain(problem, batch, spec)
     times = [(one.name, one.predicted_us) for one in several]
@@ -140,7 +139,7 @@ def _measured(
 
 def _least(times: list[tuple[str, float]], *, merging: bool) -> float:
     """The least time of products by one matrix or factor, or of kernels of whole layers."""
-    return min((us for way, us in times if merges(way) == merging), default=math.inf)
+    return min((us for way, us in times if (way == MERGED) == merging), default=math.inf)
 
 
 def _has_bias_at_most(problem: Problem) -> bool:

@@ -56,8 +56,6 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             Others compute one factor's product alone, and are called with (x, weight, out=None).
         takes_mlps: whether it computes two layers, one behind the other, as far as
             `unsupported_shape` allows; its launchers then are `candidate.MlpCall`s.
-        takes_parameters: whether it is for parameters of modules only, whose prepared form it
-            caches; its launchers are `candidate.StoredCall`s.
         by_pytorch: whether PyTorch multiplies, which may round 16-bit sums more than once: then it
             is no fault of a kernel that a result is left out.
         is_judged_first: whether cuBLAS adds 16-bit partial sums of its products in 16 bit where it
@@ -77,7 +75,6 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
     max_batch: ClassVar[int | None] = None
     takes_chains: ClassVar[bool] = False
     takes_mlps: ClassVar[bool] = False
-    takes_parameters: ClassVar[bool] = False
     by_pytorch: ClassVar[bool] = False
     is_judged_first: ClassVar[bool] = False
     is_fallback: ClassVar[bool] = False

@@ -165,11 +165,9 @@ class GatherMma(TemplateFamily[Config]):
 
     Attributes:
         ways: how weights may come to shared memory.
-        has_holes: whether weights of -0 stand for none: what is not finite does not meet them.
     """
 
     name = "gather_mma"
-    has_holes: ClassVar[bool] = False
     ways: ClassVar[tuple[Weights, ...]] = ("stored",)
     template = "gather_mma.cuh"
     dtypes = ANY_TYPE
@@ -347,7 +345,7 @@ class GatherMma(TemplateFamily[Config]):
         if config.weights != "stored":
             facts["Tile::PACKED_BYTES"] = config.columns(p) * config.weight_bytes(p)
         weights = f"GatherWeights::{config.weights.upper()}"
-        rest = f"{self.products(problem, config)}, {weights}, {str(self.has_holes).lower()}"
+        rest = f"{self.products(problem, config)}, {weights}, false"
         instance = f"GatherMmaTile<{dtype}, Support, {of_tile}, {rest}>"
         return codegen.tile(self.template, p, instance, facts, self.name)
 

@@ -93,15 +93,6 @@ def elementwise_us(moved_bytes: float, multiprocessors: int) -> float:
     return moved_bytes / _BYTES / multiprocessors + NEXT_LAUNCH_US
 
 
-def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
-    """Predicted microseconds of PyTorch's operations after a problem's last launch."""
-    if problem.epilogue.is_empty:
-        return 0.0
-    size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
-    reads = 1 + problem.epilogue.is_gated + problem.epilogue.residual
-    return elementwise_us(size * (1 + reads), multiprocessors)
-
-
 def matrix_us(problem: Problem, batch: int, multiprocessors: int) -> float:
     """Predicted time of a layer as a product by one dense matrix, and its epilogue after it.
 

@@ -30,13 +30,7 @@ def test_chains_drawn_uniformly_are_ranked_as_they_were_measured(
     """Spearman's coefficient is 0.9 or more for the size and in each of its budgets."""
     # They were measured before some families existed, which make some chains twice as fast, and
     # when matrices with zeros were tried of at most 16 times a weight.
-    newer = (
-        "wgmma16_streamed",
-        "gather_mma",
-        "gather_mma_packed",
-        "gather_mma_merged",
-        "lane_fma",
-    )
+    newer = ("wgmma16_streamed", "gather_mma", "gather_mma_packed", "lane_fma")
     then = tuple(family for family in families() if family.name not in newer)
     monkeypatch.setattr(registry, "families", lambda: then)
     monkeypatch.setattr(expanded_bmm, "_MOST_TIMES", 16)
