@@ -5,8 +5,7 @@
 // chunks that it has there, and threads gather the elements of the tensor cores' operands one by one.
 // Sums are padded with zeros to whole steps and outputs to whole tiles, in registers alone. Results are
 // laid in shared memory as y has them, and leave in chunks; the ends of a run, whose chunks hold
-// others, too, leave in pieces of 8, 4 and 2 bytes. On sm_90 and up a long run comes and leaves by one instruction,
-// and so does a whole tile if a block has all features of its rows, which then lie side by side.
+// others, too, leave in pieces of 8, 4 and 2 bytes.
 //
 // A block has a column: GROUPS whole blocks i, or JC values of j and NB outputs k of one i. It walks over tiles
 // of BM rows. Long sums come in PARTS and stay in registers meanwhile. x streams through a ring of stages, a part
@@ -17,9 +16,7 @@
 // are added by ordinary arithmetic.
 #pragma once
 
-#include "bulk_stores.cuh"
 #include "gather_mma_tile.cuh"
-#include "mbarrier.cuh"
 #include "pdl.cuh"
 #include "smem_layout.cuh"
 #include "tf32_split.cuh"
@@ -91,36 +88,24 @@ __device__ __forceinline__ void copy_packed(uint32 to, const unsigned char* from
   for (int at = threadIdx.x * 16; at < BYTES; at += Tile::THREADS * 16) copy_async_16(to + at, from + at, true);
 }
 
-// Fills the ring's stages, part after part and tile after tile, ahead of the products. All that is multiplied is
-// written: rows and features that are not there with zeros.
+// Fills the ring's stages, part after part and tile after tile, ahead of the products. All chunks of a stage are
+// written: those of rows and features that are not there with zeros.
 template <typename P, typename Tile>
 struct GatherLoader {
   using T = typename Tile::Element;
   static constexpr uint64 RUN_BYTES = uint64(P::D) * Tile::SIZE;  // from a run to the next
-  static constexpr int COPIERS = 32;                              // lanes that copy runs
   const GatherAddresses<P, Tile>& at;
   const uint32 ring;
-  Mbarrier* const full;  // for each stage, completed when its runs are there
   const int64 row_tiles;
   int64 tile, step;
   int part = 0, slot = 0;
-  const bool is_flat, is_in_bulk;
 
-  __device__ __forceinline__ GatherLoader(const GatherAddresses<P, Tile>& addresses, uint32 stages, Mbarrier* barriers)
+  __device__ __forceinline__ GatherLoader(const GatherAddresses<P, Tile>& addresses, uint32 stages)
       : at(addresses),
         ring(stages),
-        full(barriers),
         row_tiles((addresses.arguments.batch + Tile::BM - 1) / Tile::BM),
         tile(blockIdx.x / Tile::COLUMNS),
-        step(gridDim.x / Tile::COLUMNS),
-        is_flat(Tile::X_FLAT && are_side_by_side() && addresses.arguments.x_batch_stride == Tile::X_RUN),
-        is_in_bulk(Tile::X_IN_BULK && are_side_by_side() && addresses.column.groups == Tile::GROUPS &&
-                   addresses.x - into_chunk(addresses.x) >= static_cast<const T*>(addresses.arguments.x)) {}
-
-  // Whether features lie so, and rows behind each other.
-  __device__ __forceinline__ bool are_side_by_side() const {
-    return at.arguments.x_feature_stride == 1 && at.arguments.x_batch_stride >= 0;
-  }
+        step(gridDim.x / Tile::COLUMNS) {}
 
   // Whether all chunks of a tile lie inside the operand, and all features side by side.
   __device__ __forceinline__ bool is_inside(const T* first, int rows, int runs, int length) const {
@@ -128,21 +113,21 @@ struct GatherLoader {
     const T* const last = first + (rows - 1) * stride + (runs - 1) * P::D;
     const int behind = (into_chunk(last) + length) % Tile::VECTOR;
     const T* const end = last + length + (behind == 0 ? 0 : Tile::VECTOR - behind);
-    return are_side_by_side() && stride < 1 << 28 &&
+    return at.arguments.x_feature_stride == 1 && stride >= 0 && stride < 1 << 28 &&
            first - into_chunk(first) >= static_cast<const T*>(at.arguments.x) && end <= at.x_end;
   }
 
   // A chunk of a tile that is inside. `x` and `row_bytes` are in bytes.
-  template <typename Layout>
   __device__ __forceinline__ void copy_inside(uint32 stage, const char* x, uint32 row_bytes, int rows, int runs,
                                               int length_bytes, unsigned item) const {
-    const unsigned chunk = item % Layout::CHUNKS, run = item / Layout::CHUNKS % Layout::RUNS;
-    const unsigned row = item / (Layout::CHUNKS * Layout::RUNS);
+    const unsigned chunk = item % Tile::X_CHUNKS, run = item / Tile::X_CHUNKS % Tile::X_RUNS;
+    const unsigned row = item / (Tile::X_CHUNKS * Tile::X_RUNS);
     const char* first = x + uint64(row) * row_bytes;
     if constexpr (!Tile::WHOLE_J) first += run * RUN_BYTES;
     const int into = static_cast<int>(reinterpret_cast<uint64>(first) % 16), begin = static_cast<int>(chunk * 16);
     const bool is_there = row < rows && begin < into + length_bytes && (Tile::WHOLE_J || run < runs);
-    copy_async_16(stage + row * Layout::PITCH + (run * Layout::CHUNKS + chunk) * 16, first - into + begin, is_there);
+    copy_async_16(stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16, first - into + begin,
+                  is_there);
   }
 
   // A chunk of any tile, whose first element is the `begin`th of a run.
@@ -155,85 +140,6 @@ struct GatherLoader {
     }
   }
 
-  // Copies a tile chunk by chunk.
-  template <typename Layout>
-  __device__ __forceinline__ void copy_chunks(uint32 stage, const T* x, int rows, int runs, int length) const {
-    constexpr int ITEMS = Layout::ROWS * Layout::RUNS * Layout::CHUNKS, ROUNDS = ITEMS / Tile::THREADS;
-    if (is_inside(x, rows, runs, length)) {
-      const char* const bytes = reinterpret_cast<const char*>(x);
-      const uint32 row_bytes = static_cast<uint32>(at.arguments.x_batch_stride * Tile::SIZE);
-#pragma unroll 4
-      for (int round = 0; round < ROUNDS; ++round) {
-        copy_inside<Layout>(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE,
-                            threadIdx.x + round * Tile::THREADS);
-      }
-      if (static_cast<int>(threadIdx.x) < ITEMS % Tile::THREADS) {
-        copy_inside<Layout>(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE,
-                            threadIdx.x + ROUNDS * Tile::THREADS);
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int item = threadIdx.x; item < ITEMS; item += Tile::THREADS) {
-      const int chunk = item % Layout::CHUNKS, run = item / Layout::CHUNKS % Layout::RUNS;
-      const int row = item / (Layout::CHUNKS * Layout::RUNS);
-      const T* const first = x + row * at.arguments.x_batch_stride + run * P::D * at.arguments.x_feature_stride;
-      const int begin = chunk * Tile::VECTOR - into_chunk(first);
-      const uint32 to = stage + row * Layout::PITCH + (run * Layout::CHUNKS + chunk) * 16;
-      const bool is_dense = at.arguments.x_feature_stride == 1, is_there = row < rows && run < runs;
-      const T* const from = first + begin;
-      if (is_dense && from >= static_cast<const T*>(at.arguments.x) && from + Tile::VECTOR <= at.x_end) {
-        copy_async_16(to, from, is_there && begin < length);
-      } else {
-        copy_elements(to, first, begin, is_there ? length : 0);
-      }
-    }
-  }
-
-  // How many chunks of a run are copied at once: of one that ends at the operand's end all but the last.
-  __device__ __forceinline__ int chunks_inside(const T* first, int length) const {
-    const int into = into_chunk(first), chunks = (into + length + Tile::VECTOR - 1) / Tile::VECTOR;
-    return first - into + chunks * Tile::VECTOR <= at.x_end ? chunks : chunks - 1;
-  }
-
-  // Copies a tile run by run: rows of a run each, or all rows as one.
-  template <typename Layout>
-  __device__ __forceinline__ void copy_runs(uint32 stage, const T* x, int rows, int length) const {
-    const auto row_at = [&](int row) { return x + row * at.arguments.x_batch_stride; };
-    if (static_cast<int>(threadIdx.x) < COPIERS) {
-      uint32 bytes = 0;
-      for (int row = threadIdx.x; row < rows; row += COPIERS) bytes += chunks_inside(row_at(row), length) * 16;
-      full[slot].arrive_and_expect(bytes);
-      for (int row = threadIdx.x; row < rows; row += COPIERS) {
-        const T* const first = row_at(row);
-        const int chunks = chunks_inside(first, length), begin = chunks * Tile::VECTOR - into_chunk(first);
-        const uint32 to = stage + row * Layout::PITCH;
-        if (chunks > 0) full[slot].copy_in_bulk(to, first - into_chunk(first), chunks * 16);
-        if (begin >= length) continue;
-#pragma unroll
-        for (int e = 0; e < Tile::VECTOR; ++e) {
-          const bool is_there = 0 <= begin + e && begin + e < length;
-          store_shared(to + chunks * 16 + e * Tile::SIZE, is_there ? first[begin + e] : from_float<T>(0.0f));
-        }
-      }
-    }
-    // Rows that are not there.
-    const int behind = Layout::ROWS > 1 ? rows * Layout::PITCH : (into_chunk(x) + length + Tile::VECTOR - 1) / Tile::VECTOR * 16;
-    const int all = Layout::ROWS > 1 ? Tile::X_BYTES : Layout::CHUNKS * 16;
-    for (int place = behind + threadIdx.x * 16; place < all; place += Tile::THREADS * 16) {
-      store_shared_4_words(stage + place, make_uint4(0, 0, 0, 0));
-    }
-  }
-
-  template <typename Layout>
-  __device__ __forceinline__ void copy(uint32 stage, const T* x, int rows, int runs, int length) const {
-    if constexpr (Tile::X_IN_BULK) {
-      if (is_in_bulk) return copy_runs<Layout>(stage, x, rows, length);
-      if (static_cast<int>(threadIdx.x) < COPIERS) full[slot].arrive();
-    }
-    copy_chunks<Layout>(stage, x, rows, runs, length);
-  }
-
   // Starts the copies of the next stage, if there is one.
   __device__ __forceinline__ void next() {
     if (tile < row_tiles) {
@@ -242,10 +148,36 @@ struct GatherLoader {
       const int ls = P::C - l0 < Tile::KL ? P::C - l0 : Tile::KL, runs = Tile::WHOLE_J ? 1 : ls;
       const int length = Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::C : ls) * P::D : at.column.js;
       const T* const x = at.x_row(tile * Tile::BM) + int64(l0) * P::D * at.arguments.x_feature_stride;
-      if (Tile::X_FLAT && is_flat) {
-        if constexpr (Tile::X_FLAT) copy<typename Tile::XFlat>(stage, x, 1, 1, rows * Tile::X_RUN);
+      constexpr int ITEMS = Tile::BM * Tile::X_RUNS * Tile::X_CHUNKS, ROUNDS = ITEMS / Tile::THREADS;
+      if (is_inside(x, rows, runs, length)) {
+        const char* const bytes = reinterpret_cast<const char*>(x);
+        const uint32 row_bytes = static_cast<uint32>(at.arguments.x_batch_stride * Tile::SIZE);
+#pragma unroll 4
+        for (int round = 0; round < ROUNDS; ++round) {
+          copy_inside(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE,
+                      threadIdx.x + round * Tile::THREADS);
+        }
+        if (static_cast<int>(threadIdx.x) < ITEMS % Tile::THREADS) {
+          copy_inside(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE,
+                      threadIdx.x + ROUNDS * Tile::THREADS);
+        }
       } else {
-        copy<typename Tile::XRows>(stage, x, rows, runs, length);
+#pragma unroll 1
+        for (int item = threadIdx.x; item < ITEMS; item += Tile::THREADS) {
+          const int chunk = item % Tile::X_CHUNKS, run = item / Tile::X_CHUNKS % Tile::X_RUNS;
+          const int row = item / (Tile::X_CHUNKS * Tile::X_RUNS);
+          const T* const first =
+              x + row * at.arguments.x_batch_stride + run * P::D * at.arguments.x_feature_stride;
+          const int begin = chunk * Tile::VECTOR - into_chunk(first);
+          const uint32 to = stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16;
+          const bool is_dense = at.arguments.x_feature_stride == 1, is_there = row < rows && run < runs;
+          const T* const from = first + begin;
+          if (is_dense && from >= static_cast<const T*>(at.arguments.x) && from + Tile::VECTOR <= at.x_end) {
+            copy_async_16(to, from, is_there && begin < length);
+          } else {
+            copy_elements(to, first, begin, is_there ? length : 0);
+          }
+        }
       }
       if constexpr (Tile::STREAMED) {
         copy_packed<Tile, Tile::PART_BYTES>(stage + Tile::X_BYTES, at.packed + part * Tile::PART_BYTES);
@@ -267,10 +199,10 @@ template <typename Tile>
 struct GatherRow {
   static constexpr int WORD = 4 / Tile::SIZE;  // l of a word
   int at[WORD];
-  __device__ __forceinline__ void locate(const RunPlaces<Tile>& places, int row, int l) {
+  __device__ __forceinline__ void locate(const IntoChunk<Tile>& into, int row, int l) {
 #pragma unroll
     for (int e = 0; e < WORD; ++e) {
-      at[e] = places.of_row(row) + (l + e) * Tile::L_PITCH + places.into(row, l + e);
+      at[e] = row * Tile::X_PITCH + (l + e) * Tile::L_PITCH + into.at(row, l + e) * Tile::SIZE;
     }
   }
 };
@@ -311,8 +243,8 @@ __device__ __forceinline__ void gather(uint32 (&words)[Tile::JT], uint32 x, cons
 // sums += x w over a step, for the tiles of a unit; over the first `length` of its l, if not IS_WHOLE.
 template <typename P, typename Tile, GatherPlaces PLACES, bool IS_WHOLE>
 __device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::NT][4], uint32 x,
-                                              const GatherRow<Tile> (&rows)[Tile::MT][2], int pitch,
-                                              uint32 weights, int length) {
+                                              const GatherRow<Tile> (&rows)[Tile::MT][2], uint32 weights,
+                                              int length) {
   constexpr int TILES = Tile::TILES, NT = Tile::NT, HALF = Tile::STEP / 2, JT = Tile::JT;
   const int left = length - threadIdx.x % 4 * GatherRow<Tile>::WORD;
   uint32 a[TILES][4];
@@ -323,7 +255,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::N
     constexpr bool BY_MATRICES = PLACES == GatherPlaces::IN_CHUNKS && IS_WHOLE;
     if constexpr (BY_MATRICES) {  // lanes name the rows of 16 bytes, other ones than those of their words
       const int lane = threadIdx.x % 32, rows_on = lane % 16 - lane / 4;
-      load_matrices(matrices, x + rows[m][0].at[0] + rows_on * pitch + lane / 16 * 16 - lane % 4 * 4);
+      load_matrices(matrices, x + rows[m][0].at[0] + rows_on * Tile::X_PITCH + lane / 16 * 16 - lane % 4 * 4);
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -375,22 +307,22 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::N
 // The same over the l of a part.
 template <typename P, typename Tile, GatherPlaces PLACES>
 __device__ __forceinline__ void multiply_steps(float (&sums)[Tile::TILES][Tile::NT][4], uint32 x,
-                                               const GatherRow<Tile> (&rows)[Tile::MT][2], int pitch,
-                                               uint32 weights, int length) {
+                                               const GatherRow<Tile> (&rows)[Tile::MT][2], uint32 weights,
+                                               int length) {
 #pragma unroll 2
   for (int s = 0; s < length / Tile::STEP; ++s) {
-    multiply_step<P, Tile, PLACES, true>(sums, x, rows, pitch, weights, Tile::STEP);
+    multiply_step<P, Tile, PLACES, true>(sums, x, rows, weights, Tile::STEP);
     x += Tile::STEP * Tile::L_PITCH, weights += Tile::STEP_BYTES;
   }
   if (P::C % Tile::STEP != 0 && length % Tile::STEP != 0) {
-    multiply_step<P, Tile, PLACES, false>(sums, x, rows, pitch, weights, length % Tile::STEP);
+    multiply_step<P, Tile, PLACES, false>(sums, x, rows, weights, length % Tile::STEP);
   }
 }
 
 // sums += x w over the l of a part, for a unit.
 template <typename P, typename Tile>
 __device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::NT][4], uint32 stage,
-                                              uint32 weights, const RunPlaces<Tile>& places, int index,
+                                              uint32 weights, const IntoChunk<Tile>& into, int index,
                                               int length) {
   const GatherUnit<P, Tile> unit(index);
   const int quarter = threadIdx.x % 4, first_row = unit.first_row;
@@ -402,7 +334,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::N
     const int row = first_row - threadIdx.x % 32 / 4 + threadIdx.x % 32;
 #pragma unroll 2
     for (int l = 0; l < length; ++l) {
-      rows[0][0].locate(places, row, l);
+      rows[0][0].locate(into, row, l);
       const float value = load_shared<T>(x + rows[0][0].at[0]);
 #pragma unroll
       for (int k = 0; k < P::B; ++k) {
@@ -419,7 +351,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::N
       for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          rows[m][half].locate(places, first_row + m * 16 + half * 8, l);
+          rows[m][half].locate(into, first_row + m * 16 + half * 8, l);
           values[m][half] = load_shared<T>(x + rows[m][half].at[0]);
         }
 #pragma unroll
@@ -438,21 +370,21 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::N
     for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        rows[m][half].locate(places, first_row + m * 16 + half * 8, quarter * GatherRow<Tile>::WORD);
-    if (Tile::MAY_BE_CHUNKS && places.are_chunks()) {
+        rows[m][half].locate(into, first_row + m * 16 + half * 8, quarter * GatherRow<Tile>::WORD);
+    if (Tile::MAY_BE_CHUNKS && into.are_chunks()) {
       constexpr GatherPlaces PLACES = Tile::MAY_BE_CHUNKS ? GatherPlaces::IN_CHUNKS : GatherPlaces::ANY;
-      multiply_steps<P, Tile, PLACES>(sums, x, rows, places.pitch, w, length);
-    } else if ((Tile::JT == 2 || Tile::L_PAIRS) && places.are_even()) {
-      multiply_steps<P, Tile, GatherPlaces::EVEN>(sums, x, rows, places.pitch, w, length);
+      multiply_steps<P, Tile, PLACES>(sums, x, rows, w, length);
+    } else if ((Tile::JT == 2 || Tile::L_PAIRS) && into.are_even()) {
+      multiply_steps<P, Tile, GatherPlaces::EVEN>(sums, x, rows, w, length);
     } else {
-      multiply_steps<P, Tile, GatherPlaces::ANY>(sums, x, rows, places.pitch, w, length);
+      multiply_steps<P, Tile, GatherPlaces::ANY>(sums, x, rows, w, length);
     }
   }
 }
 
 // Lays a unit's results where they leave from.
 template <typename P, typename Tile>
-__device__ __forceinline__ void put_unit(uint32 results, const RunPlaces<Tile>& places, int index, int outputs,
+__device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& into, int index, int outputs,
                                          const float (&sums)[Tile::TILES][Tile::NT][4]) {
   using T = typename Tile::Element;
   constexpr bool ARE_ALL = P::B % Tile::NB == 0;
@@ -463,7 +395,7 @@ __device__ __forceinline__ void put_unit(uint32 results, const RunPlaces<Tile>& 
     const int row = first_row - threadIdx.x % 32 / 4 + threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < P::B; ++k) {
-      const uint32 to = of_plane + places.of_row(row) + k * Tile::K_PITCH + places.into(row, k);
+      const uint32 to = of_plane + row * Tile::Y_PITCH + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE;
       store_shared(to, from_float<T>(sums[0][0][k]));
     }
   } else {
@@ -472,21 +404,21 @@ __device__ __forceinline__ void put_unit(uint32 results, const RunPlaces<Tile>& 
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = first_row + m * 16 + half * 8;
-        const uint32 to = of_plane + places.of_row(row);
+        const uint32 to = of_plane + row * Tile::Y_PITCH;
 #pragma unroll
         for (int n = 0; n < Tile::NT; ++n) {
           const int k0 = unit.k0 + n * 8 + quarter * 2;
           const float (&first)[4] = sums[m * Tile::JT][n];
           if constexpr (Tile::K_PAIRS) {  // an even number of outputs, at even places
             if (ARE_ALL || k0 < outputs) {
-              store_shared_word(to + k0 * Tile::K_PITCH + places.into(row, k0),
+              store_shared_word(to + k0 * Tile::K_PITCH + into.at(row, k0) * Tile::SIZE,
                                 pack_pair<T>(first[half * 2], first[half * 2 + 1]));
             }
           } else {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               const int k = k0 + e;
-              const uint32 place = to + k * Tile::K_PITCH + places.into(row, k);
+              const uint32 place = to + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE;
               if (ARE_ALL || k < outputs) {
                 if constexpr (Tile::JT == 1) {
                   store_shared(place, from_float<T>(first[half * 2 + e]));
@@ -501,54 +433,22 @@ __device__ __forceinline__ void put_unit(uint32 results, const RunPlaces<Tile>& 
   }
 }
 
-// Whether all sums of a unit are.
-template <typename Tile>
-__device__ __forceinline__ bool are_finite(const float (&sums)[Tile::TILES][Tile::NT][4]) {
-  float none = 0.0f;
-#pragma unroll
-  for (int t = 0; t < Tile::TILES; ++t)
-#pragma unroll
-    for (int n = 0; n < Tile::NT; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) none = fmaf(sums[t][n][e], 0.0f, none);
-  return none == 0.0f;
-}
-
-// Whether a weight stands for none: -0.
-template <typename T>
-__device__ __forceinline__ bool is_hole(T weight) {
-  if constexpr (sizeof(T) == 4) {
-    return __float_as_uint(weight) == 0x80000000u;
-  } else {
-    return weight.bits == 0x8000u;
-  }
-}
-
-// Writes a tile's results to y one by one; those that are not finite are added again, without what is not there.
+// One element of y: of three products of TF32 numbers, which make NaN of an infinity, added again if it is not
+// finite.
 template <typename P, typename Tile>
-__device__ __forceinline__ void write_elements(uint32 results, const RunPlaces<Tile>& places,
-                                               const GatherAddresses<P, Tile>& at, int64 row0, int rows, int runs,
-                                               int length) {
-  using T = typename Tile::Element;
+__device__ __forceinline__ void write_element(float value, const GatherAddresses<P, Tile>& at, int64 row, int run,
+                                              int n, typename Tile::Element* to) {
+  if (Tile::PRODUCTS == 3 && !is_finite(value)) {
+    const int g = Tile::WHOLE_J ? n / P::D / Tile::KB : 0, k = Tile::WHOLE_J ? n / P::D % Tile::KB : run;
+    const int j = Tile::WHOLE_J ? n % P::D : n;
+    const typename Tile::Element* const x = at.x_row(row) + (g * P::C * P::D + j) * at.arguments.x_feature_stride;
+    value = 0.0f;
 #pragma unroll 1
-  for (int item = threadIdx.x; item < rows * runs * length; item += Tile::THREADS) {
-    const int n = item % length, run = item / length % runs, row = item / length / runs;
-    const uint32 from = results + places.of_row(row) + run * Tile::K_PITCH + places.into(row, run);
-    float value = load_shared<T>(from + n * Tile::SIZE);
-    if (!is_finite(value)) {
-      const int g = Tile::WHOLE_J ? n / P::D / Tile::KB : 0, k = Tile::WHOLE_J ? n / P::D % Tile::KB : run;
-      const int j = Tile::WHOLE_J ? n % P::D : n;
-      const T* const x = at.x_row(row0 + row) + (g * P::C * P::D + j) * at.arguments.x_feature_stride;
-      value = 0.0f;
-#pragma unroll 1
-      for (int l = 0; l < P::C; ++l) {
-        const T weight = at.weight(g, k, l, j);
-        if (Tile::HOLES && is_hole(weight)) continue;
-        value = fmaf(to_float(x[l * P::D * at.arguments.x_feature_stride]), to_float(weight), value);
-      }
+    for (int l = 0; l < P::C; ++l) {
+      value = fmaf(to_float(x[l * P::D * at.arguments.x_feature_stride]), to_float(at.weight(g, k, l, j)), value);
     }
-    at.y_row(row0 + row)[run * P::D + n] = from_float<T>(value);
   }
+  *to = from_float<typename Tile::Element>(value);
 }
 
 // Copies elements [low, high) of a chunk, which begins or ends with them, from shared memory in at most three pieces
@@ -580,94 +480,74 @@ __device__ __forceinline__ void copy_end(T* chunk, uint32 from, int low, int hig
 }
 
 // Writes a tile's results to y: whole chunks, and then the ends of runs.
-template <typename Tile, typename Layout>
-__device__ __forceinline__ void write_runs(uint32 results, typename Tile::Element* y, uint64 row_bytes, uint64 run_bytes,
-                                           int rows, int runs, int length) {
+template <typename P, typename Tile>
+__device__ __forceinline__ void write_results(uint32 results, const GatherAddresses<P, Tile>& at, int64 row0,
+                                              int rows) {
   using T = typename Tile::Element;
   constexpr int VECTOR = Tile::VECTOR;
+  const int length =
+      Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::B : at.column.outputs) * P::D : at.column.js;
+  const int runs = Tile::WHOLE_J ? 1 : at.column.outputs;
+  T* const y = at.y_row(row0);
+  const uint64 row_bytes = at.arguments.y_batch_stride * Tile::SIZE;
   const auto run_at = [&](unsigned row, unsigned run) {
-    return reinterpret_cast<T*>(reinterpret_cast<char*>(y) + row * row_bytes + run * run_bytes);
+    return reinterpret_cast<T*>(reinterpret_cast<char*>(y) + row * row_bytes) + run * P::D;
   };
-  if constexpr (Tile::Y_IN_BULK) {
+  const auto write_one_by_one = [&](uint32 from, unsigned row, unsigned run, int begin, int low, int high) {
 #pragma unroll 1
-    for (int row = threadIdx.x; row < rows; row += Tile::THREADS) {
-      T* const first = run_at(row, 0);
-      const int into = into_chunk(first), begin = into == 0 ? 0 : 1, end = (into + length) / VECTOR;
-      if (end > begin) {
-        store_in_bulk(first - into + begin * VECTOR, results + row * Layout::PITCH + begin * 16, (end - begin) * 16);
+    for (int e = low; e < high; ++e) {
+      write_element<P, Tile>(load_shared<T>(from + e * Tile::SIZE), at, row0 + row, run, begin + e,
+                             run_at(row, run) + begin + e);
+    }
+  };
+#pragma unroll 2
+  for (unsigned item = threadIdx.x; item < rows * Tile::Y_RUNS * Tile::Y_CHUNKS; item += Tile::THREADS) {
+    const unsigned chunk = item % Tile::Y_CHUNKS, run = item / Tile::Y_CHUNKS % Tile::Y_RUNS;
+    const unsigned row = item / (Tile::Y_CHUNKS * Tile::Y_RUNS);
+    T* const first = run_at(row, run);
+    const int begin = static_cast<int>(chunk * VECTOR) - into_chunk(first);
+    if (begin < 0 || begin + VECTOR > length || (!Tile::WHOLE_J && run >= runs)) continue;
+    const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16;
+    const uint4 words = load_shared_4_words(from);
+    if constexpr (Tile::PRODUCTS == 3) {  // what is not finite is added again
+      if (!(is_finite(__uint_as_float(words.x)) && is_finite(__uint_as_float(words.y)) &&
+            is_finite(__uint_as_float(words.z)) && is_finite(__uint_as_float(words.w)))) {
+        write_one_by_one(from, row, run, begin, 0, VECTOR);
+        continue;
       }
     }
-    bulk_stores_commit();
-  } else {
-#pragma unroll 2
-    for (unsigned item = threadIdx.x; item < rows * Layout::RUNS * Layout::CHUNKS; item += Tile::THREADS) {
-      const unsigned chunk = item % Layout::CHUNKS, run = item / Layout::CHUNKS % Layout::RUNS;
-      const unsigned row = item / (Layout::CHUNKS * Layout::RUNS);
-      T* const first = run_at(row, run);
-      const int begin = static_cast<int>(chunk * VECTOR) - into_chunk(first);
-      if (begin < 0 || begin + VECTOR > length || (!Tile::WHOLE_J && run >= runs)) continue;
-      const uint4 words = load_shared_4_words(results + row * Layout::PITCH + (run * Layout::CHUNKS + chunk) * 16);
-      store_16_bytes(first + begin, words.x, words.y, words.z, words.w);
-    }
+    store_16_bytes(first + begin, words.x, words.y, words.z, words.w);
   }
   // The first and the last chunk of a run, where others have the rest of it.
-  const uint64 all = reinterpret_cast<uint64>(y) | (Layout::ROWS > 1 ? row_bytes : 0) | (Tile::WHOLE_J ? 0 : run_bytes);
+  const uint64 all = reinterpret_cast<uint64>(y) | row_bytes | (Tile::WHOLE_J ? 0 : uint64(P::D) * Tile::SIZE);
   if (all % 16 == 0 && length % VECTOR == 0) return;
 #pragma unroll 2
-  for (unsigned item = threadIdx.x; item < rows * Layout::RUNS * 2; item += Tile::THREADS) {
-    const unsigned run = item / 2 % Layout::RUNS, row = item / 2 / Layout::RUNS;
+  for (unsigned item = threadIdx.x; item < rows * Tile::Y_RUNS * 2; item += Tile::THREADS) {
+    const unsigned run = item / 2 % Tile::Y_RUNS, row = item / 2 / Tile::Y_RUNS;
     T* const first = run_at(row, run);
     const int into = into_chunk(first), last = (into + length) / VECTOR;  // a chunk that is not filled
     const int chunk = item % 2 == 0 ? 0 : last, begin = chunk * VECTOR - into;
     const int low = begin < 0 ? -begin : 0, high = length - begin < VECTOR ? length - begin : VECTOR;
     if ((!Tile::WHOLE_J && run >= runs) || high <= low || high - low == VECTOR) continue;
     if (item % 2 != 0 && last == 0) continue;  // the same chunk as the first
-    const uint32 from = results + row * Layout::PITCH + (run * Layout::CHUNKS + chunk) * 16;
-    if (low == 0 || high == VECTOR) {
+    const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16;
+    if (Tile::PRODUCTS < 3 && (low == 0 || high == VECTOR)) {
       copy_end(first + begin, from, low, high);
-    } else {  // inside a chunk
-#pragma unroll 1
-      for (int e = low; e < high; ++e) first[begin + e] = from_float<T>(load_shared<T>(from + e * Tile::SIZE));
+    } else {  // inside a chunk, too
+      write_one_by_one(from, row, run, begin, low, high);
     }
   }
 }
 
-// Writes a tile's results to y.
-template <typename P, typename Tile>
-__device__ __forceinline__ void write_results(uint32 results, const RunPlaces<Tile>& places,
-                                              const GatherAddresses<P, Tile>& at, int64 row0, bool are_all_finite) {
-  const int length =
-      Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::B : at.column.outputs) * P::D : at.column.js;
-  const int runs = Tile::WHOLE_J ? 1 : at.column.outputs;
-  const int rows = rows_inside<Tile::BM>(at.arguments.batch - row0);
-  if (Tile::ADDS_AGAIN && !are_all_finite) {
-    write_elements<P, Tile>(results, places, at, row0, rows, runs, length);
-  } else if constexpr (Tile::Y_FLAT) {
-    write_runs<Tile, typename Tile::YFlat>(results, at.y_row(row0), 0, 0, 1, 1, rows * length);
-  } else {
-    write_runs<Tile, typename Tile::YRows>(results, at.y_row(row0), at.arguments.y_batch_stride * Tile::SIZE,
-                                           uint64(P::D) * Tile::SIZE, rows, runs, length);
-  }
-}
-
 // The grid is a multiple of the columns, and columns run fastest: blocks that run together share rows of x.
-// Rows of y lie side by side.
 template <typename P, typename Tile>
 __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32 weights = __shfl_sync(~0u, shared_address(shared), 0);
   const uint32 ring = weights + Tile::W_BYTES, results = ring + Tile::STAGES * Tile::STAGE_BYTES;
-  Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared + Tile::BARRIERS_AT);
   const int warp = threadIdx.x / 32;
   const GatherAddresses<P, Tile> at(arguments, blockIdx.x % Tile::COLUMNS);
-  GatherLoader<P, Tile> loader(at, ring, full);
-  if constexpr (Tile::X_IN_BULK) {
-    if (threadIdx.x == 0) {
-      for (int s = 0; s < Tile::STAGES; ++s) full[s].init(loader.COPIERS);
-      fence_for_copies();
-    }
-    __syncthreads();
-  }
+  GatherLoader<P, Tile> loader(at, ring);
   if constexpr (Tile::PACKED) {
     prefetch_share<Tile::THREADS>(at.packed, Tile::COLUMN_BYTES, blockIdx.x / Tile::COLUMNS,
                                   gridDim.x / Tile::COLUMNS);
@@ -681,34 +561,27 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
 
   const int64 tiles = loader.row_tiles;
   int slot = 0;
-  [[maybe_unused]] int parity = 0;
 #pragma unroll 1
   for (int64 tile = blockIdx.x / Tile::COLUMNS; tile < tiles; tile += loader.step) {
     const int64 row0 = tile * Tile::BM;
-    const RunPlaces<Tile> of_y(into_chunk(at.y_row(row0)), arguments.y_batch_stride, P::D, Tile::Y_PITCH,
-                               Tile::Y_FLAT);
+    const IntoChunk<Tile> of_y(into_chunk(at.y_row(row0)), arguments.y_batch_stride, P::D);
     [[maybe_unused]] float held[Tile::HELD][Tile::TILES][Tile::NT][4] = {};
-    [[maybe_unused]] bool is_finite_here = true;
 #pragma unroll 1
     for (int part = 0; part < Tile::PARTS; ++part) {
       cp_async_wait_group<Tile::STAGES - 2>();
-      if constexpr (Tile::X_IN_BULK) full[slot].wait(parity);
-      if constexpr (Tile::Y_IN_BULK) wait_until_stores_have_read();
       __syncthreads();  // the stage is filled for all, and the one before it is free for all
       loader.next();
       const uint32 stage = ring + slot * Tile::STAGE_BYTES;
       const uint32 of_part = Tile::STREAMED ? stage + Tile::X_BYTES : weights + part * Tile::PART_BYTES;
-      if (++slot == Tile::STAGES) slot = 0, parity ^= 1;
+      if (++slot == Tile::STAGES) slot = 0;
       const int l0 = part * Tile::KL, length = P::C - l0 < Tile::KL ? P::C - l0 : Tile::KL;
       const int64 l_stride = P::D * arguments.x_feature_stride;
-      const RunPlaces<Tile> of_x = places_of_x<Tile>(into_chunk(at.x_row(row0) + l0 * l_stride),
-                                                     arguments.x_batch_stride, l_stride, loader.is_flat);
+      const IntoChunk<Tile> of_x(into_chunk(at.x_row(row0) + l0 * l_stride), arguments.x_batch_stride, l_stride);
       if constexpr (Tile::PARTS == 1) {
 #pragma unroll 1
         for (int unit = warp; unit < Tile::UNITS; unit += Tile::WARPS) {
           float sums[Tile::TILES][Tile::NT][4] = {};
           multiply_part<P, Tile>(sums, stage, of_part, of_x, unit, length);
-          if constexpr (Tile::ADDS_AGAIN) is_finite_here = is_finite_here && are_finite<Tile>(sums);
           put_unit<P, Tile>(results, of_y, unit, at.column.outputs, sums);
         }
       } else {
@@ -723,21 +596,12 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
 #pragma unroll
       for (int u = 0; u < Tile::HELD; ++u) {
         const int unit = warp + u * Tile::WARPS;
-        if (unit >= Tile::UNITS) continue;
-        if constexpr (Tile::ADDS_AGAIN) is_finite_here = is_finite_here && are_finite<Tile>(held[u]);
-        put_unit<P, Tile>(results, of_y, unit, at.column.outputs, held[u]);
+        if (unit < Tile::UNITS) put_unit<P, Tile>(results, of_y, unit, at.column.outputs, held[u]);
       }
     }
-    if constexpr (Tile::Y_IN_BULK) fence_for_copies();
-    bool are_all_finite = true;
-    if constexpr (Tile::ADDS_AGAIN) {
-      are_all_finite = __syncthreads_or(!is_finite_here) == 0;
-    } else {
-      __syncthreads();
-    }
-    write_results<P, Tile>(results, of_y, at, row0, are_all_finite);
+    __syncthreads();
+    write_results<P, Tile>(results, at, row0, rows_inside<Tile::BM>(arguments.batch - row0));
   }
-  if constexpr (Tile::Y_IN_BULK) wait_for_bulk_stores();
 }
 
 // Writes the weights, contiguous at `arguments.x`, to `arguments.y`, column by column, and zeros where there are

@@ -6,21 +6,8 @@
 
 enum class GatherWeights { STORED, PACKED, STREAMED };
 
-// Whether runs of bytes can be copied by one instruction, in the background (sm_90 and up).
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-constexpr bool COPIES_IN_BULK = true;
-#else
-constexpr bool COPIES_IN_BULK = false;
-#endif
-
-// Rows of a tile in shared memory: `RUNS` runs of `CHUNKS` chunks each. A tile whose rows lie side by side is one.
-template <int ROWS_, int RUNS_, int CHUNKS_, int PITCH_>
-struct GatherLayout {
-  static constexpr int ROWS = ROWS_, RUNS = RUNS_, CHUNKS = CHUNKS_, PITCH = PITCH_;
-};
-
 template <typename T, typename P, int WARPS_, int BM_, int MT_, int NT_, int NS_, int JT_, int GROUPS_, int JC_,
-          int PARTS_, int STAGES_, int BLOCKS_, int PRODUCTS_, GatherWeights WEIGHTS_, bool HOLES_>
+          int PARTS_, int STAGES_, int BLOCKS_, int PRODUCTS_, GatherWeights WEIGHTS_>
 struct GatherMmaTile {
   using Element = T;
   static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
@@ -35,9 +22,6 @@ struct GatherMmaTile {
   static constexpr int PRODUCTS = PRODUCTS_;
   static constexpr bool PACKED = WEIGHTS_ != GatherWeights::STORED,
                         STREAMED = WEIGHTS_ == GatherWeights::STREAMED;
-  static constexpr bool HOLES = HOLES_;  // weights of -0 stand for none: what is not finite must not meet them
-  // Sums that are not finite are added again: of three products of TF32 numbers, which make NaN of an infinity.
-  static constexpr bool ADDS_AGAIN = HOLES || PRODUCTS == 3;
   static constexpr int SIZE = sizeof(T), VECTOR = 16 / SIZE;
   static constexpr int STEP = PRODUCTS == 0 ? 1 : 32 / SIZE;  // l that are added at a time
   static constexpr bool WHOLE_J = JC == P::D;
@@ -61,28 +45,15 @@ struct GatherMmaTile {
   static constexpr int Y_RUNS = WHOLE_J ? 1 : KB, Y_RUN = WHOLE_J ? GROUPS * KB * P::D : JC;
   static constexpr int Y_CHUNKS = (Y_RUN + 2 * (VECTOR - 1)) / VECTOR;
   static constexpr int K_PITCH = WHOLE_J ? P::D * SIZE : Y_CHUNKS * 16;
-  static constexpr int WINDOWS = (P::D + JC - 1) / JC, GROUP_TILES = (P::A + GROUPS - 1) / GROUPS;
-  static constexpr int COLUMNS = GROUP_TILES * WINDOWS * OUTPUT_TILES;
-  // A block with all features of its rows has one run of memory. It lies so in shared memory, too, where eight rows
-  // then meet different banks, or half of them.
-  static constexpr bool X_FLAT = WHOLE_J && GROUP_TILES == 1 && PARTS == 1 && X_RUN * SIZE % 64 != 0;
-  static constexpr bool Y_FLAT = COLUMNS == 1 && Y_RUN * SIZE % 64 != 0;
-  static constexpr int Y_ROW = (Y_RUNS * Y_CHUNKS | 1) * 16, Y_PITCH = Y_FLAT ? Y_RUN * SIZE : Y_ROW;
-  // Shorter runs than this are copied chunk by chunk.
-  static constexpr int SHORTEST_BULK = 256;
-  static constexpr bool X_IN_BULK = COPIES_IN_BULK && WHOLE_J && (X_FLAT || X_RUN * SIZE >= SHORTEST_BULK);
-  static constexpr bool Y_IN_BULK = COPIES_IN_BULK && WHOLE_J && (Y_FLAT || Y_RUN * SIZE >= SHORTEST_BULK);
-  using XRows = GatherLayout<BM, X_RUNS, X_CHUNKS, X_PITCH>;
-  using XFlat = GatherLayout<1, 1, (BM * X_RUN + 2 * (VECTOR - 1)) / VECTOR, 0>;
-  using YRows = GatherLayout<BM, Y_RUNS, Y_CHUNKS, Y_PITCH>;
-  using YFlat = GatherLayout<1, 1, (BM * Y_RUN + 2 * (VECTOR - 1)) / VECTOR, 0>;
+  static constexpr int Y_PITCH = (Y_RUNS * Y_CHUNKS | 1) * 16;
   static constexpr int STEP_BYTES = PRODUCTS == 0 ? NB * SIZE : NS * NT * 256;  // weights of a step and plane
   static constexpr int PLANE_BYTES = PART_STEPS * STEP_BYTES, PART_BYTES = PLANES * PLANE_BYTES,
                        COLUMN_BYTES = PARTS * PART_BYTES;
   static constexpr int W_BYTES = STREAMED ? 0 : COLUMN_BYTES;
   static constexpr int X_BYTES = BM * X_PITCH, STAGE_BYTES = X_BYTES + (STREAMED ? PART_BYTES : 0);
-  static constexpr int BARRIERS_AT = W_BYTES + STAGES * STAGE_BYTES + BM * Y_ROW;
-  static constexpr int SHARED_BYTES = BARRIERS_AT + (STAGES * 8 + 15) / 16 * 16;
+  static constexpr int SHARED_BYTES = W_BYTES + STAGES * STAGE_BYTES + BM * Y_PITCH;
+  static constexpr int WINDOWS = (P::D + JC - 1) / JC, GROUP_TILES = (P::A + GROUPS - 1) / GROUPS;
+  static constexpr int COLUMNS = GROUP_TILES * WINDOWS * OUTPUT_TILES;
   static constexpr int64 PACKED_BYTES = int64(COLUMNS) * COLUMN_BYTES;
   static_assert(BM % (16 * MT) == 0 && JC <= P::D && (PARTS - 1) * PART_STEPS < STEPS && STAGES >= 2, "");
   static_assert(GROUPS == 1 || (WHOLE_J && OUTPUT_TILES == 1 && PARTS == 1), "whole blocks i, or one");
@@ -171,33 +142,17 @@ struct GatherAddresses {
   }
 };
 
-// Where runs begin in a tile in shared memory: as far into their chunks as in memory, by row, and by l of x or k
-// of y.
+// How many elements into its chunk a run begins, in a tile: by row, and by l of x or k of y.
 template <typename Tile>
-struct RunPlaces {
-  int pitch;  // bytes from a row to the next
-  unsigned first, by_row, by_run, all;
-  // is_flat: rows lie side by side, here as in memory.
-  __device__ __forceinline__ RunPlaces(int of_first, int64 row_stride, int64 run_stride, int row_pitch, bool is_flat)
-      : pitch(row_pitch),
-        first(of_first),
-        by_row(is_flat ? 0 : static_cast<unsigned>(row_stride) % Tile::VECTOR),
-        by_run(Tile::WHOLE_J ? 0 : static_cast<unsigned>(run_stride) % Tile::VECTOR),
-        all(first | static_cast<unsigned>(row_stride) % Tile::VECTOR | by_run) {}
-  // Bytes from the beginning of the tile to the row, of which a run begins so many bytes later.
-  __device__ __forceinline__ int of_row(int row) const { return row * pitch; }
-  __device__ __forceinline__ int into(int row, int run) const {
-    return static_cast<int>((first + row * by_row + run * by_run) % Tile::VECTOR) * Tile::SIZE;
+struct IntoChunk {
+  unsigned first, by_row, by_run;
+  __device__ __forceinline__ IntoChunk(int of_first, int64 row_stride, int64 run_stride)
+      : first(of_first),
+        by_row(static_cast<unsigned>(row_stride) % Tile::VECTOR),
+        by_run(Tile::WHOLE_J ? 0 : static_cast<unsigned>(run_stride) % Tile::VECTOR) {}
+  __device__ __forceinline__ int at(int row, int run) const {
+    return static_cast<int>((first + row * by_row + run * by_run) % Tile::VECTOR);
   }
-  __device__ __forceinline__ bool are_even() const { return all % 2 == 0; }
-  __device__ __forceinline__ bool are_chunks() const { return all == 0; }
+  __device__ __forceinline__ bool are_even() const { return (first | by_row | by_run) % 2 == 0; }
+  __device__ __forceinline__ bool are_chunks() const { return (first | by_row | by_run) == 0; }
 };
-
-// Those of x.
-template <typename Tile>
-__device__ __forceinline__ RunPlaces<Tile> places_of_x(int of_first, int64 row_stride, int64 run_stride, bool is_flat) {
-  if constexpr (Tile::X_FLAT) {
-    return {of_first, row_stride, run_stride, is_flat ? Tile::X_RUN * Tile::SIZE : Tile::X_PITCH, is_flat};
-  }
-  return {of_first, row_stride, run_stride, Tile::X_PITCH, false};
-}

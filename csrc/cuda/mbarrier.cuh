@@ -33,14 +33,12 @@ struct Mbarrier {
 
   // Copies a run of bytes, a multiple of 16, to shared memory in the background; they count for the
   // phase that expects them.
-  __device__ __forceinline__ void copy_in_bulk(uint32 shared, const void* global, uint32 bytes) {
+  __device__ __forceinline__ void copy_in_bulk(void* shared, const void* global, uint32 bytes) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(shared),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+            shared_address(shared)),
         "l"(global), "r"(bytes), "r"(shared_address(&state))
         : "memory");
-  }
-  __device__ __forceinline__ void copy_in_bulk(void* shared, const void* global, uint32 bytes) {
-    copy_in_bulk(shared_address(shared), global, bytes);
   }
 
   // Waits for the phase of this parity: the first phase is 0, and "the one before it", 1, is over.

@@ -107,12 +107,6 @@ __device__ __forceinline__ void store_shared_2_words(uint32 address, uint32 firs
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};\n" ::"r"(address), "r"(first), "r"(second) : "memory");
 }
 
-__device__ __forceinline__ void store_shared_4_words(uint32 address, uint4 words) {
-  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "r"(words.x), "r"(words.y), "r"(words.z),
-               "r"(words.w)
-               : "memory");
-}
-
 // Copies 16 bytes to an address of shared memory in the background, or writes 16 zero bytes if not `inside`.
 __device__ __forceinline__ void copy_async_16(uint32 shared, const void* global, bool inside) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global),

@@ -18,7 +18,6 @@ from ksopt.patterns.chain import Pattern
 _REGISTERS, _MOST_REGISTERS = 65536, 255  # of a multiprocessor, of a thread
 _MOST_BLOCKS, _FEWEST_WARPS = 6, 8  # at a time on a multiprocessor
 _LARGEST_INT = 2**31 - 1
-_BARRIER_BYTES = 16  # of stages: csrc/cuda/gather_mma_tile.cuh
 _STAGES = 2  # a third seldom made a product faster (docs/development/any-size.md)
 _NARROW = 4  # of so few outputs a lane adds all of a row
 _LONG = 6_000  # bytes of a block of x: with more a block has windows of j, too
@@ -127,7 +126,7 @@ class Config:
         row = (p, self.size, self.groups, self.jc)
         x, y = _row_bytes(*row, self.part(p)), _row_bytes(*row, min(self.outputs, p.b))
         copies = self.stages if self.weights == "streamed" else self.parts
-        return copies * self.part_bytes(p) + self.bm * (self.stages * x + y) + _BARRIER_BYTES
+        return copies * self.part_bytes(p) + self.bm * (self.stages * x + y)
 
     def chunks(self, p: Pattern, values: int) -> int:
         """Of a row of x or y with so many values of l or k, at any address."""
@@ -237,7 +236,7 @@ class GatherMma(TemplateFamily[Config]):
                 if streams and parts == 1:
                     continue
                 shared = of_part * step_bytes * (_STAGES if streams else parts) + RESERVED_SHARED
-                shared += bm * (_STAGES * x_bytes + y_bytes) + _BARRIER_BYTES
+                shared += bm * (_STAGES * x_bytes + y_bytes)
                 blocks = min(device.shared_bytes // shared, _MOST_BLOCKS)
                 if blocks <= fewer:
                     continue
@@ -345,7 +344,7 @@ class GatherMma(TemplateFamily[Config]):
         if config.weights != "stored":
             facts["Tile::PACKED_BYTES"] = config.columns(p) * config.weight_bytes(p)
         weights = f"GatherWeights::{config.weights.upper()}"
-        rest = f"{self.products(problem, config)}, {weights}, false"
+        rest = f"{self.products(problem, config)}, {weights}"
         instance = f"GatherMmaTile<{dtype}, Support, {of_tile}, {rest}>"
         return codegen.tile(self.template, p, instance, facts, self.name)
 

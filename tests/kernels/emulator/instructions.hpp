@@ -147,10 +147,6 @@ INSTRUCTION void st_shared_u32(uint32_t address, uint32_t value) {
   *static_cast<uint32_t*>(write_shared(address, 4, __builtin_return_address(0))) = value;
 }
 
-INSTRUCTION void st_shared_v4_u32(uint32_t address, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
-  auto to = static_cast<uint32_t*>(write_shared(address, 16, __builtin_return_address(0)));
-  to[0] = x, to[1] = y, to[2] = z, to[3] = w;
-}
 INSTRUCTION void st_shared_v2_u32(uint32_t address, uint32_t x, uint32_t y) {
   const auto to = static_cast<uint32_t*>(write_shared(address, 8, __builtin_return_address(0)));
   to[0] = x, to[1] = y;
@@ -497,11 +493,5 @@ INSTRUCTION void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(
                                                                                 uint32_t bytes, uint32_t at) {
   copy_in_bulk(shared, global, bytes, at, __builtin_return_address(0));
 }
-INSTRUCTION void cp_async_bulk_global_shared_cta_bulk_group(void* global, uint32_t shared, uint32_t bytes) {
-  store_in_bulk(global, shared, bytes, __builtin_return_address(0));
-}
-INSTRUCTION void cp_async_bulk_commit_group() { commit_stores(); }
-INSTRUCTION void cp_async_bulk_wait_group_read(int pending) { wait_for_stores(unsigned(pending)); }
-INSTRUCTION void cp_async_bulk_wait_group(int pending) { wait_for_stores(unsigned(pending)); }
 
 }  // namespace emulate::ptx

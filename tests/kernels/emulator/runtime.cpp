@@ -12,8 +12,7 @@
 //   - a byte of y written twice, or not at all;
 //   - two threads at one shared address without a barrier between, one of them writing;
 //   - a read of shared memory that nothing wrote in this block;
-//   - an access to bytes that a background copy is yet to bring, a write to bytes that a background store is yet
-//     to read;
+//   - an access to bytes that a background copy is yet to bring;
 //   - a vector access that is not aligned, an index beyond an array's bound (-fsanitize=alignment,
 //     bounds);
 //   - threads that wait for each other for ever;
@@ -75,20 +74,12 @@ struct Record {
   int concurrent;  // index into concurrent_reads; NOBODY: only `read`
   bool allocated, written;
   std::uint16_t copies;  // on their way to it
-  std::uint16_t stores;  // that are yet to read it
 };
 
 struct Copy {
   std::uint32_t shared;
   const char* source;
   unsigned bytes, source_bytes;
-  Address site;
-};
-
-struct Store {
-  std::uint32_t shared;
-  char* to;
-  unsigned bytes;
   Address site;
 };
 
@@ -104,8 +95,6 @@ struct Fiber {
   std::size_t shared_cursor;
   std::vector<Copy> uncommitted;
   std::deque<std::vector<Copy>> groups;
-  std::vector<Store> uncommitted_stores;
-  std::deque<std::vector<Store>> groups_of_stores;
   bool arrived_at_cluster;
   unsigned cluster_phase;  // of its barrier, when the thread arrived
 };
@@ -205,12 +194,6 @@ void enter() {
   for (const auto& group : fiber.groups) {
     if (!group.empty()) stop("the thread ended before a copy it began at " + place(group[0].site));
   }
-  for (const auto& group : fiber.groups_of_stores) {
-    if (!group.empty()) stop("the thread ended before a store it began at " + place(group[0].site));
-  }
-  if (!fiber.uncommitted_stores.empty()) {
-    stop("the thread ended with a store that it never committed, begun at " + place(fiber.uncommitted_stores[0].site));
-  }
   if (!fiber.uncommitted.empty()) {
     stop("the thread ended with a copy that it never committed, begun at " + place(fiber.uncommitted[0].site));
   }
@@ -260,7 +243,6 @@ void check_shared(bool write, Address address, std::size_t bytes, Address site, 
     Record& r = records[g];
     if (!r.allocated) stop("outside the block's shared memory: " + what());
     if (r.copies) stop("a background copy to it is under way: " + what());
-    if (write && r.stores) stop("a background store from it is under way: " + what());
     if (!ordered(r.write)) stop(racing(what(), "wrote", r.write.thread, r.write_site));
     if (write) {
       if (!ordered(r.read)) stop(racing(what(), "had read", r.read.thread, r.read_site));
@@ -382,7 +364,6 @@ void run_block() {
     fiber.shared_cursor = rank_of(static_cast<int>(t)) * window() +
                           (launch.dynamic_bytes + 2 * RED_ZONE - 1) / RED_ZONE * RED_ZONE;
     fiber.uncommitted.clear(), fiber.groups.clear();
-    fiber.uncommitted_stores.clear(), fiber.groups_of_stores.clear();
     fiber.begun = fiber.arrived_at_cluster = false;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
@@ -683,34 +664,6 @@ void wait_for_copies(unsigned pending) {
   while (fiber.groups.size() > pending) {
     for (const Copy& copy : fiber.groups.front()) land(copy);
     fiber.groups.pop_front();
-  }
-}
-
-void store_in_bulk(void* global, std::uint32_t from, unsigned bytes, const void* caller) {
-  const Address site = reinterpret_cast<Address>(caller);
-  if (from % 16 || bytes % 16 || reinterpret_cast<Address>(global) % 16) {
-    stop("a bulk store's addresses and size are not all multiples of 16");
-  }
-  check(false, shared + from, bytes, site);
-  for (std::size_t g = from / GRANULE; g < (from + bytes) / GRANULE; ++g) ++records[g].stores;
-  fibers[current].uncommitted_stores.push_back({from, static_cast<char*>(global), bytes, site});
-}
-
-void commit_stores() {
-  Fiber& fiber = fibers[current];
-  fiber.groups_of_stores.push_back(std::move(fiber.uncommitted_stores));
-  fiber.uncommitted_stores.clear();
-}
-
-void wait_for_stores(unsigned pending) {
-  Fiber& fiber = fibers[current];
-  while (fiber.groups_of_stores.size() > pending) {
-    for (const Store& store : fiber.groups_of_stores.front()) {
-      for (std::size_t g = store.shared / GRANULE; g < (store.shared + store.bytes) / GRANULE; ++g) --records[g].stores;
-      check(true, store.to, store.bytes, store.site);
-      std::memcpy(store.to, shared + store.shared, store.bytes);
-    }
-    fiber.groups_of_stores.pop_front();
   }
 }
 

@@ -37,11 +37,6 @@ void wait_for_phase(std::uint32_t at, unsigned parity);
 void expect_bytes(std::uint32_t at, unsigned bytes);
 void copy_in_bulk(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t at, const void* caller);
 
-// Stores from shared memory, whose bytes are read and written when they are waited for, and not before.
-void store_in_bulk(void* global, std::uint32_t shared, unsigned bytes, const void* caller);
-void commit_stores();
-void wait_for_stores(unsigned pending);
-
 // Waits for all 32 lanes of the warp to call with the same name, then runs `execute` once on what
 // they brought. The operands may lie on each lane's stack: no lane goes on before.
 void warp_collective(const char* name, void* operands, void (*execute)(void* const (&lanes)[32]));
