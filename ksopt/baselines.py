@@ -33,6 +33,7 @@ from ksopt.batched import (
     einsum,
     einsum_weight_first,
     merged,
+    within_32_bits,
 )
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import is_batch_last
@@ -110,7 +111,7 @@ class Baseline:
         if out is not None and x.dim() != 2:
             rows = (pattern.out_features, -1) if batch_last else (-1, pattern.out_features)
             y = out.view(rows)
-        y = self.core(matrix, prepared, pattern, batch_last, y)
+        y = self.core(within_32_bits(matrix), prepared, pattern, batch_last, y)
         return y if x.dim() == 2 else y.view(y_shape)
 
     def bind(self, weight: Tensor, layout: str = "batch_first") -> Callable[[Tensor], Tensor]:

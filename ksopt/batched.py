@@ -18,6 +18,17 @@ from ksopt import precision
 from ksopt.patterns.chain import Pattern
 
 
+def within_32_bits(matrix: Tensor) -> Tensor:
+    """A matrix whose strides cuBLAS can count: itself, or a copy where rows lie too far apart.
+
+    Example:
+        >>> far = torch.empty_strided((3, 4), (2**31, 1), device="meta")
+        >>> within_32_bits(far).stride()
+        (4, 1)
+    """
+    return matrix if max(matrix.stride(), default=0) < 2**31 else matrix.contiguous()
+
+
 @dataclass(frozen=True)
 class Matrices:
     """The positions of the elements of a weight [a, b, c, d] in the matrices of a batched product.

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ksopt import precision
+from ksopt.batched import within_32_bits
 from ksopt.epilogue import add_epilogue_
 from ksopt.jit import host
 from ksopt.kernels import weight_cache, weight_groups
@@ -187,9 +188,10 @@ def times_matrix(
     shape = (outputs, *x.shape[1:]) if batch_last else (*x.shape[:-1], outputs)
     y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if batch_last:
-        torch.mm(matrix, x.reshape(inputs, -1), out=y.view(outputs, -1))
+        columns = within_32_bits(x.reshape(inputs, -1))
+        torch.mm(matrix, columns, out=y.view(outputs, -1))
         return add_epilogue_(y, bias, batch_last=True)
-    rows, result = x.reshape(-1, inputs), y.view(-1, outputs)
+    rows, result = within_32_bits(x.reshape(-1, inputs)), y.view(-1, outputs)
     if bias is None:
         torch.mm(rows, matrix.T, out=result)
     else:

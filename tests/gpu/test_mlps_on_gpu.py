@@ -68,7 +68,10 @@ def check(actual, problem, o):
     truth, plain = expected(problem, o), expected(problem, o, rounded=o.x.dtype)
     assert torch.isfinite(actual).all()
     error, allowed = ((y.double() - truth).norm() / truth.norm() for y in (actual, plain))
-    assert error <= 1.2 * allowed
+    if o.x.dtype is torch.float32:  # as the race allows; of few results PyTorch's may be exact
+        assert error <= max(2 * allowed, 2.0**-23)
+    else:
+        assert error <= 1.2 * allowed
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

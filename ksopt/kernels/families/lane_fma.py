@@ -20,9 +20,8 @@ _MOST_SUMS = 64  # of a thread
 _REGISTERS, _MOST_BLOCKS = 65536, 8  # of a multiprocessor
 _SHORTEST_RUN = 64  # bytes of the j of one k: shorter runs share sectors with their neighbors
 _LONGEST_SUM = 128
-# Multiply-adds for each element of x and y: with more, tensor cores are faster. In exact fp32 they
-# add no sums of fewer than 32 values, which have less work than 32.
-_MOST_WORK, _MOST_EXACT_WORK = 20.0, 32.0
+_MOST_WORK = 20.0  # multiply-adds for each element of x and y: with more, tensor cores are faster
+_SHORT_SUM = 32  # in exact fp32 tensor cores add no shorter ones
 
 # The cost model's constants, of one multiprocessor in a microsecond. Fitted to 278 tiles of 29
 # problems (bfloat16 and float32, one H200): the fastest of a problem's three best predicted tiles
@@ -92,8 +91,8 @@ class LaneFma(TemplateFamily[Config]):
         if p.c > _LONGEST_SUM:
             return f"sums of c = {p.c} > {_LONGEST_SUM} values are for tensor cores"
         work = p.b * p.c / (p.b + p.c)
-        is_exact = problem.dtype == "float32" and problem.exact
-        if work > (_MOST_EXACT_WORK if is_exact else _MOST_WORK):
+        is_short = problem.dtype == "float32" and problem.exact and p.c < _SHORT_SUM
+        if work > _MOST_WORK and not is_short:
             return f"{work:.0f} multiply-adds for each element moved are for tensor cores"
         if max(p.in_features, p.out_features, p.nnz) > _LARGEST_INT:
             return f"{p} has more elements in a row or a weight than 32 bits count"
