@@ -117,7 +117,7 @@ def test_products_of_many_elements(product, layout):
     print(f"{text}, {rows} rows, {layout}: {', '.join(sorted(tried))}")
 
 
-@pytest.mark.parametrize("text", ["(2,16,16,2)", "(1,24,16,4)", "(3,5,7,3)", "(1,64,32,1)"])
+@pytest.mark.parametrize("text", ["(2,16,16,2)", "(1,24,16,4)", "(1,64,32,1)"])
 @pytest.mark.parametrize("name", ["bfloat16", "float32"])
 def test_rows_that_lie_far_apart(name, text):
     pattern, dtype = Chain.parse(text).patterns[0], getattr(torch, name)

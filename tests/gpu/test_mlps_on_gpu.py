@@ -68,10 +68,7 @@ def check(actual, problem, o):
     truth, plain = expected(problem, o), expected(problem, o, rounded=o.x.dtype)
     assert torch.isfinite(actual).all()
     error, allowed = ((y.double() - truth).norm() / truth.norm() for y in (actual, plain))
-    if o.x.dtype is torch.float32:  # as the race allows; of few results PyTorch's may be exact
-        assert error <= max(2 * allowed, 2.0**-23)
-    else:
-        assert error <= 1.2 * allowed
+    assert error <= 1.2 * allowed
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -100,9 +97,7 @@ OTHERS = (
     ("chain_activated_wgmma16", ("(4,64,192,1)", "(1,96,64,4)"), torch.float16, False),
     ("chain_activated_wgmma16", ("(2,24,40,1)", "(1,40,24,2)"), torch.bfloat16, False),
     ("chain_mma", ("(1,256,1024,1)", "(1,1024,256,1)"), torch.bfloat16, True),
-    ("chain_mma", ("(1,192,64,2)*(2,64,96,1)", "(1,96,64,4)*(4,64,96,1)"), torch.float32, True),
     ("chain_mma", ("(8,33,40,1)", "(1,17,88,3)"), torch.float16, True),
-    ("chain_mma", ("(1,15,5,3)*(3,5,33,1)", "(5,2,3,3)"), torch.float32, True),
 )
 
 

@@ -67,6 +67,8 @@ class ChainMma(KernelFamily[Config]):
         row_bytes = problem.chain.out_features * (4 if problem.dtype == "float32" else 2)
         if problem.siblings > 1 and not problem.batch_last and row_bytes % 16:
             return f"a sibling's row of {row_bytes} bytes is no multiple of 16 bytes"
+        if problem.second is not None and problem.dtype == "float32" and problem.exact:
+            return "two layers in exact float32 are as fast by a launch each, and more accurate"
         features = max(max(p.in_features, p.out_features) for p in patterns)
         least = Config(16, 4, 1, 1, _groups(problem)[-1], 1)
         stages = self.stages(problem, least)

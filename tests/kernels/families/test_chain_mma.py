@@ -9,7 +9,7 @@ from checks import H200
 from ksopt.bench import random_subjects
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.chain_mma_tile import Config
-from ksopt.kernels.problem import SHARED_LIMIT, Epilogue, Problem
+from ksopt.kernels.problem import SHARED_LIMIT, Epilogue, Problem, SecondLayer
 from ksopt.patterns.chain import Chain
 
 family = family_of("chain_mma")
@@ -67,3 +67,7 @@ def test_what_it_leaves_to_others():
     assert "36 bytes" in reason("(1,3,48,3)*(3,48,32,1)", siblings=2)
     assert "at most 4 factors" in reason("*".join(["(1,4,4,1)"] * 5))
     assert "shared memory" in reason("(1,64,96,96)*(96,96,64,1)")
+    second = SecondLayer(Chain.parse("(1,48,32,1)"))
+    assert "a launch each" in reason("(1,32,48,1)", second=second)
+    tf32 = Problem(Chain.parse("(1,32,48,1)"), "float32", False, exact=False, second=second)
+    assert family.unsupported_reason(tf32, H200) is None

@@ -58,10 +58,10 @@ MLPS = [
     (
         ("(4,12,32,1)", Epilogue(True, "gelu_tanh")),
         ("(8,6,6,1)", Epilogue(residual=True)),
-        "float32",
+        "tf32",
     ),
     (("(1,16,40,1)", Epilogue(True)), ("(1,9,7,2)*(2,7,8,1)", Epilogue()), "tf32"),
-    (("(1,15,5,3)*(3,5,33,1)", Epilogue(activation="relu")), ("(5,2,3,3)", Epilogue()), "float32"),
+    (("(1,15,5,3)*(3,5,33,1)", Epilogue(activation="relu")), ("(5,2,3,3)", Epilogue()), "tf32"),
 ]
 BATCHES = (1, 40, 150)
 
