@@ -5,6 +5,8 @@
     python docs/experiments/layer_time.py --wide     # 4,096 rows of wider ones, and of SwiGLU
     python docs/experiments/layer_time.py --gates    # silu(a(x)) * b(x), one launch and others
 
+With `--max-autotune` layers are compared with dense ones by that mode, too: half a minute each.
+
 The L2 cache is emptied before each sample; medians of 30. Kernels are chosen by measuring first.
 """
 
@@ -82,8 +84,8 @@ def median_us(call: Callable[[], object]) -> float:
 
 
 def times_of_dense(layer: nn.Module, x: Tensor) -> list[float]:
-    """A dense layer's times: eager, compiled by Inductor, and with max-autotune."""
-    modes = (None, "max-autotune-no-cudagraphs")
+    """A dense layer's times: eager, compiled by Inductor, and with max-autotune if requested."""
+    modes = (None, "max-autotune-no-cudagraphs")[: 2 if "--max-autotune" in sys.argv[1:] else 1]
     compiled = [torch.compile(layer, dynamic=False, mode=mode) for mode in modes]
     return [median_us(partial(one, x)) for one in (layer, *compiled)]
 
@@ -228,7 +230,7 @@ def time_siblings() -> None:
             three_us = median_us(partial(three, x))
         times = ", ".join(f"{time:.1f}" for time in one_us)
         print(
-            f"3 x {text}: {us:.1f} us; dense as one layer {times} (eager, compiled, "
+            f"3 x {text}: {us:.1f} us; dense as one layer {times} (eager, compiled, if requested "
             f"max-autotune), as three {three_us:.1f}; share {us / min(one_us):.2f}",
             flush=True,
         )
@@ -263,7 +265,7 @@ def main() -> None:
         print(
             f"{n} -> {m} {text} by {ways}: {times[1]:.1f} of {times[0]:.1f} us "
             f"({times[1] / times[0]:.2f}; dense {', '.join(f'{us:.1f}' for us in tuned)}: eager, "
-            f"compiled, max-autotune); with GELU {times[3]:.1f} of {times[2]:.1f} us "
+            f"compiled, then max-autotune); with GELU {times[3]:.1f} of {times[2]:.1f} us "
             f"({times[3] / times[2]:.2f})",
             flush=True,
         )
