@@ -63,10 +63,8 @@ __device__ __forceinline__ void expanded_repair_kernel(const Arguments& argument
     if (first + lane < tasks) {
       const ExpandedRow<T> y = y_of(row_of(first + lane));
       const int64 output = first_output_of(first + lane);
-      const bool is_first = y.is_nan(output), is_other = y.is_nan(output + M::OTHER_CLASS);  // loads of one latency
-      is_wrong = is_first | is_other;
+      is_wrong = y.is_nan(output) || y.is_nan(output + M::OTHER_CLASS);
     }
-    if (__any_sync(~0u, is_wrong) == 0) continue;
     for (int from = 0; from < 32; ++from) {
       if (__shfl_sync(~0u, static_cast<uint32>(is_wrong), from) == 0) continue;
       __syncwarp();  // all have looked before one writes

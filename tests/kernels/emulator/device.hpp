@@ -108,22 +108,6 @@ INSTRUCTION unsigned __shfl_sync(unsigned mask, unsigned value, int from) {
   return own.heard;
 }
 
-// Whether any lane of the warp says so.
-struct Vote {
-  int predicate, result;
-};
-INSTRUCTION void count_votes(void* const (&lanes)[32]) {
-  int result = 0;
-  for (void* const lane : lanes) result |= static_cast<const Vote*>(lane)->predicate;
-  for (void* const lane : lanes) static_cast<Vote*>(lane)->result = result;
-}
-INSTRUCTION int __any_sync(unsigned mask, int predicate) {
-  if (mask != 0xffffffffu) emulate::fail("__any_sync of a part of a warp is not emulated");
-  Vote own = {predicate != 0, 0};
-  emulate::warp_collective("__any_sync", &own, count_votes);
-  return own.result;
-}
-
 // Whether any thread of the block says so. Blocks outside clusters run one after another.
 INSTRUCTION int __syncthreads_or(int predicate) {
   static bool is_any = false;
