@@ -10,6 +10,7 @@ where there is none, chains are computed by PyTorch.
 from __future__ import annotations
 
 import argparse
+import sys
 import operator
 from collections import Counter
 from typing import Any
@@ -61,9 +62,10 @@ def main() -> None:
         )
         try:
             run(built.inputs)
-        except Exception:
+        except Exception as error:  # what is saved is known once the graph is divided
             if not hasattr(partitioner, "passes"):
                 raise
+            print(f"{way}: the step did not run: {type(error).__name__}: {error}", file=sys.stderr)
         report(way, *partitioner.passes)
 
 
