@@ -10,8 +10,8 @@ where there is none, chains are computed by PyTorch.
 from __future__ import annotations
 
 import argparse
-import sys
 import operator
+import sys
 from collections import Counter
 from typing import Any
 
