@@ -6,12 +6,13 @@ what is chosen. Some rows are compared with float64: the first, the last, and th
 """
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
-from ksopt import Chain, Pattern, ks_linear, precision
+from ksopt import Chain, KSLinear, Pattern, ks_linear, precision
 from ksopt.kernels import registry
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import Call
@@ -117,7 +118,7 @@ def test_products_of_many_elements(product, layout):
     print(f"{text}, {rows} rows, {layout}: {', '.join(sorted(tried))}")
 
 
-@pytest.mark.parametrize("text", ["(2,16,16,2)", "(1,24,16,4)", "(1,64,32,1)"])
+@pytest.mark.parametrize("text", ["(2,16,16,2)", "(1,24,16,4)", "(3,5,7,3)", "(1,64,32,1)"])
 @pytest.mark.parametrize("name", ["bfloat16", "float32"])
 def test_rows_that_lie_far_apart(name, text):
     pattern, dtype = Chain.parse(text).patterns[0], getattr(torch, name)
@@ -160,3 +161,33 @@ def test_a_factor_of_many_weights(shape):
         for label, call in calls.items():
             mine = call().view(64, a, -1, d)[:, i, -50:, j].double()
             assert (mine - theirs).norm() <= TOLERANCE["bfloat16"] * theirs.norm(), label
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32"])
+@pytest.mark.parametrize("text", ["(1,64,32,4)*(4,32,64,1)", "(4,16,16,4)"])
+def test_a_step_of_training_of_ten_million_rows(text, name):
+    """Sums over all rows, against float64, in parts of a million rows."""
+    rows, features = (10_000_000 if name == "bfloat16" else 8_500_000), 256
+    torch.manual_seed(0)
+    layer = KSLinear(features, features, text, device="cuda", dtype=getattr(torch, name))
+    x = torch.empty(rows, features, dtype=getattr(torch, name), device="cuda").uniform_(-1, 1)
+    x.requires_grad_()
+    grad = torch.empty_like(x).uniform_(-1, 1)
+    assert x.numel() > 2**31
+    layer(x).backward(grad)
+    weights = [one.detach().double().requires_grad_() for one in layer.weights]
+    bias = torch.zeros(features, dtype=torch.float64, device="cuda")
+    ends = [*range(0, rows, 1_000_000), rows]
+    for first, end in pairwise(ends):
+        part = x.detach()[first:end].double().requires_grad_()
+        part_grad = grad[first:end].double()
+        chain_reference(part, weights).backward(part_grad)
+        bias += part_grad.sum(0)
+        some = slice(-4, None)
+        error = (x.grad[first:end][some].double() - part.grad[some]).norm() / part.grad[some].norm()
+        assert error <= TOLERANCE[name] * 2
+    for mine, theirs in zip((*layer.weights, layer.bias), (*weights, None), strict=True):
+        exact = bias if theirs is None else theirs.grad
+        error = (mine.grad.double() - exact).norm() / exact.norm()
+        # Sums of so many products are in float32, in parts; torch's of a bias are rounded once.
+        assert error <= 2 * TOLERANCE[name] + 1e-4, (tuple(mine.shape), float(error))
