@@ -34,6 +34,7 @@ from ksopt.system.worker_process import WorkerProcess
 # NVRTC gives up the interpreter while it compiles: threads share a process's imports.
 _THREADS = 4
 _MOST_PROCESSES = 8
+_NICENESS = 15
 # On fewer cores they would take from the process that measures, which compiles by itself.
 _FEWEST_CORES = 4
 
@@ -167,6 +168,8 @@ def main() -> int:
     first = worker_process.first_task()
     if first is None:
         return 0  # the parent has ended
+    if hasattr(os, "nice"):  # the process that measures goes first
+        os.nice(_NICENESS)
     target = Target.from_json(first)
     jobs = worker_process.listen()
     with ThreadPoolExecutor(_THREADS) as pool:

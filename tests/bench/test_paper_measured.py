@@ -156,6 +156,7 @@ def test_energies_are_stored_and_drawn(tmp_path: Path) -> None:
         assert book.measured == {request.subjects[0]: one}
     product = one.product()
     assert product.energy_ratio(over_idle=False) == 0.5
+    assert product.energy_ratio(over_idle=True) is None  # less than the idle power remains
     rows = energy_tables.by_way({"float32": [product]}).rows
     # 50 W in a millisecond are 50 mJ; of 8 rows.
     assert rows[0] == ("float32", "kernel", "1", "2", "250", "-48", "-6e+03")

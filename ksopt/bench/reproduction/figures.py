@@ -124,10 +124,10 @@ def _energy(
     item: Item, products: Sequence[Product], dtype: str, population: int, is_papers: bool
 ) -> list[Cell]:
     cells = []
-    common: dict[str, Any] = {
-        "is_papers": is_papers,
-        "absent": "no energy was measured: it is read from an NVIDIA GPU's counter",
-    }
+    absent = "no energy was measured: it is read from an NVIDIA GPU's counter"
+    if any(one.energy_mj for one in products):
+        absent = "the device drew no more than its idle power: the calls are too short"
+    common: dict[str, Any] = {"is_papers": is_papers, "absent": absent}
     for over_idle, row in ((False, "all"), (True, "idle power subtracted")):
         ratios = [r for one in products if (r := one.energy_ratio(over_idle)) is not None]
         less = statistics.share(sum(r < 1 for r in ratios), len(ratios), population)
@@ -140,7 +140,7 @@ def _energy(
             pairs = [
                 (one.energy_proxy if proxy == "energy_proxy" else one.pattern.rho, 1 / ratio)
                 for one in products
-                if (ratio := one.energy_ratio(over_idle)) is not None and ratio > 0
+                if (ratio := one.energy_ratio(over_idle)) is not None
             ]
             value = statistics.rank_correlation(pairs)
             ours = None if value is None else Estimate(value, value, value, len(pairs))

@@ -87,10 +87,15 @@ class Product:
         return None if ours is None or theirs is None else theirs / ours
 
     def energy_ratio(self, over_idle: bool) -> float | None:
-        """The energy of kernel over the least of bmm, einsum and bsr, each in its better layout."""
+        """The energy of kernel over the least of bmm, einsum and bsr, each in its better layout.
+
+        None where one was not measured, and where less than the idle power remains of one.
+        """
         energies = self.over_idle_mj if over_idle else self.energy_mj
         ours, theirs = _least(energies, (KERNEL,)), _least(energies, ("bmm", "einsum", "bsr"))
-        return None if ours is None or theirs is None or theirs <= 0 else ours / theirs
+        if ours is None or theirs is None or min(ours, theirs) <= 0:
+            return None
+        return ours / theirs
 
     def rewriting(self, layout: str) -> float | None:
         """The share of bmm's time that its permutations take: (t - t~) / t.
