@@ -29,7 +29,7 @@ class DeviceLost(KsoptError, RuntimeError):
 
 
 class FirstCall:
-    """A way whose first call, which is checked, is timed as well: for some it is long enough.
+    """A way that is timed call by call: for some the one that is checked is long enough.
 
     Args:
         way: (x) -> y.
@@ -63,8 +63,8 @@ class PreparedWays:
         chosen: by ksopt, of each layout.
         shares: products of one timed call.
         reasons: for no call.
-        times: of ways whose checked call was far behind: they are called no more.
-        checked_us: of the checked calls of PyTorch's other ways.
+        times: of ways whose single call was far behind: they are called no more.
+        checked_us: of the single calls of PyTorch's other ways.
     """
 
     calls: dict[Key, Callable[[], object]] = field(default_factory=dict)
@@ -75,8 +75,8 @@ class PreparedWays:
     checked_us: list[float] = field(default_factory=list)
 
     def is_far_behind(self, us: float, ratio: float, long_us: float) -> bool:
-        """Whether a checked call takes this many times another way's, and is long.
+        """Whether a single call takes this many times another way's, and is long.
 
-        A first call loads kernels, too: the other way is as fast as that, or faster.
+        The other one may have loaded kernels, too: that way is as fast, or faster.
         """
         return us > max(long_us, ratio * min(self.checked_us, default=us))
