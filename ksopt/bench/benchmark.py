@@ -365,6 +365,8 @@ class Bench:
                 f"timed {_times(latency.repeats)} only: another of PyTorch's ways is more than "
                 f"{_HOPELESS:g} times as fast"
             )
+        elif latency is not None and latency.is_host_late:
+            reason = "the host was late for the samples: the time holds a part of the host's"
         predicted_us = None
         if subject.is_pattern:
             where = (self.device, layout)

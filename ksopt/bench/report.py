@@ -103,6 +103,7 @@ def sections(series: Sequence[Series]) -> list[Section]:
     return [
         _answer(shown),
         *_faults(shown),
+        *_host_late(shown),
         *_small(shown),
         *_figures(shown),
         *_worst(shown),
@@ -140,6 +141,23 @@ def _faults(series: Sequence[Series]) -> list[Section]:
     table = tables.of(("product", ">batch", "way", "layout", "what is wrong"), cells)
     text = "These computed something wrong, or nothing, and have no times."
     return [Section("Faults", (text,), (), table)]
+
+
+def _host_late(series: Sequence[Series]) -> list[Section]:
+    rows = summary.host_late(series)
+    if not rows:
+        return []
+    cells = [
+        (str(row.subject.chain), str(row.subject.batch), row.way, row.layout,
+         f"{row.latency.median_us:,.1f}" if row.latency else "")
+        for row in rows
+    ]  # fmt: skip
+    table = tables.of(("product", ">batch", "way", "layout", ">us"), cells)
+    text = (
+        "The host took longer to launch these than the device can be kept busy, or waited for it: "
+        "their times hold a part of the host's, and say little of the device."
+    )
+    return [Section("Times that hold a part of the host's", (text,), (), table)]
 
 
 def _small(series: Sequence[Series]) -> list[Section]:

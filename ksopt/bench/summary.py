@@ -257,6 +257,12 @@ def faults(series: Sequence[Series]) -> list[Row]:
     return [row for one in series for row in one.rows if row.is_fault]
 
 
+def host_late(series: Sequence[Series]) -> list[Row]:
+    """The rows whose times hold a part of the host's."""
+    rows = (row for one in series for row in one.rows)
+    return [row for row in rows if row.latency is not None and row.latency.is_host_late]
+
+
 def _requested(series: Series) -> int:
     return len(series.identity["subjects"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -39,6 +39,8 @@ class Lane:
         samples_us: of a product.
         late_us: samples that the host was late for: they hold a part of its time.
         launches_us: what launching each sample took the host, the warm-up's last one first.
+        uncovered: how many of `samples_us` hold a part of the host's time: launching them takes it
+            longer than the device can be kept busy before.
         given_up: whether it is sampled no longer.
         events: around a sample on CUDA, created once: else the host creates them between a sample's
             overwriting and its end.
@@ -49,6 +51,7 @@ class Lane:
     samples_us: list[float] = field(default_factory=list)
     late_us: list[float] = field(default_factory=list)
     launches_us: list[float] = field(default_factory=list)
+    uncovered: int = 0
     given_up: bool = False
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
@@ -57,7 +60,8 @@ class Lane:
         samples_us = self.samples_us or self.late_us
         if not samples_us:
             return None
-        return Measurement.of(samples_us, self.calls, given_up=self.given_up, quantile=quantile)
+        of_all = Measurement.of(samples_us, self.calls, given_up=self.given_up, quantile=quantile)
+        return replace(of_all, is_host_late=not self.samples_us or self.uncovered > 0)
 
     def launch(self) -> None:
         """Launch the calls of a sample."""

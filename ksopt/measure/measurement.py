@@ -49,6 +49,8 @@ class Measurement:
             clock; then all but the first find warm caches.
         given_up: Whether sampling stopped after the first rounds, because a rival was more than
             ``hopeless`` times as fast.
+        is_host_late: Whether the host was late for the samples, so that they hold a part of its
+            time; on CUDA alone.
     """
 
     median_us: float
@@ -57,6 +59,7 @@ class Measurement:
     repeats: int
     calls_per_sample: int = 1
     given_up: bool = False
+    is_host_late: bool = False
 
     @classmethod
     def of(

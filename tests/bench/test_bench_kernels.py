@@ -140,6 +140,16 @@ def test_a_wrong_way_gets_no_time_and_fails_the_command(
     assert "Faults" in (tmp_path / "bench.md").read_text("utf-8")
 
 
+def test_times_that_hold_a_part_of_the_hosts_are_listed(tmp_path: Path) -> None:
+    assert run(tmp_path, patterns=TINY[:1]) == 0
+    assert "part of the host" not in (tmp_path / "bench.md").read_text("utf-8")
+    journal = tmp_path / results_folder.ROWS
+    stored = journal.read_text("utf-8")
+    journal.write_text(stored.replace('"is_host_late": false', '"is_host_late": true', 1), "utf-8")
+    assert main.main(["bench", "kernels", "--report", str(tmp_path), "--out", str(tmp_path)]) == 0
+    assert "Times that hold a part of the host's" in (tmp_path / "bench.md").read_text("utf-8")
+
+
 def test_a_wrong_operator_gets_no_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

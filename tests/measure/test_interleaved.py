@@ -167,6 +167,8 @@ def test_what_the_host_is_always_late_for_is_timed_all_the_same(simulated):
 
     actual = raced(way=call)["way"]
     assert actual.samples_us
+    assert actual.measurement.is_host_late
+    assert not raced(way=simulated.way(20.0, 10.0))["way"].measurement.is_host_late
 
 
 def test_late_samples_stand_in_where_there_are_no_others(simulated):
