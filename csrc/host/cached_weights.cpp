@@ -16,7 +16,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "known_product.hpp"
+#include "dispatch.hpp"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernel_table.hpp"
-#include "known_product.hpp"
+#include "dispatch.hpp"
 #include "torch_ops.hpp"
 
 namespace {

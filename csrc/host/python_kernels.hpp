@@ -9,7 +9,7 @@
 
 #include "aten_handles.hpp"
 #include "cached_weights.hpp"
-#include "known_product.hpp"
+#include "dispatch.hpp"
 
 namespace ksopt {
 

@@ -30,7 +30,7 @@
 
 #include "chain_gradients.hpp"
 #include "input_gradient.hpp"
-#include "known_product.hpp"
+#include "dispatch.hpp"
 #include "torch_ops.hpp"
 
 namespace {

@@ -37,7 +37,7 @@ def is_by_kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) 
 
 
 def packed_for(left: Tensor, right: Tensor, rows: int) -> Tensor | None:
-    """The weights as `run` reads them for so many rows; None where no kernel reads them."""
+    """The weights packed as `run` reads them for this many rows; None where no kernel does."""
     s = Shape(Pattern(*left.shape), Pattern(*right.shape))
     tile = tile_of(s, left.dtype, rows, left.device)
     kernel = None if tile is None else _loaded(s, tile, _name(left.dtype), left.get_device())
@@ -51,10 +51,10 @@ def run(
 
     Args:
         grad: [*batch, b1*d1]; left, right: [1,b1,c1,d1] and [a2,b2,c2,1], on one device.
-        packed: both, packed for as many rows, if they are.
+        packed: both weights, as `packed_for` returns them for as many rows, or None.
 
     Returns:
-        [*batch, a2*c2] and [*batch, a2*b2]; None where no kernel computes them, or faster.
+        [*batch, a2*c2] and [*batch, a2*b2]; None where no kernel computes them faster.
     """
     if grad.numel() == 0 or not grad.dtype == left.dtype == right.dtype:
         return None
@@ -97,8 +97,8 @@ def faster_tile(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> Config | N
 
 
 def factors_us(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> float:
-    """Microseconds predicted of a launch a factor; as here, weights are packed before."""
-    # The factors of the way back.
+    """Microseconds predicted of one launch per factor; as here, weights are packed before."""
+    # The factors that the gradient is multiplied by.
     transposed = (Pattern(p.a, p.c, p.b, p.d) for p in (s.left, s.right))
     problems = (Problem.of_factor(p, dtype, False) for p in transposed)
     return sum(registry.best_predicted(one, rows, spec)[0].predicted_us for one in problems)
@@ -109,7 +109,7 @@ def _loaded(s: Shape, tile: Config, dtype: str, device: int) -> InputGradient | 
     try:
         return InputGradient(s, tile, dtype, device)
     except KsoptError as error:
-        _log.warning("ksopt: input gradients of %s are left to a launch a factor: %s", s, error)
+        _log.warning("ksopt: input gradients of %s are left to one launch per factor: %s", s, error)
         return None
 
 

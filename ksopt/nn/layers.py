@@ -139,7 +139,7 @@ class KSLinear(nn.Module):
         return ks_linear(x, self._factors(), self.bias, self.layout, activation=self.activation)
 
     def _factors(self) -> list[Tensor]:
-        """``list(self.weights)``, in a fifth of the time where they are parameters as ever."""
+        """``list(self.weights)``, in a fifth of the time where they are plain parameters."""
         if not torch.compiler.is_compiling():
             try:
                 weights: Any = self._modules["weights"]

@@ -19,7 +19,7 @@ bits. Under ``torch.use_deterministic_algorithms``, with ``KSOPT_TUNE=off`` or `
 has no other model) and while another thread is timing, nothing is timed and a fixed rule decides:
 
 expand for d > 1 with blocks of at most 32 rows and columns (b*d and c*d), where d times the flops
-cost less than the copies; bmm for all else.
+cost less than the copies; bmm for all other factors.
 
 The expanded and dense candidates multiply by stored zeros too, and zero times infinity is NaN: what
 is not finite in one feature would reach outputs which do not depend on it. So the sum of what they

@@ -14,7 +14,7 @@ from ksopt.kernels.families import batch_last, batch_last_mma_tf32x3
 from ksopt.kernels.families.base import SINGLE, register_family
 from ksopt.kernels.families.batch_last import output_tiles
 from ksopt.kernels.families.cost_terms import chains_cycles, overlapped
-from ksopt.kernels.families.packed import PackedFamily
+from ksopt.kernels.families.packed_weight import PackedFamily
 from ksopt.kernels.launcher import MakeLauncher
 from ksopt.kernels.packing_launcher import PackedLauncher
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem

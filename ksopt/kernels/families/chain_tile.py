@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
-from ksopt.epilogue import Activation
+from ksopt.epilogue import Activation, activation_of
 from ksopt.kernels import problem
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.weight_packer import MOST_SIBLINGS
@@ -30,6 +30,14 @@ class Epilogue(problem.Epilogue):
 
     middle: Activation = "none"
     keeps_z: bool = False
+
+    @classmethod
+    def of(cls, of_problem: problem.Problem) -> Epilogue:
+        """The epilogue of a problem of one layer or of two, of which one launch computes all."""
+        first, last = of_problem.epilogue, of_problem.layers()[-1].epilogue
+        is_one = of_problem.second is None
+        middle: Activation = "none" if is_one else activation_of(first.activation)
+        return cls(last.bias, last.activation, last.residual, middle)
 
 
 @dataclass(frozen=True)
