@@ -1,5 +1,5 @@
-// The gradient of what a trained chain reads, in one launch behind that which packs its weights, where both are
-// known: what ksopt/kernels/families/input_grad_wgmma16.py does, without Python.
+// The gradient of a trained chain's input in one launch, after the launch that packs the weights, if both are in the
+// table: as ksopt/kernels/families/input_grad_wgmma16.py, without Python.
 #include "input_gradient.hpp"
 
 #include <torch/csrc/stable/library.h>

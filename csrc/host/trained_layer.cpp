@@ -41,7 +41,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using MaybeTensor = std::optional<Tensor>;
 
-// How a layer is put together, beside its tensors; weights are of its factors, left to right, sibling after
+// The structure of a layer, without its tensors. The weights are those of its factors, left to right, sibling after
 // sibling.
 struct Form {
   Activation activation;
