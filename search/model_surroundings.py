@@ -24,6 +24,7 @@ from ksopt.compile.lowering.layer import Layer, with_decomposed, with_next
 from ksopt.conversion.layers import Place, find
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.precision import dtype_name
 from ksopt.search.model_call import ModelCall
 from ksopt.search.surroundings import Surroundings
 
@@ -47,7 +48,7 @@ class _DenseLayer(Layer):
         """The problem of a chain in its place, as far as the surroundings matter."""
         assert self.place is not None
         pattern = Pattern(1, self.place.out_features, self.place.in_features, 1)
-        dtype = str(self.place.parameter.dtype).removeprefix("torch.")
+        dtype = dtype_name(self.place.parameter.dtype)
         after = Epilogue(self.bias is not None, self.activation, self.residual is not None)
         return Problem(Chain((pattern,)), dtype, False, is_exact(dtype), after)
 

@@ -19,6 +19,7 @@ from ksopt.kernels.families.input_grad_wgmma16 import LAUNCH, InputGradient
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
+from ksopt.precision import dtype_name
 
 _A_LAUNCH_A_FACTOR = dict.fromkeys(LAUNCH, 0)
 _log = logging.getLogger("ksopt")
@@ -40,7 +41,7 @@ def packed_for(left: Tensor, right: Tensor, rows: int) -> Tensor | None:
     """The weights packed as `run` reads them for this many rows; None where no kernel does."""
     s = Shape(Pattern(*left.shape), Pattern(*right.shape))
     tile = tile_of(s, left.dtype, rows, left.device)
-    kernel = None if tile is None else _loaded(s, tile, _name(left.dtype), left.get_device())
+    kernel = None if tile is None else _loaded(s, tile, dtype_name(left.dtype), left.get_device())
     return None if kernel is None else kernel.pack(left, right)
 
 
@@ -61,7 +62,7 @@ def run(
     s = Shape(Pattern(*left.shape), Pattern(*right.shape))
     rows = grad.numel() // grad.shape[-1]
     tile = tile_of(s, grad.dtype, rows, grad.device)
-    kernel = None if tile is None else _loaded(s, tile, _name(grad.dtype), grad.get_device())
+    kernel = None if tile is None else _loaded(s, tile, dtype_name(grad.dtype), grad.get_device())
     if host.is_loaded():
         launch = _A_LAUNCH_A_FACTOR if kernel is None else kernel.launches(rows)
         torch.ops.ksopt_host.know_input_grad(grad, left, right, **launch)
@@ -76,7 +77,7 @@ def run(
 def tile_of(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Config | None:
     """The tile that `run` takes; arguments as for `is_by_kernel`."""
     spec = _spec(device)
-    return None if spec is None or rows == 0 else faster_tile(s, _name(dtype), rows, spec)
+    return None if spec is None or rows == 0 else faster_tile(s, dtype_name(dtype), rows, spec)
 
 
 def _spec(device: torch.device) -> DeviceSpec | None:
@@ -111,7 +112,3 @@ def _loaded(s: Shape, tile: Config, dtype: str, device: int) -> InputGradient | 
     except KsoptError as error:
         _log.warning("ksopt: input gradients of %s are left to one launch per factor: %s", s, error)
         return None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

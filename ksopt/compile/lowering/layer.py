@@ -20,6 +20,7 @@ from ksopt.epilogue import Activation
 from ksopt.kernels.operands import size_hint
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.precision import dtype_name
 
 PRODUCTS = frozenset({torch.ops.ksopt.ks_mm, ops.ks_mm})
 CHAINS = frozenset({torch.ops.ksopt.ks_chain, ops.ks_chain})
@@ -67,7 +68,7 @@ class Layer:
     def problem(self) -> Problem:
         """The problem that the layer is."""
         x = fake_result(self.x)
-        dtype = str(x.dtype).removeprefix("torch.")
+        dtype = dtype_name(x.dtype)
         patterns = (Pattern(*map(int, fake_result(one).shape)) for one in self.weights)
         after = Epilogue(self.bias is not None, self.activation, self.residual is not None)
         return Problem(Chain(tuple(patterns)), dtype, False, is_exact(dtype), after)

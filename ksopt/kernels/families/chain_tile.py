@@ -11,6 +11,7 @@ from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.weight_packer import MOST_SIBLINGS
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.patterns.divisors import divisors
 
 _BARRIER_BYTES = 128
 _MOST_SHARED_BIAS = 1536  # features
@@ -231,7 +232,7 @@ def configs(
     run = 8 * max(1, 4 // s.left.d)
     most = max(-(-s.left.b // run) * run, run)
     for groups, blocks in ((1, 1), (1, 2), (2, 1), (3, 1)):
-        for splits in _divisors(s.tiles_of_block):
+        for splits in divisors(s.tiles_of_block):
             for ks in (16, 32, 48, 64, 96, 128):
                 if -(-s.right.c // 16) * 16 % ks != 0:
                     continue
@@ -269,8 +270,8 @@ def _clusters(tile: Config, s: Shape, after: problem.Epilogue) -> list[int]:
 def _with_slots(tile: Config, s: Shape) -> Config:
     """The tile, with as much of the left factor in a slot as one of the right has room for."""
     first = tile.first_slot_bytes(s)
-    choices = [(1, steps) for steps in _divisors(s.steps)]
-    choices += [(j, s.steps) for j in _divisors(min(s.left.d, 8))]
+    choices = [(1, steps) for steps in divisors(s.steps)]
+    choices += [(j, s.steps) for j in divisors(min(s.left.d, 8))]
     sizes = sorted((j * steps, j, steps) for j, steps in choices)
     fitting = [one for one in sizes if one[0] * tile.nk * 32 <= first] or sizes[:1]
     _, j, steps = fitting[-1]
@@ -288,7 +289,3 @@ def _fits_registers(tile: Config, s: Shape, after: problem.Epilogue) -> bool:
     sums = min(s.left.d, 8) * tile.nk // 2
     second = sums + sums // 2 * (after.residual + after.is_gated) + tile.at_once * 8
     return tile.columns(s) <= 256 and max(first, second) + _OTHER_REGISTERS <= tile.registers
-
-
-def _divisors(n: int) -> list[int]:
-    return [m for m in range(1, n + 1) if n % m == 0]
