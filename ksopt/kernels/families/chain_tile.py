@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, replace
 
 from ksopt.epilogue import Activation, activation_of
 from ksopt.kernels import problem
-from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.two_factors import multiplier_registers, unsupported_form
 from ksopt.kernels.families.weight_packer import MOST_SIBLINGS
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
@@ -15,7 +15,6 @@ from ksopt.patterns.divisors import divisors
 
 _BARRIER_BYTES = 128
 _MOST_SHARED_BIAS = 1536  # features
-_LOADER_REGISTERS = 40
 _OTHER_REGISTERS = 44  # of a thread that multiplies, beside sums and operands
 
 
@@ -125,9 +124,7 @@ class Config:
     @property
     def registers(self) -> int:
         """Registers of a thread that multiplies."""
-        at_start = 65536 // (self.threads * self.blocks) // 8 * 8
-        taken = (at_start * (self.groups + 1) - _LOADER_REGISTERS) // self.groups // 8 * 8
-        return min(taken, 240)
+        return multiplier_registers(self.groups, self.blocks)
 
     @property
     def at_once(self) -> int:
@@ -195,14 +192,9 @@ class Config:
 def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
     """Why no kernel of this family computes the chains on ``device``, or None if one does."""
     left, right = s.left, s.right
-    if device.capability != (9, 0):
-        return "it needs compute capability 9.0"
-    if dtype not in HALF:
-        return f"{dtype} is not one of {', '.join(HALF)}"
-    if left.a != 1 or right.d != 1:
-        return f"{left}*{right} is not of the form (1,b,c,d)*(a,b,c,1)"
-    if left.in_features != right.out_features:
-        return f"{left} takes {left.in_features} features and {right} gives {right.out_features}"
+    reason = unsupported_form(left, right, dtype, device)
+    if reason is not None:
+        return reason
     if not 1 <= s.siblings <= MOST_SIBLINGS:
         return f"{s.siblings} siblings are not 1 to {MOST_SIBLINGS}"
     if left.d not in (1, 2, 4) and left.d % 8 != 0:
