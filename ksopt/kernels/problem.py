@@ -27,8 +27,9 @@ FEW_ROWS = 128
 """Products of at most this many rows are timed in series: see measure/interleaved.py."""
 
 Rows = Literal["aligned", "unaligned", "scattered"]
-"""Rows of x and y (batch_last: of features) that all begin at multiples of 16 bytes; others; and
-those whose elements do not lie side by side. The fast kernels are for the first."""
+"""The layout of the rows of x and y (batch_last: of features). "aligned": all rows begin at
+multiples of 16 bytes, as the fast kernels require. "unaligned": some do not. "scattered": the
+elements of a row are not contiguous."""
 
 
 @dataclass(frozen=True)

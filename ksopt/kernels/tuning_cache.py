@@ -246,8 +246,8 @@ def alone(fingerprint: Fingerprint, key: ProblemKey) -> Iterator[None]:
 def locked(measured: Path) -> Iterator[None]:
     """Let one process at a time measure what a file will store.
 
-    The lock, a file beside that one, ends with its holder, however it ends. Where there can be no
-    lock there is none.
+    The lock is a file beside that one, and ends with its holder, however it ends. Where no lock
+    can be taken, nothing is locked.
     """
     path = measured.with_suffix(".lock")
     try:

@@ -41,13 +41,13 @@ class Config:
 
     @property
     def first(self) -> chain_tile.Config:
-        """The first chain's tile; its stages mean nothing."""
+        """The first chain's tile; its stages are not used."""
         of_slot = (self.slot_j, self.slot_p)
         return chain_tile.Config(self.groups, 1, self.nk, self.ks, 1, *of_slot, 2)
 
     @property
     def second(self) -> chain_tile.Config:
-        """The second chain's tile; its ks, splits and stages mean nothing."""
+        """The second chain's tile; its ks, splits and stages are not used."""
         of_slot = (self.last_slot_j, self.last_slot_p)
         return chain_tile.Config(self.groups, 1, self.last_nk, 16, 1, *of_slot, 2)
 

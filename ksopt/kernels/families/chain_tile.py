@@ -216,8 +216,7 @@ def configs(
     Args:
         s: chains that are supported.
         device: what the tiles must fit into.
-        after: what follows the product; what outputs are added to, or multiplied by, takes
-            registers.
+        after: the epilogue: a residual or a gate takes registers.
     """
     after = after or problem.Epilogue()
     j = min(s.left.d, 8)

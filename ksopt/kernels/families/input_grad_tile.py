@@ -27,8 +27,8 @@ _L2_BYTES_US = 101_000.0
 _SHARED_BYTES_US = 193_000.0
 _MOST_BYTES_US = 106_000.0  # that one alone can take in
 _FLOPS_US = 5.76e6
-_LATENCY_US = 1.17  # in which what a block's ring holds arrives
-_BETWEEN_US = 0.0475  # from a group of a warpgroup's products to its next
+_LATENCY_US = 1.17  # of the loads that fill a block's ring
+_BETWEEN_US = 0.0475  # between two groups of a warpgroup's products
 _LAUNCH_US = 4.5  # and for the kernel that packs, some 3
 _OVERLAP = 3.55
 
