@@ -24,8 +24,8 @@ def ks_linear(
     """y = act(x (K_1 K_2 ... K_L)ᵀ + bias) + residual.
 
     It is one operator, ``torch.ops.ksopt.ks_chain``: a launch computes all of it where a kernel
-    takes the chain and is the fastest, else a launch a factor, whose results are rounded to x's
-    dtype, and PyTorch's own operations behind the last.
+    takes the chain and is the fastest. Otherwise there is one launch per factor, whose results are
+    rounded to x's dtype, and PyTorch's own operations follow the last.
 
     Args:
         x: [*batch, in_features] when batch_first, [in_features, *batch] when batch_last; float32,

@@ -1,4 +1,4 @@
-"""The precision of fp32 products, by torch's own switches."""
+"""Element types: their names, and the precision of fp32 products, by torch's own switches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's name of a dtype.
+
+    Example:
+        >>> dtype_name(torch.float16)
+        'float16'
+    """
+    return str(dtype).removeprefix("torch.")
 
 
 def is_exact() -> bool:

@@ -77,8 +77,7 @@ class Metric:
         is_measured: Whether the trials of a request have it.
         is_objective: Whether a study of the request optimises it.
         read: Its value for the Pareto front, from a trial that stores it in other fields; None if
-        it
-            is one of the trial's ``values``.
+            it is one of the trial's ``values``.
         of_pruned: Whether it is measured of pruned chains, too.
         final: Measures it again after the final, of chains and the dense layer; None if the trial's
             value is final.

@@ -12,6 +12,7 @@ from ksopt.conversion.layers import Place, find
 from ksopt.conversion.resolve import tied_to_others
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.size import Dims
+from ksopt.precision import dtype_name
 from ksopt.search.layers import Layer, Layers, chosen, grouped
 from ksopt.search.model_call import ModelCall, evaluating
 from ksopt.search.model_surroundings import surroundings_of_model
@@ -110,7 +111,7 @@ def placement(model: nn.Module) -> dict[str, str]:
     if not dtypes:
         return {}
     ((device, _),), ((dtype, _),) = devices.most_common(1), dtypes.most_common(1)
-    named = {"dtype": str(dtype).removeprefix("torch.")}
+    named = {"dtype": dtype_name(dtype)}
     return named if device.type == "meta" else named | {"device": str(device)}
 
 

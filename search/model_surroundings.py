@@ -1,7 +1,7 @@
 """Surroundings of each linear layer of a model, read from the graph of a call.
 
 Dynamo captures the graph, and the layers are followed as the backend follows chains
-(`ksopt.compile.lowering.absorb`): a step or a sibling is recognised if a launch of a chain in the
+(`ksopt.compile.lowering.fuse`): a step or a sibling is recognised if a launch of a chain in the
 layer's place could compute it.
 """
 
@@ -20,10 +20,11 @@ from ksopt.compile.capture.in_place import writes_in_place
 from ksopt.compile.end_to_end import restored
 from ksopt.compile.graph_breaks import graph_breaks
 from ksopt.compile.lowering import gates, siblings
-from ksopt.compile.lowering.layer import Layer, with_next, with_spelled
+from ksopt.compile.lowering.layer import Layer, with_decomposed, with_next
 from ksopt.conversion.layers import Place, find
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.precision import dtype_name
 from ksopt.search.model_call import ModelCall
 from ksopt.search.surroundings import Surroundings
 
@@ -47,7 +48,7 @@ class _DenseLayer(Layer):
         """The problem of a chain in its place, as far as the surroundings matter."""
         assert self.place is not None
         pattern = Pattern(1, self.place.out_features, self.place.in_features, 1)
-        dtype = str(self.place.parameter.dtype).removeprefix("torch.")
+        dtype = dtype_name(self.place.parameter.dtype)
         after = Epilogue(self.bias is not None, self.activation, self.residual is not None)
         return Problem(Chain((pattern,)), dtype, False, is_exact(dtype), after)
 
@@ -137,7 +138,7 @@ def _of_graph(
         layer = _product(node, places) or with_next(node, layers) or layers.get(node)
         if layer is not None:
             layers[node] = layer
-            layers |= dict(with_spelled(node, layer))  # a later node's
+            layers |= dict(with_decomposed(node, layer))  # a later node's
     gated = [both for _, both in gates.pairs(graph, layers, lambda *_: True)]
     inside = {node for both in gated for node in both.inner}
     whole = dict(_largest(layers, inside))

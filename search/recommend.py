@@ -93,8 +93,7 @@ def finalists(
         elected: The trials.
         final: Times of the final.
         values: Metrics that were measured after the final: by the metric's name, then by the
-        chain's text
-            and "dense".
+            chain's text and "dense".
     """
     standing, values = [], values or {}
     dense_values = {name: of_each[DENSE] for name, of_each in values.items()}
@@ -138,8 +137,7 @@ def recommend(
         max_error: The request's.
         min_speedup: The request's; None for `LEAST_SPEEDUP`.
         dense_in_trials_us: The dense layer's latency in the trials. If it was suspiciously slow in
-        a
-            final, a chain has to be faster than this, too.
+            a final, a chain has to be faster than this, too.
         not_admitted: Number of trials that no step may recommend: see `admitted`.
         trials: The admitted trials: with ``max_error``, they show that chains of a step were
             measured although none is a finalist.

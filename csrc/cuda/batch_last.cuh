@@ -1,8 +1,8 @@
-// What the batch-last families share: the walk over the work, copies of x, and writes of y.
+// Code shared by the batch-last families: the iteration over tiles, copies of x, and writes of y.
 //
 // x is (N, batch) and y is (M, batch), so for fixed (i, j) the product is a matrix product,
-// y[k, m] = sum_l w[k, l] x[l, m], whose rows of x and y are whole runs of memory, d of them apart.
-// No permutation is needed at all; what is left is to move every byte once and at full speed.
+// y[k, m] = sum_l w[k, l] x[l, m], whose rows of x and y are contiguous, d rows of memory apart.
+// No permutation is needed; the task is to move every byte once and at full bandwidth.
 //
 // A block takes NB outputs k of one column (i, j) at a time, all of b where they fit, so that x is
 // read once. It keeps their weights in shared memory and walks over tiles of BM batch columns. x
@@ -43,7 +43,7 @@ template <typename Tile> __device__ __forceinline__ Share share_of_block(const A
           items * (group + 1) / groups};
 }
 
-// Where in the list one is.
+// A position in the list.
 struct ColumnWalk {
   int column;
   int64 tile;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void store_rows(const unsigned char* out, Element* y,
     }
   }
   if (!Tile::SHIFTED) return;
-  // What is left at both ends of a row, neighbours by neighbouring lanes.
+  // The unaligned elements at both ends of a row, neighbours by neighbouring lanes.
 #pragma unroll 4
   for (int e = lane; e < 16 * 2 * EACH; e += 32) {
     const int row = e / (2 * EACH), i = e % (2 * EACH);

@@ -32,8 +32,8 @@ struct BatchLastWgmmaTf32x3Tile {
   static constexpr int N = NT * 8, NB = GROUPS_N * N, BM = GROUPS_M * MT * 64;
   static constexpr int MULTIPLIERS = 128 * GROUPS_N * GROUPS_M, LOADERS = 128, LOADING_WARPS = 4;
   static constexpr int THREADS = LOADERS + MULTIPLIERS;
-  // Registers a thread: a block starts with the most that all threads can have alike. To take more
-  // than were given up would wait for ever.
+  // Registers of a thread: a block starts with the most that all threads can have equally. setmaxnreg.inc waits
+  // forever if it requests more than other warps released.
   static constexpr int REGISTERS = 65536 / THREADS / 8 * 8, LOADER_REGISTERS = 24;
   static constexpr int SHARED_OUT =
       (REGISTERS * THREADS - LOADER_REGISTERS * LOADERS) / MULTIPLIERS / 8 * 8;
@@ -92,7 +92,7 @@ __device__ __forceinline__ const unsigned char* packed_layers(const Arguments& a
          (int64(column) * Tile::OUTPUT_TILES + n0 / Tile::NB) * Tile::COLUMN_BYTES;
 }
 
-// The job of the first warpgroup. `full` has a barrier for each stage of the ring, at which all of
+// The work of the first warpgroup. `full` has a barrier for each stage of the ring, at which all of
 // its warps arrive, and one for resident weights after them.
 template <typename P, typename Tile>
 __device__ __forceinline__ void copy_stages(const Arguments& arguments, unsigned char* weights,
@@ -105,8 +105,8 @@ __device__ __forceinline__ void copy_stages(const Arguments& arguments, unsigned
   const auto wait_for_empty = [](int stage) {
     wait_at(Tile::FIRST_EMPTY + stage % Tile::STAGES, Tile::AT_BARRIER);
   };
-  // A column's weights are due when the ring is full of its rows: what is before them in the ring
-  // needs the weights that they replace.
+  // A column's weights are loaded once the ring is full of its rows: earlier stages of the ring still need
+  // the weights that they replace.
   int due_column = -1, due_in = 0, columns = 0;
   const auto copy_due_weights = [&] {
     if (columns++ > 0) wait_at(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);
@@ -144,7 +144,7 @@ __device__ __forceinline__ void copy_stages(const Arguments& arguments, unsigned
       }
       if (lane < Tile::WARP_ROWS) {
         const int row = lane * Tile::LOADING_WARPS + warp, l = part * Tile::KL + row;
-        // Rows after the last meet weights of zero: the last one does for them.
+        // Rows beyond the last are multiplied by zero weights, so the last row is loaded in their place.
         const float* const from = x + (P::C % Tile::KL == 0 || l < P::C ? l : P::C - 1) * row_stride;
         barrier.copy_in_bulk(stage + row * Tile::PITCH * 4, from, row_bytes);
       }
@@ -300,7 +300,7 @@ __device__ __forceinline__ void multiply_tiles(const Arguments& arguments, unsig
       weights_parity ^= 1;
     }
     const int64 m0 = at.tile * Tile::BM, left = arguments.batch - m0;
-    // Columns after the last are nobody's results: what is multiplied there is the last.
+    // Columns beyond the last are not stored: the last column is multiplied in their place.
     const int existing = left < Tile::BM ? static_cast<int>(left) : Tile::BM;
     const int column = first_column < existing ? first_column : existing - 2 * MT;
 #pragma unroll 1
@@ -380,7 +380,7 @@ __device__ __forceinline__ void batch_last_mma_tf32x3_pack_kernel(const Argument
       const Split<Tile::PRODUCTS> split(value);
       words[0][q] = split.big, words[1][q] = split.small;
       if (Tile::PRODUCTS > 1 && !Math32::is_finite(split.small)) {
-        // What does not split makes results NaN, and can be read from its first half.
+        // A value that cannot be split makes results NaN; its first half holds it unchanged.
         words[0][q] = __float_as_uint(value), words[1][q] = 0x7fffffffu;
       }
     }

@@ -17,7 +17,7 @@ struct ChainArguments {
   void* z;                                    // values between two factors, [batch, features], if stored
 };
 
-// Of two layers. The weights are of both, bias and residual of the second one.
+// Arguments of a kernel of two layers. The weights are those of both; bias and residual belong to the second one.
 struct MlpArguments : ChainArguments {
   const void* hidden_bias;  // of the first layer's outputs
 };
@@ -31,9 +31,9 @@ struct ChainPackArguments {
   void* packed_of_grad;  // which trained_pack.cuh writes
 };
 
-// KEEPS_Z: what is between the factors is written to memory too, for a backward pass; of one sibling, without MIDDLE.
-// GATED: of two siblings' products, ACTIVATION of the first times the second is written, as many features as of one.
-// HIDDEN_BIAS: of two layers, the first one has a bias, ahead of MIDDLE.
+// KEEPS_Z: the values between the factors are also written to memory, for a backward pass; only for one sibling
+// without MIDDLE. GATED: ACTIVATION of the first sibling's product times the second's is written, with the features
+// of one. HIDDEN_BIAS: the first of two layers has a bias, added before MIDDLE.
 template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool KEEPS_Z_ = false, bool GATED_ = false,
           bool HIDDEN_BIAS_ = false>
 struct ChainEpilogue {

@@ -1,10 +1,10 @@
-// Tiles of chain_mlp_wgmma16.cuh: which products a block computes, and where what it needs lies.
+// Tiles of chain_mlp_wgmma16.cuh: the work of a block, and its layout of shared memory.
 #pragma once
 
 #include "chain_tile.cuh"
 
-// First: ChainTile of the first chain. Second: of the other, whose KS and SPLITS mean nothing. SLOT_STEPS: steps
-// of 16 features of h whose weights a slot holds.
+// First: the ChainTile of the first chain. Second: that of the other, whose KS and SPLITS are not used. SLOT_STEPS:
+// steps of 16 features of h whose weights a slot holds.
 template <typename P1, typename P2, typename First_, typename Second_, int SLOT_STEPS_, int STAGES_> struct MlpTile {
   using First = First_;
   using Second = Second_;

@@ -1,9 +1,9 @@
-// Chains of any length and size in one launch (sm_80 and up): x is read once and y written once, in either layout,
-// and what is between the factors stays in shared memory. So do the features between two layers, activated.
+// Chains of any length and size in one launch (sm_80 and up): x is read once and y written once, in either layout.
+// The values between the factors stay in shared memory, and so do the activated features between two layers.
 //
-// A block has BM rows. Each factor is a stage (chain_mma_tile.cuh): warps share its units, load their operands by
-// `ldmatrix`, which the stage before has laid side by side, and the weights from the caches, where they are packed
-// in the order in which lanes take them. 16-bit results are rounded between factors, as PyTorch rounds them.
+// A block computes BM rows. Each factor is a stage (chain_mma_tile.cuh), whose units are divided among the warps. A
+// warp loads its operands by `ldmatrix`, because the stage before has stored them contiguously. It loads weights from
+// the caches, packed in the order in which lanes load them. 16-bit results are rounded between factors, as by PyTorch.
 #pragma once
 
 #include "chain_arguments.cuh"
@@ -14,7 +14,7 @@
 #include "smem_layout.cuh"
 #include "tf32_split.cuh"
 
-// Elements of the packed weights from the first of a stage to that of a plane, a column and a l.
+// The offset in elements, in the packed weights of a stage, of a plane, a column and a value of l.
 template <typename Stage>
 __device__ __forceinline__ int64 packed_place(int plane, int column, int l) {
   const int tile = column / 8;
@@ -28,7 +28,7 @@ __device__ __forceinline__ int64 packed_place(int plane, int column, int l) {
   }
 }
 
-// Zeros behind the values of each sum of a row's features.
+// Writes the zeros that pad the values of each sum in a row of features.
 template <typename Tile, typename Row>
 __device__ __forceinline__ void fill_up(uint32 region) {
   constexpr int MISSING = Row::FILLED - Row::C;
@@ -42,14 +42,14 @@ __device__ __forceinline__ void fill_up(uint32 region) {
   }
 }
 
-// A chunk of x on its way.
+// A chunk of x in registers, on its way from global to shared memory.
 template <typename T>
 union Chunk {
   uint4 words;
   T values[16 / sizeof(T)];
 };
 
-// The 16 bytes at an address; or, of some that are not all there or not aligned, those that are, with zeros.
+// The 16 bytes at an address; of fewer than 16 existing bytes, or not aligned ones, the `there` elements and zeros.
 template <typename T>
 __device__ __forceinline__ Chunk<T> load_chunk(const T* from, int there, bool is_aligned) {
   constexpr int VECTOR = 16 / sizeof(T);
@@ -66,7 +66,7 @@ __device__ __forceinline__ Chunk<T> load_chunk(const T* from, int there, bool is
   return chunk;
 }
 
-// Batch last, threads side by side have the two chunks of a feature's sector, and then the next feature's.
+// Batch last: two neighbouring threads load the two chunks of one feature's sector, the next two those of the next.
 template <int FEATURES>
 __device__ __forceinline__ int feature_of(int item) {
   return item / 2 % FEATURES;
@@ -78,7 +78,7 @@ __device__ __forceinline__ int row_of(int item) {
 
 constexpr int CHUNKS_AHEAD = 4;  // that a thread asks for before it lays the first
 
-// Lays a tile's rows of x where the first stage reads them, and zeros in the place of rows that are not there.
+// Stores a tile's rows of x where the first stage reads them, and zeros for rows beyond the batch.
 template <typename Tile>
 __device__ __forceinline__ void load_x(uint32 region, const MlpArguments& arguments, int64 row0, int rows) {
   using T = typename Tile::Element;
@@ -153,7 +153,7 @@ __device__ __forceinline__ void load_x(uint32 region, const MlpArguments& argume
   }
 }
 
-// A warp's unit: its first plane, 8-output tile and row.
+// A warp's unit of work: its first plane, 8-output tile and row.
 template <typename Tile, typename Stage>
 struct ChainUnit {
   static constexpr int ROW_TILES = Tile::BM / (16 * Stage::MT);
@@ -172,8 +172,8 @@ struct ChainUnit {
 template <typename Stage>
 using ChainSums = float[Stage::JT][Stage::MT][Stage::NT][4];
 
-// The weights of a step of a unit, a lane's two words of each tile. They are loaded a step ahead, those of a
-// unit's first step while the unit before is at work.
+// The weights of a step of a unit: a lane's two words of each tile. They are loaded one step ahead, those of a
+// unit's first step during the previous unit.
 template <typename Stage>
 struct StepWeights {
   uint2 words[Stage::JT][Stage::NT];
@@ -187,7 +187,7 @@ struct StepWeights {
     for (int j = 0; j < Stage::JT; ++j)
 #pragma unroll
       for (int n = 0; n < Stage::NT; ++n) {
-        // Of a tile that is not there another's, whose results nobody wants.
+        // A tile that does not exist gets the weights of another one; its results are not stored.
         const bool is_there = Stage::TILES % Stage::NT == 0 || unit.tile + n < Stage::TILES;
         words[j][n] =
             *reinterpret_cast<const uint2*>(first + int64(j * Stage::TILES + (is_there ? n : 0)) * OF_TILE);
@@ -240,7 +240,7 @@ struct alignas(2 * sizeof(T)) Pair {
   T values[2];
 };
 
-// The same by ordinary arithmetic, a lane's outputs as tensor cores have them. `from` is the address of the lane's
+// The same by ordinary arithmetic, with the outputs distributed over lanes as by tensor cores. `from` is the address of the lane's
 // first row; `weights` are those of its two columns of the unit's first tile.
 template <typename Tile, typename Stage>
 __device__ __forceinline__ void add_products(ChainSums<Stage>& sums, uint32 from, const unsigned char* weights,
@@ -275,7 +275,7 @@ __device__ __forceinline__ void add_products(ChainSums<Stage>& sums, uint32 from
     }
 }
 
-// The results of a unit, on their way from a stage to the row that they go to.
+// The results of a unit, and where in the next row of features they are stored.
 template <typename Tile, typename After, int AT>
 struct ChainResults {
   using T = typename Tile::Element;
@@ -309,7 +309,7 @@ struct ChainResults {
     return 0.0f;
   }
 
-  // Stores them; whether all sums are finite, where three products computed them.
+  // Stores the results. Returns whether all sums are finite, if three TF32 products computed them.
   __device__ __forceinline__ bool put(const ChainSums<Stage>& sums, const ChainUnit<Tile, Stage>& unit) const {
     const int row = unit.row + threadIdx.x % 32 / 4, column0 = unit.tile * 8 + threadIdx.x % 4 * 2;
     constexpr bool IN_PAIRS = Results::COLUMN_PAIRS || Results::J_PAIRS;
@@ -347,7 +347,7 @@ struct ChainResults {
     return are_finite;
   }
 
-  // Recomputes the results that three TF32 products, which turn an infinity into NaN, have made NaN.
+  // Recomputes results that are NaN only because three TF32 products turn an infinity into NaN.
   __device__ __noinline__ void mend() const {
     constexpr int COLUMNS = Stage::TILES * 8;
     const float* const w = reinterpret_cast<const float*>(weights);
@@ -499,7 +499,7 @@ __device__ __forceinline__ MlpArguments of_share(const MlpArguments& all, int sh
   return own;
 }
 
-// Blocks of a row tile's shares follow each other.
+// Blocks that compute shares of the same row tile are neighbours in the grid.
 template <typename Tile, typename After>
 __device__ __forceinline__ void chain_mma_kernel(const MlpArguments& all) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -523,7 +523,7 @@ __device__ __forceinline__ void chain_mma_kernel(const MlpArguments& all) {
   }
 }
 
-// A stage's weights, and zeros where a tile or a step has none.
+// Packs a stage's weights, with zeros where a tile or a step exceeds the pattern.
 template <typename Tile, int AT>
 __device__ __forceinline__ void pack_stages(const ChainPackArguments& arguments) {
   using T = typename Tile::Element;

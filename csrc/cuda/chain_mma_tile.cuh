@@ -1,21 +1,21 @@
-// Stages of chain_mma.cuh, a factor each: what a warp multiplies, and where operands, weights and results lie.
+// The stages of chain_mma.cuh, one per factor: the work of a warp, and the layout of operands, weights and results.
 #pragma once
 
 #include "numeric_types.cuh"
 
 constexpr int divided_up(int n, int by) { return (n + by - 1) / by; }
 
-// A row of features in shared memory. The C values that a sum of the next factor takes lie side by side, for each
-// (i, j), and zeros fill them up to FILLED. ARE_RESULTS: a row of results, which lies as in memory.
+// A row of features in shared memory. For each (i, j) the C values that are the operands of one sum are contiguous
+// and padded with zeros to FILLED. ARE_RESULTS: a row of results, in the order of global memory.
 template <int SIZE, int A, int C_, int D_, int FILLED_, bool ARE_RESULTS = false>
 struct FeatureRow {
   static constexpr int C = C_, D = D_, FILLED = FILLED_, PLANES = A * D, FEATURES = PLANES * C;
   static constexpr int BYTES = PLANES * FILLED * SIZE;
   static constexpr bool IN_CHUNKS = FEATURES * SIZE % 16 == 0;  // of 16 bytes, in memory
   static constexpr bool AS_IN_MEMORY = D == 1 && FILLED == C;
-  // An odd number of chunks: eight rows meet all banks. Results that are no whole chunks leave as one run.
+  // An odd number of chunks, so that eight rows use all banks. Results that are not whole chunks are stored as one run.
   static constexpr int PITCH = ARE_RESULTS && !IN_CHUNKS ? BYTES : (divided_up(BYTES, 16) | 1) * 16;
-  // Of a feature, from the row's first byte.
+  // The offset of a feature in bytes from the start of the row.
   static __device__ __forceinline__ int place(int feature) {
     if constexpr (AS_IN_MEMORY) return feature * SIZE;
     return ((feature / (C * D) * D + feature % D) * FILLED + feature / D % C) * SIZE;
@@ -38,8 +38,8 @@ struct ChainStage {
   static_assert(PRODUCTS < 3 || SIZE == 4, "16-bit numbers are multiplied once");
 };
 
-// How the results of a stage lie in the row that they go to. Two columns of a tensor core's tile that a lane has,
-// 2q and 2q + 1, are outputs that become neighbours there, where there are such.
+// The layout of a stage's results in the row of the next stage. Where possible, the two columns 2q and 2q + 1 of a
+// tensor-core tile that one lane has are outputs that are neighbours in that row.
 template <typename Stage, typename Into>
 struct StageResults {
   static constexpr int APART = Into::D % Stage::D == 0 ? Into::D / Stage::D : 0;  // outputs that become neighbours
@@ -64,9 +64,9 @@ struct TypeAt<0, First, Others...> {
   using Type = First;
 };
 
-// Stages in the order in which x meets them. Rows that a stage reads, and the results, lie in two regions of shared
-// memory in turns. Where all factors have several i, a block may have one of GROUPS equal shares of them: the stages
-// are then a share's. AHEAD: stages of the first of two layers; 0 for one layer.
+// The stages in the order of computation. A stage reads one region of shared memory and writes the other; the next
+// stage swaps them. Where all factors have several i, a block may compute one of GROUPS equal shares of them; the
+// stages are then those of a share. AHEAD: the number of stages of the first of two layers; 0 for one layer.
 template <typename T, int BM_, int WARPS_, int BLOCKS_, bool BATCH_LAST_, int GROUPS_, int SIBLINGS_, int AHEAD_,
           typename... Stages>
 struct ChainMmaTile {
@@ -99,12 +99,12 @@ struct ChainMmaTile {
   static constexpr int SHARED_BYTES = FIRST_BYTES + divided_up(region(1), 16) * 16;
   using Hidden = RowAt<AHEAD>;  // what the second of two layers reads
   static constexpr int HIDDEN_FEATURES = Hidden::FEATURES;
-  // Of two layers, the place of a stage's factor among all weights: of each layer left to right, the first one's first.
+  // The index of a stage's factor among the weights of two layers: the first layer's, left to right, then the second's.
   template <int AT>
   static constexpr int order_of() {
     return AT < AHEAD ? AHEAD - 1 - AT : AHEAD + LENGTH - 1 - AT;
   }
-  // Where `ChainPackArguments` has it, which is divided into as many chains as there are layers.
+  // Its index in `ChainPackArguments`, which has one chain per layer.
   static constexpr int OF_CHAIN = AHEAD > 0 ? LENGTH / 2 : LENGTH;
   template <int AT>
   static constexpr int chain_of() {
@@ -114,7 +114,7 @@ struct ChainMmaTile {
   static constexpr int place_of() {
     return OF_CHAIN - 1 - order_of<AT>() % OF_CHAIN;
   }
-  // From the first packed byte to those of a stage.
+  // The offset of a stage in the packed weights, in bytes.
   template <int AT>
   static constexpr int64 packed_before() {
     if constexpr (AT == 0) {

@@ -1,4 +1,4 @@
-// Shapes and tiles of chain_wgmma16.cuh: which products a block computes, and where what it needs lies.
+// Shapes and tiles of chain_wgmma16.cuh: the work of a block, and its layout of shared memory.
 #pragma once
 
 #include "chain_arguments.cuh"
@@ -53,7 +53,7 @@ struct ChainTile {
       X_BYTES + WEIGHT_BYTES_1 > WEIGHT_BYTES_2 ? X_BYTES + WEIGHT_BYTES_1 : WEIGHT_BYTES_2;
   static constexpr int BARRIER_BYTES = 128;
   static constexpr int STASH_BYTES = CLASSES * STEPS * 2048;  // of a warpgroup
-  // A short bias lies in shared memory; of a long one threads read their parts as they need them.
+  // A short bias is copied to shared memory; of a long one, threads read their parts from global memory.
   static constexpr int FEATURES = P::SIBLINGS * P::OUT;
   static constexpr bool SHARED_BIAS = FEATURES <= 1536;
   static constexpr int STASHES_AT = BARRIER_BYTES + (SHARED_BIAS ? (FEATURES * 2 + 127) / 128 * 128 : 0);

@@ -27,7 +27,7 @@ template <int CHUNKS> __device__ __forceinline__ int swap_of_row(int row) {
   return CHUNKS % 4 == 2 ? row / 4 % 2 : 0;
 }
 
-// The ring of slots, seen by one who fills or uses them in turn.
+// The ring of slots, as seen by a thread that fills or uses them in order.
 template <int SLOT_BYTES_, int STAGES> struct Ring {
   static constexpr int SLOT_BYTES = SLOT_BYTES_;
   unsigned char* slots;
@@ -43,7 +43,7 @@ template <int SLOT_BYTES_, int STAGES> struct Ring {
   }
   // This thread has used a slot.
   __device__ __forceinline__ void release(int used) { empty[used].arrive(); }
-  // One thread asks for packed weights, and moves on by as many.
+  // One thread starts the copy of packed weights, and advances by their size.
   __device__ __forceinline__ void load_weights(const unsigned char*& weights, int at, int bytes) {
     full[slot].arrive_and_expect(bytes);
     full[slot].copy_in_bulk(here() + at, weights, bytes);
@@ -51,8 +51,8 @@ template <int SLOT_BYTES_, int STAGES> struct Ring {
   }
 };
 
-// A block's share of `COUNT` blocks of z, or chunks of outputs, of its cluster's rows. Blocks with different rows
-// begin with different ones: what all ask for at a time would keep a few slices of the L2 cache busy, and leave
+// A block's share of the `COUNT` blocks of z, or chunks of outputs, of its cluster's rows. Blocks with different rows
+// start at different ones: if all requested the same weights at once, a few slices of the L2 cache would be busy and
 // the others idle.
 template <typename Tile, int COUNT> struct Share {
   static constexpr bool EVEN = COUNT % Tile::CLUSTER == 0;
@@ -67,7 +67,7 @@ template <typename Tile, int COUNT> struct Share {
   __device__ __forceinline__ int operator()(int at) const { return begin() + (at + turn) % count(); }
 };
 
-// Turns in which outputs are computed: a chunk each, or with a gate that of both siblings, one after the other.
+// The order in which outputs are computed: chunk by chunk, or, with a gate, each chunk of both siblings in turn.
 template <typename Tile, typename Epilogue> struct Turns {
   static constexpr int CHUNKS = Epilogue::GATED ? 2 : 1, COUNT = Tile::CHUNKS / CHUNKS;
   static_assert(Tile::CLUSTER <= COUNT, "");
@@ -81,7 +81,7 @@ struct ChainRows {
   }
 };
 
-// Where blocks of a cluster meet, every thread of each: what it wrote before, all know behind. Alone, no wait.
+// The barrier of a cluster, for all threads of its blocks: earlier writes are visible behind it. One block: no wait.
 // (Not "aligned": lanes of the warps that load may be on their own.)
 template <typename Tile> __device__ __forceinline__ void arrive_at_cluster() {
   if constexpr (Tile::CLUSTER > 1) asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
@@ -140,7 +140,7 @@ __device__ __forceinline__ void load_weight_slots(AnyRing& ring, const unsigned 
   }
 }
 
-// While outputs are computed memory would rest: it brings the rows of the next pass to the L2 cache.
+// Prefetches the rows of the next pass to the L2 cache while outputs are computed and memory would be idle.
 template <int FEATURES, int ROWS>
 __device__ __forceinline__ void prefetch_rows(const void* from, int64 stride, int64 row0, int64 end) {
   for (int row = threadIdx.x; row < ROWS; row += 128) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void prefetch_rows(const void* from, int64 stride, in
   }
 }
 
-// The first warpgroup's job.
+// The work of the first warpgroup: loads.
 template <typename P, typename Tile, typename Epilogue, typename AnyRing>
 __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyRing ring) {
   const ChainRows own = ChainRows::of_block<Tile>(arguments);
@@ -180,7 +180,7 @@ __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyR
   }
 }
 
-// The widest product there is that leaves no narrow rest.
+// The widest product instruction that leaves no narrow remainder.
 constexpr int part_of_product(int n) {
   return n == 256 ? 128 : n == 144 || n == 160 ? 96 : n == 104 ? 64
        : n >= 192 ? 192 : n >= 128 ? 128 : n >= 96 ? 96 : n >= 64 ? 64
@@ -195,7 +195,7 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[COUNT], const uin
   if constexpr (PART < N) multiply_columns<T, N - PART>(sums, a, b + PART, accumulate);  // 16 bytes a column
 }
 
-// Tells the compiler that products, which read registers behind its back, are over.
+// Tells the compiler that asynchronous products no longer read or write these registers.
 template <int STEPS> __device__ __forceinline__ void keep_operands(uint32 (&a)[STEPS][4]) {
 #pragma unroll
   for (int s = 0; s < STEPS; ++s)
@@ -210,7 +210,7 @@ template <typename T> __device__ __forceinline__ float half_of(uint32 word, int 
   return to_float(T{static_cast<uint16>(word >> 16 * half)});
 }
 
-// What a thread that multiplies needs to know of its place.
+// The position of a thread that multiplies: its warpgroup, warp, lane and rows.
 template <typename Tile> struct ChainThread {
   int group, warp, lane, quarter, row;  // row: the thread's first one in its block's pass
   __device__ __forceinline__ explicit ChainThread(int thread)
@@ -225,7 +225,7 @@ __device__ __forceinline__ uint32 address_in_block(const void* mine, int rank) {
   return address;
 }
 
-// Keeps a thread's words of z, in the same place of all blocks that have its rows.
+// Stores a thread's words of z, at the same offset in all blocks of the cluster.
 template <typename Tile> __device__ __forceinline__ void stash_words(unsigned char* place, const uint2& words) {
   if constexpr (Tile::CLUSTER == 1) {
     *reinterpret_cast<uint2*>(place) = words;
@@ -251,7 +251,7 @@ template <typename Tile> __device__ __forceinline__ void stash_words(unsigned ch
   }
 }
 
-// Rounds a block's part of z, and keeps it by class.
+// Rounds a block's part of z, and stores it by class.
 template <typename T, typename P, typename Tile, int MIDDLE>
 __device__ __forceinline__ void stash_block(unsigned char* stash, const float (&sums)[Tile::N1 / 2], int block,
                                             int quarter) {
@@ -360,7 +360,7 @@ template <typename P, typename Tile> struct OutputPlace {
   }
 };
 
-// What is added to a chunk's outputs, on its way while they are computed.
+// The residual of a chunk's outputs, loaded while the outputs are computed.
 template <typename P, typename Tile, bool NEEDED> struct Residual {
   uint32 words[NEEDED ? OutputPlace<P, Tile>::RUN_COUNT : 1][2][4];
   __device__ __forceinline__ void load(const ChainArguments& arguments, const OutputPlace<P, Tile>& place, int64 row,
@@ -389,7 +389,7 @@ template <bool SHARED> __device__ __forceinline__ void load_bias_of_run(uint32 (
   }
 }
 
-// What the outputs of a chunk's second sibling are multiplied by: those of the first, after the activation.
+// The factor of the outputs of a chunk's second sibling: the activated outputs of the first.
 template <typename T, typename P, typename Tile, typename Epilogue> struct Gate {
   using Place = OutputPlace<P, Tile>;
   uint32 words[Epilogue::GATED ? Place::RUN_COUNT : 1][2][4];
@@ -545,7 +545,7 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK /
   for (int j = 0; j < Tile::J; ++j) wgmma_fence_operand(sums[j]);
 }
 
-// What is stashed of z for a chunk of outputs.
+// Where the part of z that a chunk of outputs needs is stored.
 template <typename P, typename Tile>
 __device__ __forceinline__ const unsigned char* classes_of_chunk(const unsigned char* stash, int chunk) {
   const int sibling = chunk / (Tile::J_GROUPS * Tile::OUTPUT_CHUNKS);
@@ -572,7 +572,7 @@ __device__ __forceinline__ void load_bias(uint16* bias, const void* from, int th
   }
 }
 
-// The job of a warpgroup that has no rows left while others of its block have: it uses slots up.
+// The work of a warpgroup without rows while others of its block have some: it releases the slots.
 template <typename AnyRing> __device__ __forceinline__ void pass_slots_by(AnyRing& ring, int slots) {
 #pragma unroll 1
   for (int at = 0; at < slots; ++at) {

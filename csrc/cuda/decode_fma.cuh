@@ -1,5 +1,5 @@
-// A few rows of x by ordinary arithmetic: fp32, and 16 bit where the tensor cores have no fold for d
-// (batch first, sm_80 and up).
+// A few rows of x by ordinary arithmetic: fp32, and 16 bit for those d that decode_mma16.cuh does not
+// support (batch first, sm_80 and up).
 //
 // A row (i, k) of the weight and group i of a row of x lie in memory alike: c*d values, of which
 // value n belongs to j = n mod d. So a product is element by element, and a thread that goes along a

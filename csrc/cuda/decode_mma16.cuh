@@ -1,7 +1,7 @@
 // 16-bit factors for a few rows of x, as in decoding (batch first, sm_80 and up).
 //
-// With 1 to 64 rows the work is to read the weight once, so what counts is that all of it is requested
-// at the same time. A block owns a tile: group i, JC values of j, NB outputs k, and a share of
+// With 1 to 64 rows the time is that of reading the weight once, so all of it has to be requested at
+// the same time. A block computes a tile: group i, JC values of j, NB outputs k, and a share of
 // the sum over l. Its threads load the tile's weights straight into the tensor cores' fragments, from
 // the canonical layout (a thread's 16 bytes hold several j of one l, or several l; see mma16.cuh),
 // so nothing is packed and a weight may change between any two calls. x is brought to shared memory

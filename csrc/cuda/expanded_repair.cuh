@@ -1,20 +1,20 @@
-// What follows a product by matrices that hold a pattern's zeros, too: its blocks, or the whole matrix.
+// Repairs a product by matrices that contain the zeros of a pattern: its blocks, or the whole matrix.
 //
-// Zero times what is not finite is NaN, so what is not finite reaches outputs whose sums the pattern
-// does not have it in. The inputs and outputs of a matrix fall into classes, one for each (i, j), and a
-// sum has inputs of its own class. A row with an input that is not finite has NaN in all outputs of the
-// other classes. So, of two outputs of different classes, one is NaN: where neither is, the row is
-// right, and where one is, a warp computes the row's outputs once more, without the zeros.
+// Zero times infinity or NaN is NaN, so an input that is not finite reaches outputs that do not depend
+// on it in the pattern. The inputs and outputs of a matrix fall into classes, one for each (i, j), and an
+// output depends only on inputs of its own class. A row with an input that is not finite therefore has
+// NaN in all outputs of the other classes. Of two outputs of different classes at least one is NaN then.
+// If neither is, the row is correct; otherwise a warp computes its outputs again, without the zeros.
 #pragma once
 
 #include "kernel_params.cuh"
 #include "pdl.cuh"
 
-// What the product was by: the MATRICES of a row.
+// The matrices that the product was by: MATRICES for each row.
 template <typename P, bool WHOLE> struct ExpandedMatrices {
   static constexpr int MATRICES = WHOLE ? 1 : P::A;
   static constexpr int64 OUTPUTS = int64(P::A) / MATRICES * P::B * P::D;  // of a matrix
-  // From the first output of a matrix to one of another class.
+  // The distance from the first output of a matrix to one of another class.
   static constexpr int64 OTHER_CLASS = P::D > 1 ? 1 : P::B;
   static_assert(P::D > 1 || (WHOLE && P::A > 1), "the matrices hold no zeros");
 };
@@ -49,7 +49,7 @@ __device__ __forceinline__ void expanded_repair_kernel(const Arguments& argument
   using M = ExpandedMatrices<P, WHOLE>;
   const int64 tasks = arguments.batch * M::MATRICES;
   const int lane = threadIdx.x % 32;
-  // Neighbouring threads look at what lies closest together: rows if the batch comes last.
+  // Neighbouring threads check neighbours in memory: rows if the batch comes last.
   const auto row_of = [&](int64 task) { return BATCH_LAST ? task % arguments.batch : task / M::MATRICES; };
   const auto first_output_of = [&](int64 task) {
     return (BATCH_LAST ? task / arguments.batch : task % M::MATRICES) * M::OUTPUTS;

@@ -1,16 +1,16 @@
 // Factors of any size on tensor cores, rows of x and y at any address (batch first, sm_80 and up).
 //
-// The other families take j as it lies in 16-byte chunks, which needs certain d and aligned rows. Here
-// chunks of x come to shared memory as they lie in memory, each run of features at the place in its
-// chunks that it has there, and threads gather the elements of the tensor cores' operands one by one.
-// Sums are padded with zeros to whole steps and outputs to whole tiles, in registers alone. Results are
-// laid in shared memory as y has them, and leave in chunks; the ends of a run, whose chunks hold
-// others, too, leave in pieces of 8, 4 and 2 bytes.
+// The other families load consecutive j in 16-byte chunks, which needs certain d and aligned rows. Here
+// aligned chunks of x are copied to shared memory unchanged, so that a run of features keeps its offset
+// in its first chunk, and threads gather the elements of the tensor cores' operands one by one. Sums are
+// padded with zeros to whole steps and outputs to whole tiles, only in registers. Results are stored in
+// shared memory in the order of y, and written in chunks. The first and last chunk of a run contain
+// elements of other runs, too: their parts are written in pieces of 8, 4 and 2 bytes.
 //
-// A block has a column: GROUPS whole blocks i, or JC values of j and NB outputs k of one i. It walks over tiles
-// of BM rows. Long sums come in PARTS and stay in registers meanwhile. x streams through a ring of stages, a part
-// of a tile each. The column's weights are in fragment order in shared memory (GatherWeights): laid out there by
-// the block, or copied from where `gather_mma_pack_kernel` has laid them out, once or with each part of a tile.
+// A block computes a column: GROUPS whole blocks i, or JC values of j and NB outputs k of one i. It iterates over
+// tiles of BM rows. Long sums are computed in PARTS and stay in registers between them. x streams through a ring of
+// stages, one part of a tile each. The column's weights are in shared memory in fragment order (GatherWeights): the
+// block arranges them, or copies them as `gather_mma_pack_kernel` packed them, once or with each part of a tile.
 //
 // PRODUCTS of two numbers: 1; 3 of TF32 numbers for fp32, as in mma_tf32x3.cuh; or 0 for short sums, which
 // are added by ordinary arithmetic.
@@ -21,7 +21,7 @@
 #include "smem_layout.cuh"
 #include "tf32_split.cuh"
 
-// Lays the column's weights out, and zeros behind them.
+// Stores the column's weights in fragment order, with zeros behind them.
 template <typename P, typename Tile>
 __device__ __forceinline__ void load_weights(unsigned char* weights, const GatherAddresses<P, Tile>& at) {
   using T = typename Tile::Element;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void copy_packed(uint32 to, const unsigned char* from
 }
 
 // Fills the ring's stages, part after part and tile after tile, ahead of the products. All chunks of a stage are
-// written: those of rows and features that are not there with zeros.
+// written: those of rows and features that do not exist with zeros.
 template <typename P, typename Tile>
 struct GatherLoader {
   using T = typename Tile::Element;
@@ -107,7 +107,7 @@ struct GatherLoader {
         tile(blockIdx.x / Tile::COLUMNS),
         step(gridDim.x / Tile::COLUMNS) {}
 
-  // Whether all chunks of a tile lie inside the operand, and all features side by side.
+  // Whether all chunks of a tile are inside the operand, and all features contiguous.
   __device__ __forceinline__ bool is_inside(const T* first, int rows, int runs, int length) const {
     const int64 stride = at.arguments.x_batch_stride;
     const T* const last = first + (rows - 1) * stride + (runs - 1) * P::D;
@@ -189,12 +189,12 @@ struct GatherLoader {
   }
 };
 
-// Where the elements of the tensor cores' operand lie: anywhere; two at even places, which come as a word; or a
-// step's side by side in chunks, which `ldmatrix` brings.
+// How the elements of the tensor cores' operand are loaded: one by one; as words of two, which begin at even offsets;
+// or by `ldmatrix`, where those of a step are contiguous in chunks.
 enum class GatherPlaces { ANY, EVEN, IN_CHUNKS };
 
-// Where a lane finds its elements of a row of x in a stage: the word of its first l in a step. What later steps
-// have is as far into its chunks, for a step is a multiple of what a chunk holds.
+// The address of a lane's elements of a row of x in a stage: the word of its first l in a step. Later steps have the
+// same offset in their chunks, because a step is a multiple of a chunk.
 template <typename Tile>
 struct GatherRow {
   static constexpr int WORD = 4 / Tile::SIZE;  // l of a word
@@ -382,7 +382,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::N
   }
 }
 
-// Lays a unit's results where they leave from.
+// Stores a unit's results in shared memory, from where they are written to y.
 template <typename P, typename Tile>
 __device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& into, int index, int outputs,
                                          const float (&sums)[Tile::TILES][Tile::NT][4]) {
@@ -433,8 +433,8 @@ __device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& 
   }
 }
 
-// One element of y: of three products of TF32 numbers, which make NaN of an infinity, added again if it is not
-// finite.
+// One element of y. If three products of TF32 numbers gave a value that is not finite, it is computed again, because
+// they turn an infinity into NaN.
 template <typename P, typename Tile>
 __device__ __forceinline__ void write_element(float value, const GatherAddresses<P, Tile>& at, int64 row, int run,
                                               int n, typename Tile::Element* to) {
@@ -518,7 +518,7 @@ __device__ __forceinline__ void write_results(uint32 results, const GatherAddres
     }
     store_16_bytes(first + begin, words.x, words.y, words.z, words.w);
   }
-  // The first and the last chunk of a run, where others have the rest of it.
+  // The first and the last chunk of a run, whose other elements belong to other runs.
   const uint64 all = reinterpret_cast<uint64>(y) | row_bytes | (Tile::WHOLE_J ? 0 : uint64(P::D) * Tile::SIZE);
   if (all % 16 == 0 && length % VECTOR == 0) return;
 #pragma unroll 2
@@ -604,8 +604,7 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
   }
 }
 
-// Writes the weights, contiguous at `arguments.x`, to `arguments.y`, column by column, and zeros where there are
-// none.
+// Writes the weights, contiguous at `arguments.x`, to `arguments.y`, column by column, with zeros for padding.
 template <typename P, typename Tile>
 __device__ __forceinline__ void gather_mma_pack_kernel(const Arguments& arguments) {
   using T = typename Tile::Element;

@@ -1,4 +1,4 @@
-// What a block of gather_mma.cuh computes, and where its operands, weights and results lie.
+// The work of a block of gather_mma.cuh, and the layout of its operands, weights and results.
 #pragma once
 
 #include "kernel_params.cuh"
@@ -81,7 +81,7 @@ struct GatherUnit {
   }
 };
 
-// What a block computes beside rows: its first i, j and k, and how many of each there are.
+// The column of a block: its first i, j and k, and the number of each.
 template <typename P, typename Tile>
 struct GatherColumn {
   int i0, j0, k0, groups, js, outputs;
@@ -95,7 +95,7 @@ struct GatherColumn {
   }
 };
 
-// Where a weight of a column lies: in the order in which the lanes of a warp take them.
+// The address of a weight of a column: weights are in the order in which the lanes of a warp load them.
 template <typename Tile>
 __device__ __forceinline__ int weight_place(int g, int k, int l, int j) {
   const int step = l / Tile::STEP, within = l % Tile::STEP;

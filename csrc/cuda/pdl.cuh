@@ -1,15 +1,15 @@
 // For kernels that may be launched before the one ahead of them has ended (programmatic dependent
 // launch, sm_90 and up): `early` in Geometry.
 //
-// Such a kernel may ask the L2 cache for its weights at once, which is harmless whoever writes them,
-// and reads or writes nothing before `griddepcontrol_wait`. Every thread waits, and only then
-// is the next kernel let in: so all that came before is over when the next one begins, and only
-// one kernel at a time runs beside the one that it follows.
+// Such a kernel may prefetch its weights to the L2 cache at once, which is safe even if an earlier kernel
+// writes them. It reads and writes nothing else before `griddepcontrol_wait`. Every thread waits, and only
+// then may the next kernel start. When a kernel starts, all kernels but the one right before it have
+// ended, so at most two overlap.
 #pragma once
 
 #include "numeric_types.cuh"
 
-// Before this nothing that an earlier kernel writes may be read; without an early launch, no wait.
+// Results of earlier kernels may be read only after this; without an early launch it does not wait.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");

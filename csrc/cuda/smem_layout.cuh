@@ -1,4 +1,4 @@
-// What the families with j in the vector lanes share: rows of 16-byte chunks, and the sums of a warp.
+// Code shared by the families with j in the vector lanes: rows of 16-byte chunks, and the sums of a warp.
 #pragma once
 
 #include "numeric_types.cuh"

@@ -61,7 +61,7 @@ template <typename Tile> struct TeamSteps<Tile, false> {
   }
 };
 
-// What a block of a team computes.
+// The work of a block of a team.
 template <typename P, typename Tile> struct TeamWalk : TeamSteps<Tile, Tile::JC * Tile::TEAM_J == P::D> {
   using Steps = TeamSteps<Tile, Tile::JC * Tile::TEAM_J == P::D>;
   static constexpr int GROUPS_OF_I = P::D / (Tile::JC * Tile::TEAM_J);

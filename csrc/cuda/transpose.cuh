@@ -1,4 +1,4 @@
-// Transposes within rows: what stands before and after a matrix product that needs l side by side.
+// Transposes within rows, before and after a matrix product that needs contiguous l.
 //
 // A row holds `a` matrices. Interleaved, as in x and y, element (l, j) of a matrix is at l d + j;
 // planar it is at j L + l. A block moves a tile: PART of the L values of l of one matrix, or several

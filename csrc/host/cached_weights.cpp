@@ -16,7 +16,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "known_product.hpp"
+#include "dispatch.hpp"
 
 namespace {
 
@@ -24,7 +24,7 @@ using at::Tensor;
 using c10::TensorImpl;
 
 std::shared_mutex cache_mutex;
-// Addresses of tensors with cached forms, and maybe of some more, for which Python then finds none.
+// Addresses of tensors that may have cached forms; for some of them Python has dropped the forms since.
 std::unordered_set<const TensorImpl*> roots;
 std::atomic<int64_t> forgotten{0};
 thread_local std::optional<bool> marked_changing;
@@ -83,7 +83,7 @@ struct Note {
   }
 };
 
-// Of what one tensor owns, the newest first.
+// The forms of weights that one tensor owns, the newest first.
 using Notes = std::vector<std::shared_ptr<const Note>>;
 std::unordered_map<const TensorImpl*, Notes> notes;  // under cache_mutex
 

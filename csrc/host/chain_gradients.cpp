@@ -35,7 +35,7 @@ struct ChainSharesArguments {
 
 constexpr int64_t ADDED_BY_BLOCK = 128;
 
-// As `ChainGradients.entry` of ksopt/kernels/families/chain_grads_launcher.py has it; no kernel: a launch a factor.
+// As `ChainGradients.entry` of ksopt/kernels/families/chain_grads_launcher.py has it; no kernel: one launch per factor.
 enum Entry : size_t {
   KERNEL, ADDING, THREADS, SHARED_BYTES, ADDING_THREADS, BLOCKS, LEFT_SHARES, RIGHT_SHARES, LEFT_ROWS, RIGHT_ROWS,
   ADDING_BLOCKS, ENTRIES
@@ -130,7 +130,7 @@ std::optional<ChainGradients> launch_chain_grads(const ChainGradsLaunch& launch,
   return results;
 }
 
-// Registers the launch for operands like these; all zeros: a launch a factor.
+// Registers the launch for operands like these; all zeros: one launch per factor.
 void know_chain_grads(const Tensor& grad, const Tensor& between, const Tensor& grad_between, const Tensor& x,
                       int64_t left_a, int64_t left_d, int64_t right_a, int64_t right_d, bool with_bias,
                       std::vector<int64_t> entry) {

@@ -1,4 +1,4 @@
-// The tables of decisions that the library can carry out: what a call needs to know beside its operands.
+// The tables of decisions that the library can execute.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernel_table.hpp"
-#include "known_product.hpp"
+#include "dispatch.hpp"
 #include "torch_ops.hpp"
 
 namespace {
@@ -212,8 +212,8 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
   return std::nullopt;
 }
 
-// y, if something is known for these operands and nothing about them is out of the ordinary; the caller
-// checks, chooses and reports what is wrong in all other cases. An eager call spends its time here.
+// y, if the table has an entry for these operands and it can run on them. In all other cases the caller
+// checks, chooses and reports errors. An eager call spends its time here.
 std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact,
                                    bool changing, const PreparedForms& forms, const std::optional<Tensor>& out) {
   if (x.dim() == 0 || weight.dim() != 4 || !x.is_contiguous()) return std::nullopt;

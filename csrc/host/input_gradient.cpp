@@ -1,5 +1,5 @@
-// The gradient of what a trained chain reads, in one launch behind that which packs its weights, where both are
-// known: what ksopt/kernels/families/input_grad_wgmma16.py does, without Python.
+// The gradient of a trained chain's input in one launch, after the launch that packs the weights, if both are in the
+// table: as ksopt/kernels/families/input_grad_wgmma16.py, without Python.
 #include "input_gradient.hpp"
 
 #include <torch/csrc/stable/library.h>
@@ -19,7 +19,7 @@ struct InputGradArguments {
   int64_t batch, grad_stride, rows_per_block;
 };
 
-// How they are computed; no kernel: by a launch a factor.
+// How they are computed; no kernel: by one launch per factor.
 struct InputGradLaunch {
   WeightPacking packing;
   void* kernel;
@@ -93,7 +93,7 @@ InputGradient launch_input_grad(const InputGradLaunch& launch, int64_t rows, int
   return gradients;
 }
 
-// Registers the launch of `input_gradient_known` for operands like these; kernel 0: a launch a factor.
+// Registers the launch of `input_gradient_known` for operands like these; kernel 0: one launch per factor.
 void know_input_grad(const Tensor& grad, const Tensor& left, const Tensor& right, int64_t pack, int64_t pack_blocks,
                      int64_t pack_threads, int64_t packed_elements, int64_t kernel, int64_t blocks, int64_t threads,
                      int64_t shared_bytes, int64_t rows_per_block) {

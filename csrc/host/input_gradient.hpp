@@ -6,7 +6,7 @@
 namespace ksopt {
 
 // The gradients of x and of the values between a chain's two factors, and whether their launch is known: then null
-// handles mean a launch a factor. The handles belong to the caller.
+// handles mean one launch per factor. The handles belong to the caller.
 struct KnownInputGradient {
   bool is_known;
   AtenTensorHandle of_x, of_between;

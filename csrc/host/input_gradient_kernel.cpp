@@ -28,7 +28,7 @@ std::optional<c10::SafeKernelFunction>& python_input_grad() {
   return *kernel;
 }
 
-// The gradients of x and of what is between the factors, where a kernel is known and has nothing to forget.
+// The gradients of x and of the values between the factors, if a kernel is in the table and no cached form is dropped.
 std::optional<std::array<Tensor, 2>> known(const Tensor& grad, const Tensor& left, const Tensor& right,
                                            const Tensor* packed) {
   const bool is_ordinary = !grad.is_neg() && !left.is_neg() && !right.is_neg() &&
@@ -73,7 +73,7 @@ void serve_input_gradients(bool served) {
   const auto key = c10::DispatchKey::CUDA;
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("ksopt::") + NAME).c_str(), "");
   python_input_grad().emplace(handle.getComputedKernelForDispatchKey(key));
-  // Torch warns of every kernel that is put above another: here that is meant.
+  // Torch warns of every kernel that overrides another: here that is intended.
   ksopt::Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
   const c10::WarningUtils::WarnAlways not_once(true);

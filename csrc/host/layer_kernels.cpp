@@ -1,7 +1,7 @@
 // The kernels of whole layers on CPU and CUDA: a call whose plan is known runs without Python.
 //
-// Compiled graphs of inference call them, and eager layers what looks up for them (`run_layer`). As in
-// product_kernels.cpp, all else is Python's (ksopt/ops/implementation.py).
+// Compiled graphs of inference call them; eager layers call their lookup (`run_layer`). As in product_kernels.cpp, all
+// other calls go to Python (ksopt/ops/implementation.py).
 #undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>

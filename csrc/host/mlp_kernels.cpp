@@ -1,6 +1,6 @@
 // The kernels of two layers on CPU and CUDA: a call whose launch is known runs without Python.
 //
-// As layer_kernels.cpp, for ks_mlp_inner and ks_mlp.out; all else is Python's (ksopt/ops/mlp.py).
+// As layer_kernels.cpp, for ks_mlp_inner and ks_mlp.out; all other calls go to Python (ksopt/ops/mlp.py).
 #undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -40,7 +40,7 @@ PlanKey plan_key(const Mlp& mlp, const Rows& x, bool exact) {
 // For weights that are cached, and for those that change; under known_mutex.
 std::array<std::unordered_map<PlanKey, PlanChoice, PlanKeyHash>, 2> known_mlps;
 
-// The result, if one launch is known to compute it and can be run; the caller does the rest.
+// The result, if a launch that computes it is in the table and can run; otherwise the caller computes it.
 std::optional<Tensor> run_known_mlp(const Mlp& mlp, bool exact, bool changing, const PreparedForms& forms,
                                     const std::optional<Tensor>& out) {
   if (!mlp.is_ordinary()) return std::nullopt;

@@ -7,7 +7,7 @@
 
 #include "dispatch_table.hpp"
 #include "kernel_table.hpp"
-#include "known_product.hpp"
+#include "dispatch.hpp"
 #include "mlp_table.hpp"
 #include "plan_table.hpp"
 #include "trained_chain.hpp"

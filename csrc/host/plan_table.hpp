@@ -1,5 +1,5 @@
-// The table of plans: all that a layer computes, by one launch, by products that dispatch_table.hpp knows and what
-// torch does behind them, or by one matrix or factor, prepared of all. A call with an entry here runs without Python.
+// The table of plans of layers: one launch; products of dispatch_table.hpp and torch's operations behind them; or one
+// matrix or factor, prepared from all weights. A call with an entry here runs without Python.
 #pragma once
 
 #include <algorithm>
@@ -224,7 +224,7 @@ Tensor gated(const Layer& layer, const Tensor& first, const Tensor& second, cons
 // A product for each factor, and torch's operations behind them: as ksopt/kernels/by_factors.py.
 std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool changing, const PreparedForms& forms,
                                   const std::optional<Tensor>& out) {
-  // Nothing is launched before all of it is known.
+  // Nothing is launched before all factors are found in the table.
   std::vector<Step> steps;
   const size_t length = layer.length();
   for (size_t first = 0; first < layer.weights.size(); first += length) {

@@ -1,7 +1,7 @@
 // The kernels of ksopt's products on CPU and CUDA: a call that is known runs without Python.
 //
-// Compiled graphs call these operators, some hundred times in a step of training. All that is not known, or out
-// of the ordinary, is the Python kernel's (ksopt/ops/implementation.py), which stays registered below this one.
+// Compiled graphs call these operators, some hundred times in a step of training. Calls that are in no table, or whose
+// operands are unusual, go to Python's kernel (ksopt/ops/implementation.py), which stays registered below this one.
 #undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -155,8 +155,8 @@ std::optional<c10::SafeKernelFunction>& python_chain_keeping() {
   return *kernel;
 }
 
-// y and what the backward pass reads, where ksopt/ops/trained_chain.py would launch a kernel that is known and has
-// nothing to forget.
+// y and the tensors that the backward pass reads, where ksopt/ops/trained_chain.py would launch a kernel that is in
+// the table, and no cached form is dropped.
 std::optional<std::array<Tensor, 3>> known_chain(const Tensor& x, const Tensor& left, const Tensor& right,
                                                  const Tensor* bias, int64_t packed_of_grad) {
   const bool is_ordinary = !at::globalContext().deterministicAlgorithms() && !x.is_neg() && !left.is_neg() &&
@@ -214,7 +214,7 @@ void serve_products(bool served) {
   ksopt::keep_python_chain_gradients();
   ksopt::find_python_layers();
   ksopt::find_python_mlps();
-  // Torch warns of every kernel that is put above another: here that is meant.
+  // Torch warns of every kernel that overrides another: here that is intended.
   ksopt::Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
   const c10::WarningUtils::WarnAlways not_once(true);

@@ -1,4 +1,4 @@
-// Code shared by the library's kernels that stand above Python's, which serve unknown calls.
+// Code shared by the library's kernels, which override Python's. Python's serve the calls that are in no table.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -9,7 +9,7 @@
 
 #include "aten_handles.hpp"
 #include "cached_weights.hpp"
-#include "known_product.hpp"
+#include "dispatch.hpp"
 
 namespace ksopt {
 

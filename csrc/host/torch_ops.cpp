@@ -1,4 +1,4 @@
-// torch_ops.hpp: what follows a product, as ksopt/epilogue.py.
+// torch_ops.hpp: the epilogue of a product, as ksopt/epilogue.py.
 #undef TORCH_TARGET_VERSION  // for the torch that it is compiled with, as all files that use ATen
 
 #include <ATen/core/LegacyTypeDispatch.h>

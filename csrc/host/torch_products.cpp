@@ -1,6 +1,6 @@
-// torch_ops.hpp: products in torch's own ways, on a CPU and on CUDA.
+// torch_ops.hpp: products by torch's operations, on a CPU and on CUDA.
 //
-// Without this library ksopt/batched.py multiplies; what is prepared of a weight is defined there alone.
+// Without this library ksopt/batched.py multiplies. Only that module defines the prepared form of a weight.
 #undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -125,7 +125,7 @@ struct Rows {
     return true;
   }
 
-  // y, written; whether that can be done.
+  // Writes y; returns whether that is possible.
   bool multiply(const Tensor& x, const Tensor& matrices, const Tensor& weight, const Tensor& y) const {
     Tensor x_planes, y_planes;
     if (!is_seen(p.c)) {
@@ -202,7 +202,7 @@ bool takes_any_weight(TorchWay way) {
   return way == TorchWay::einsum || way == TorchWay::einsum_weight_first || way == TorchWay::conv;
 }
 
-// Whether zeros that were multiplied by have spoilt nothing, or what they have is mended.
+// Whether y is correct though the matrices hold zeros: a kernel repairs it, or, without one, all of it is finite.
 bool is_right(const TorchProduct& p, const Tensor& x, const Tensor& weight, const Tensor& y) {
   if (p.repair != ksopt::NO_PLAN) {
     Tensor from = x, taken = weight, to = y;

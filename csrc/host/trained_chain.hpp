@@ -1,5 +1,5 @@
-// The forward pass of a trained chain in one launch behind that which packs its weights, where both are known:
-// what ksopt/kernels/families/chain_wgmma16.py (LaunchKeeping) does, without Python.
+// The forward pass of a trained chain in one launch, after the launch that packs the weights, if both are in the table:
+// as ksopt/kernels/families/chain_wgmma16.py (LaunchKeeping), without Python.
 #pragma once
 
 #include <array>
@@ -42,7 +42,7 @@ struct TrainedChainResult {
   Tensor y, between, packed;
 };
 
-// All, where their launch is known and can read the operands as they are.
+// All three, if their launch is in the table and can read the operands without copies.
 std::optional<TrainedChainResult> run_trained_chain(const Layer& layer, int64_t of_grad) {
   const auto key = key_of_trained_chain(layer, of_grad);
   const auto known = key && is_readable(layer.bias) ? trained_chain_at(*key) : std::nullopt;

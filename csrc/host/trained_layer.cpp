@@ -30,7 +30,7 @@
 
 #include "chain_gradients.hpp"
 #include "input_gradient.hpp"
-#include "known_product.hpp"
+#include "dispatch.hpp"
 #include "torch_ops.hpp"
 
 namespace {
@@ -41,7 +41,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using MaybeTensor = std::optional<Tensor>;
 
-// How a layer is put together, beside its tensors; weights are of its factors, left to right, sibling after
+// The structure of a layer, without its tensors. The weights are those of its factors, left to right, sibling after
 // sibling.
 struct Form {
   Activation activation;

@@ -1,4 +1,4 @@
-// The kernels that pack all weights of a layer: what ksopt/kernels/families/weight_packer.py does, without Python.
+// The kernels that pack all weights of a layer: as ksopt/kernels/families/weight_packer.py, without Python.
 #pragma once
 
 #include "kernel_table.hpp"

@@ -1,4 +1,4 @@
-"""Files and lines by room at some commits, for the table of docs/development/rebuild.md.
+"""Files and lines by room at some commits, for the change note of CONTRIBUTING.md.
 
 python docs/experiments/lines_by_room.py 792ddf8 HEAD
 """

@@ -25,7 +25,7 @@ from ksopt.cli import space as space_command
 from ksopt.cli.parser import Parser, add_command
 from ksopt.cli.verbosity import logged
 from ksopt.errors import InvalidInputError, KsoptError
-from ksopt.system.device_words import refuse_absent
+from ksopt.system.device_names import refuse_absent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

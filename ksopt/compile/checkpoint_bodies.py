@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch._ops import HigherOrderOperator
 
 from ksopt.compile.capture.values import Region, Trace
-from ksopt.compile.lowering.author_strides import BODIES
+from ksopt.compile.lowering.output_strides import BODIES
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Contraction, Kind, Miss, Root, Trace
 from ksopt.compile.checkpoint_bodies import UsesByCaller, bodies_of, in_region, uses_by_caller
-from ksopt.compile.lowering.absorb import IsWhole, absorb, records_gradients
 from ksopt.compile.lowering.candidates import (
     CandidateSite,
     candidate_products,
@@ -28,6 +27,7 @@ from ksopt.compile.lowering.candidates import (
     unpaired_dense_products,
 )
 from ksopt.compile.lowering.effects import Uses, check, uses
+from ksopt.compile.lowering.fuse import IsWhole, fuse, records_gradients
 from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.recomputed_activations import recompute_activations
 from ksopt.compile.lowering.rewrite import lower
@@ -87,7 +87,7 @@ def rewrite_graph(
         _rewrite(gm, inputs, weights, timed, frozen_values, report)
         if is_whole is not None:
             decision_start = time.perf_counter()
-            _absorb(gm, is_whole, report)
+            _fuse(gm, is_whole, report)
             report.deciding_s += time.perf_counter() - decision_start
     except CannotRunError as error:
         note = f"a graph was left alone: {error}"
@@ -168,15 +168,15 @@ def _rewrite(
     return observed_inputs
 
 
-def _absorb(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
+def _fuse(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
     """Replace layers that one launch computes by one operator each, and note it at their sites."""
-    absorbed = absorb(gm, is_whole)
-    report.passes["layers_in_one_launch"] += len(absorbed)
-    gated = sum(layer.problem.epilogue.is_gated for layer in absorbed)
+    fused = fuse(gm, is_whole)
+    report.passes["layers_in_one_launch"] += len(fused)
+    gated = sum(layer.problem.epilogue.is_gated for layer in fused)
     report.passes["gates_in_one_launch"] += gated // 2
-    together = sum(bool(layer.beside) for layer in absorbed)
+    together = sum(bool(layer.beside) for layer in fused)
     report.passes["mlps_in_one_launch"] += (together - gated) // 2
-    for layer in absorbed:
+    for layer in fused:
         places, chain = list(map(place_of, layer.products)), layer.problem.chain
         device = fake_result(layer.products[0]).device
         for at, site in enumerate(report.sites):
@@ -190,7 +190,7 @@ def _absorb(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
                 break
     recomputed = recompute_activations(gm.graph) if records_gradients(gm.graph) else 0
     report.passes["activations_recomputed"] += recomputed
-    if absorbed or recomputed:
+    if fused or recomputed:
         gm.graph.lint()
         gm.recompile()
 

@@ -22,7 +22,7 @@ class Resources:
     Attributes:
         kernel: its name.
         registers: of a thread.
-        spilled_bytes: of a thread's values that are stored to local memory for want of registers.
+        spilled_bytes: of a thread's values that do not fit into registers and go to local memory.
         shared_bytes: static shared memory of a block, without the dynamic memory of a launch.
     """
 

@@ -256,7 +256,7 @@ def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accep
     except RuntimeError:  # no memory, too many registers: the race says so
         return True
     if candidate.takes_parameters and not merged.is_cached(problem, arguments[1]):
-        return False  # for want of room: the factors would be timed
+        return False  # no memory for the merged form: the factors would be timed
     wrong = accept(y, candidate.takes_parameters)
     is_fault = candidate.family is not None and not candidate.family.by_pytorch
     if wrong is not None and is_fault:

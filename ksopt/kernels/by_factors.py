@@ -35,7 +35,7 @@ def by_factors(
 
     Args:
         product: multiplies by one factor.
-        behind: does what follows; it is not called where nothing does.
+        behind: computes the epilogue; it is not called for an empty one.
         x, weights, bias, residual, activation, batch_last, siblings, owners: see `ksopt.ops`.
         out: where the last product, or that of all siblings, is written; None for new memory.
     """

@@ -1,8 +1,8 @@
 """Candidates: implementations of a problem by a kernel of a family, or by PyTorch.
 
 `registry` proposes candidates for a problem. Beside kernels and PyTorch's products there are three
-names: `FACTORS`, a launch a factor and PyTorch's operations behind the last; `MERGED`, the product
-by one dense matrix or one factor; and, for two layers, `LAYERS`, each layer by its own plan.
+names: `FACTORS`, one launch per factor and PyTorch's operations behind the last; `MERGED`, the
+product by one dense matrix or factor; and, for two layers, `LAYERS`, each layer by its own plan.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ksopt.kernels.launcher import Launcher
 from ksopt.kernels.problem import DeviceSpec, Problem, Rows
 
 FACTORS = "factors"
-"""The name of the candidate that computes a problem by a launch a factor."""
+"""The name of the candidate that computes a problem by one launch per factor."""
 LAYERS = "layers"
 """The name of the candidate that computes two layers by a plan each."""
 MERGED = "merged"
 """The name of the candidate that multiplies by the product of the factors (kernels/merged.py)."""
 APART = frozenset({FACTORS, LAYERS})
-"""The candidates that are no single launch of a problem of more than a factor."""
+"""The candidates that compute several factors or layers by several launches."""
 
 
 class Call(Protocol):
@@ -57,7 +57,8 @@ class MlpCall(Protocol):
     """Two built layers: returns their result.
 
     ``weights`` are of the first chain's factors, left to right, then of the second's.
-    ``hidden_bias`` is the first layer's; all else is as for `ChainCall`, and of the second.
+    ``hidden_bias`` is the first layer's. The other operands are the second layer's, as for
+    `ChainCall`.
     """
 
     def __call__(
@@ -112,7 +113,7 @@ class Candidate:
     def prepares_weight(self) -> bool:
         """Whether the weight is prepared before the product."""
         if self.name in (LAYERS, MERGED):
-            return True  # of a layer in one launch the weights always are
+            return True  # weights of a layer in one launch are always prepared
         if self.name == FACTORS:
             return any(pattern.d > 1 for pattern in self.problem.chain)
         if self.family is None:

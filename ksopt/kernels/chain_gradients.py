@@ -19,6 +19,7 @@ from ksopt.kernels.families.chain_grads_launcher import ChainGradients, Gradient
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
+from ksopt.precision import dtype_name
 
 _BY_FACTORS = (0,) * 11  # of `ChainGradients.entry`
 _log = logging.getLogger("ksopt")
@@ -64,7 +65,7 @@ def is_by_kernel(
     if device.type != "cuda" or rows == 0 or settings.tuning() == "off":
         return False
     spec = backend_of("cuda").spec(device)
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     return spec is not None and _is_faster(chain, name, rows, spec, with_bias)
 
 
@@ -92,7 +93,7 @@ def run(
     spec = backend_of("cuda").spec(x.device)
     if spec is not None and is_by_kernel(chain, x.dtype, rows, x.device, with_bias):
         launch = kernels.best(chain, rows, spec)
-        name = str(x.dtype).removeprefix("torch.")
+        name = dtype_name(x.dtype)
         kernel = _loaded(chain, name, launch, x.get_device(), with_bias)
     if host.is_loaded():
         entry = list(_BY_FACTORS if kernel is None else kernel.entry)

@@ -32,8 +32,8 @@ def tile(template: str, p: Pattern, instance: str, facts: Mapping[str, int], fam
         template: the template's file, such as ``mma16.cuh``.
         p: the pattern.
         instance: of the template, such as ``Mma16Tile<Support, 1, 2>``.
-        facts: what the template computes -> what Python has computed for it.
-        family: the module that has, without its ending.
+        facts: expressions of the template -> their values by Python; a static_assert compares them.
+        family: the module that computed the values, without its ending.
     """
     agree = "".join(
         f'static_assert({fact} == {value}, "csrc and kernels/families/{family}.py disagree");\n'

@@ -2,11 +2,11 @@
 
 The first product of a problem compiles some ten kernels, a third of a second each: without help
 that is most of a search's or a benchmark's time on a GPU. Both know what comes next, so these
-processes fill the cache of compiled code on disk, and the process that measures finds it full. They
-are processes, because ranking tiles in the one that measures would take the interpreter from it in
-the middle of a sample. They end with it.
+processes fill the cache of compiled code on disk, from which the process that measures then reads.
+They are processes, not threads: ranking tiles in the process that measures would take the
+interpreter lock in the middle of a sample. They end with that process.
 
-Whatever goes wrong here is met again, and reported, where the kernel is used.
+An error here occurs again where the kernel is used, and is reported there.
 """
 
 from __future__ import annotations

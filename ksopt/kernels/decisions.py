@@ -106,8 +106,8 @@ class Decider(Generic[Key]):
     def decide(self, key: Key, question: Question) -> tuple[Decision, bool]:
         """The decision, and whether later calls may use it.
 
-        Measured and recorded decisions are stored under ``key``, as are those taken for want of
-        memory; other decisions by a rule or the cost models are not.
+        Measured and recorded decisions are stored under ``key``, as are those that a lack
+        of memory forced; other decisions by a rule or the cost models are not.
         """
         deterministic = torch.are_deterministic_algorithms_enabled()
         known = None if deterministic else self.table.get(key)

@@ -57,7 +57,7 @@ def choose_quickly(
     would take most of its time. Here the same ways are timed in the fewest rounds; the choice is
     not written to disk, so the finalists, in a process of their own, are chosen for with care.
     Where nothing is to be timed (on a CPU, with another ``KSOPT_TUNE`` than measure, under
-    deterministic algorithms) nothing is done: the product chooses as ever.
+    deterministic algorithms) nothing is done: the product chooses as usual.
 
     Args:
         x: (*batch, N), or (N, *batch) when batch_last.

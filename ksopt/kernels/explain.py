@@ -168,7 +168,9 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
     fastest = min(rivals, key=lambda one: one.median_us)
     words = [f"measured {chosen.median_us:.1f} us at batch {record.batch}"]
     if not record.key.problem.is_factor:
-        apart = "a launch a factor" if record.key.problem.second is None else "a plan a layer"
+        apart = (
+            "one launch per factor" if record.key.problem.second is None else "one plan per layer"
+        )
         words.append(_against_parts(rivals, chosen, apart))
         if chosen.way == MERGED:
             product = product_in_words(record.key.problem)

@@ -24,9 +24,9 @@ class Compiled:
     Attributes:
         resources: of the kernel, and of the kernels that prepare its operands.
         dynamic_shared_bytes: dynamic shared memory of a block.
-        blocks: that are meant to run on a multiprocessor at a time.
-        fits: whether the shared memory of these blocks does. (ptxas holds itself to the registers
-            that they have; what does not fit it spills.)
+        blocks: blocks that a multiprocessor is meant to run at a time.
+        fits: whether the shared memory of these blocks fits. (Their registers always do: ptxas
+            spills values beyond them.)
     """
 
     resources: tuple[Resources, ...]

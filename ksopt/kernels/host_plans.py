@@ -1,11 +1,10 @@
 """The host library's table of plans (csrc/host/plan_table.hpp) for layers run without Python.
 
-A plan is looked up there by what it was chosen for. It is run if nothing about the operands is out
-of the ordinary, and if all that it takes of the weights is prepared (weight_table.py), or packed by
-a launch ahead where they change: one launch, or a product for each factor and torch's operations
-behind them. All else goes the way that checks,
-chooses and prepares, which ends by telling the table. Compiled graphs look up without Python
-(csrc/host/layer_kernels.cpp); here eager layers do, by the same functions.
+A plan is looked up by the problem that it was chosen for: one launch, or a product for each factor
+and torch's operations behind them. It is run for plain operands whose weights are prepared
+(weight_table.py), or, if they change, packed by a launch ahead. All other calls run Python, which
+checks, chooses, prepares, and then registers the plan. Compiled graphs look plans up without Python
+(csrc/host/layer_kernels.cpp); eager layers do here, by the same functions.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def know(
 
     Args:
         operands, activation, batch_last, siblings: of a layer.
-        decision: what was decided; None for a launch a factor, whatever the weights do.
+        decision: what was decided; None for one launch per factor in all weight modes.
     """
     global _run_layer
     x = operands.x
@@ -102,7 +101,7 @@ def know_mlp(
         operands: of the layers.
         factors: of the first one's chain.
         hidden_activation, activation: the first layer's, and the second one's.
-        decision: what was decided; None for a plan a layer, whatever the weights do.
+        decision: what was decided; None for one plan per layer in all weight modes.
     """
     x, weights = operands.x, operands.weights
     if not host.is_loaded() or not x.is_contiguous():

@@ -1,8 +1,8 @@
 """The host library's table of products (csrc/host/dispatch_table.hpp), for all backends.
 
 Products in the table are computed without Python. Compiled graphs look them up without Python, too
-(csrc/host/product_kernels.cpp); here eager products do, by the same functions. A backend registers
-its decision on such operands with the table.
+(csrc/host/product_kernels.cpp); eager products do here, by the same functions. A backend registers
+its decisions with the table.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def know(x: Tensor, weight: Tensor, batch_last: bool, changing: bool, entry: Ent
 
     Args:
         x, weight, batch_last: a product's.
-        changing: whether of weights that change, or of others.
+        changing: whether the entry is for weights that change.
         entry: the decision, for a loaded library; None where the library cannot carry it out,
             which removes an earlier entry.
     """

@@ -19,6 +19,7 @@ from ksopt.kernels.families.input_grad_wgmma16 import LAUNCH, InputGradient
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
+from ksopt.precision import dtype_name
 
 _A_LAUNCH_A_FACTOR = dict.fromkeys(LAUNCH, 0)
 _log = logging.getLogger("ksopt")
@@ -37,10 +38,10 @@ def is_by_kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) 
 
 
 def packed_for(left: Tensor, right: Tensor, rows: int) -> Tensor | None:
-    """The weights as `run` reads them for so many rows; None where no kernel reads them."""
+    """The weights packed as `run` reads them for this many rows; None where no kernel does."""
     s = Shape(Pattern(*left.shape), Pattern(*right.shape))
     tile = tile_of(s, left.dtype, rows, left.device)
-    kernel = None if tile is None else _loaded(s, tile, _name(left.dtype), left.get_device())
+    kernel = None if tile is None else _loaded(s, tile, dtype_name(left.dtype), left.get_device())
     return None if kernel is None else kernel.pack(left, right)
 
 
@@ -51,17 +52,17 @@ def run(
 
     Args:
         grad: [*batch, b1*d1]; left, right: [1,b1,c1,d1] and [a2,b2,c2,1], on one device.
-        packed: both, packed for as many rows, if they are.
+        packed: both weights, as `packed_for` returns them for as many rows, or None.
 
     Returns:
-        [*batch, a2*c2] and [*batch, a2*b2]; None where no kernel computes them, or faster.
+        [*batch, a2*c2] and [*batch, a2*b2]; None where no kernel computes them faster.
     """
     if grad.numel() == 0 or not grad.dtype == left.dtype == right.dtype:
         return None
     s = Shape(Pattern(*left.shape), Pattern(*right.shape))
     rows = grad.numel() // grad.shape[-1]
     tile = tile_of(s, grad.dtype, rows, grad.device)
-    kernel = None if tile is None else _loaded(s, tile, _name(grad.dtype), grad.get_device())
+    kernel = None if tile is None else _loaded(s, tile, dtype_name(grad.dtype), grad.get_device())
     if host.is_loaded():
         launch = _A_LAUNCH_A_FACTOR if kernel is None else kernel.launches(rows)
         torch.ops.ksopt_host.know_input_grad(grad, left, right, **launch)
@@ -76,7 +77,7 @@ def run(
 def tile_of(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Config | None:
     """The tile that `run` takes; arguments as for `is_by_kernel`."""
     spec = _spec(device)
-    return None if spec is None or rows == 0 else faster_tile(s, _name(dtype), rows, spec)
+    return None if spec is None or rows == 0 else faster_tile(s, dtype_name(dtype), rows, spec)
 
 
 def _spec(device: torch.device) -> DeviceSpec | None:
@@ -97,8 +98,8 @@ def faster_tile(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> Config | N
 
 
 def factors_us(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> float:
-    """Microseconds predicted of a launch a factor; as here, weights are packed before."""
-    # The factors of the way back.
+    """Microseconds predicted of one launch per factor; as here, weights are packed before."""
+    # The factors that the gradient is multiplied by.
     transposed = (Pattern(p.a, p.c, p.b, p.d) for p in (s.left, s.right))
     problems = (Problem.of_factor(p, dtype, False) for p in transposed)
     return sum(registry.best_predicted(one, rows, spec)[0].predicted_us for one in problems)
@@ -109,9 +110,5 @@ def _loaded(s: Shape, tile: Config, dtype: str, device: int) -> InputGradient | 
     try:
         return InputGradient(s, tile, dtype, device)
     except KsoptError as error:
-        _log.warning("ksopt: input gradients of %s are left to a launch a factor: %s", s, error)
+        _log.warning("ksopt: input gradients of %s are left to one launch per factor: %s", s, error)
         return None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

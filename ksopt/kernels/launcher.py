@@ -73,7 +73,7 @@ class Launcher(abc.ABC):
         return self._fallback
 
     def compile_fallback(self) -> None:
-        """Compile what takes unfit operands now, for they are about to come."""
+        """Compile the fallback now, before the first call that needs it."""
         if self.make_fallback is not None:
             _ = self.fallback
 
@@ -88,8 +88,9 @@ class Launcher(abc.ABC):
     def in_order(self, weight: Tensor) -> Tensor:
         """The weight with its elements in order, as kernels that read whole vectors need it.
 
-        It is cached like prepared weights. A transposed weight (every backward pass has one), or
-        one that its author stores in another order, is small beside x: that keeps the fast kernel.
+        It is cached like prepared weights. To copy a transposed weight (every backward pass has
+        one), or one stored in another order, takes little time beside x, and lets the fast kernel
+        run.
         """
         if self.make_fallback is None or weight.is_contiguous():
             return weight
@@ -180,8 +181,8 @@ def torch_entry(
             a grouped "conv", where d is 1.
         by_groups: whether x and y are laid out for the product one group after another.
         before, after: kernels that transpose x and y; None for torch's copies.
-        repair: the kernel that mends what the matrices' zeros spoil; None where they hold none, and
-            for a look at the whole result, as on a CPU.
+        repair: the kernel that recomputes results that the matrices' zeros made NaN; None where
+            they hold none, and where the whole result is checked instead, as on a CPU.
 
     Returns:
         None where there is no host library, and where nothing may be compiled.

@@ -81,7 +81,7 @@ def chosen_for_changing(operands: Operands) -> tuple[Candidate | None, bool]:
         operands: of a chain, and a bias or none.
 
     Returns:
-        It, and whether later calls may take it unasked.
+        The kernel, and whether later calls may use it without another decision.
     """
     decision, is_final = _decision_of_call(operands, "none", False, 1)
     if decision is None or decision.repacked.name == FACTORS:

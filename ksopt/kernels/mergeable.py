@@ -6,8 +6,8 @@ kernels are slow on.
 The product's support must be Kronecker-sparse. Where it is full, PyTorch multiplies by the dense
 matrix, and adds the bias in the same launch. Where it is not, the product is a factor itself, and
 the fastest way to multiply by that is taken. A dense matrix would hold zeros there, and zero times
-what is not finite would reach outputs that never met it.
-Not in float16: a product of weights may lie outside its range where the layer's result does not.
+infinity is NaN, also in outputs that do not depend on that input. In float16 chains are not merged:
+a product of weights may overflow where the layer's result does not.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 It is for layers whose chain is slower than one product: a few rows, or factors that the kernels are
 slow on. The product of the factors takes memory beside them, so it is computed only where it can be
-cached (weight_cache.py): elsewhere, and where the weights change from call to call, a launch a
-factor computes the layer.
+cached (weight_cache.py). Elsewhere, and where the weights change from call to call, the layer is
+computed by one launch per factor.
 
 Which chains are merged, and to what, is in mergeable.py.
 
@@ -147,12 +147,12 @@ class Merged:
         except torch.OutOfMemoryError:
             product = None
         if product is None:
-            from ksopt.kernels.by_factors import ByFactors  # here, for it knows all that chooses
+            from ksopt.kernels.by_factors import ByFactors  # here: it imports what chooses
 
             return ByFactors(p)(x, weights, bias, residual, out)
         if out is not None and (p.epilogue.is_gated or not out.is_contiguous()):
             return out.copy_(self(x, weights, bias, residual))
-        if product.ndim == 4:  # chosen for as any factor
+        if product.ndim == 4:  # a factor, with its own choice
             from ksopt.kernels import dispatch
 
             y = dispatch.multiply(x, product, p.batch_last, out)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ksopt.kernels.problem import Epilogue, Problem, ProblemKey, bits_of, is_exact, rows_of
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.precision import dtype_name
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def problem_of(operands: Operands, activation: str, batch_last: bool, siblings: 
     chain = Chain(tuple(Pattern(*weight.shape) for weight in operands.weights[:length]))
     bias, residual = operands.bias is not None, operands.residual is not None
     epilogue = Epilogue(bias, activation, residual)  # type: ignore[arg-type]
-    dtype = str(operands.x.dtype).removeprefix("torch.")
+    dtype = dtype_name(operands.x.dtype)
     return Problem(chain, dtype, batch_last, is_exact(dtype), epilogue, siblings)
 
 

@@ -21,7 +21,7 @@ class PreparingLauncher(Launcher):
     """(x, weight) -> y: prepares the weight, or takes the cached form, and multiplies.
 
     Args:
-        form: names the preparation, as `packed.prepared` takes it.
+        form: names the preparation, as `weight_table.prepared` takes it.
         multiply: the kernel, called with x and the prepared weight.
         fallback: makes what takes the x that the kernel does not; None if there are none.
     """

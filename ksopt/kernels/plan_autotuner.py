@@ -1,11 +1,11 @@
 """The choice of a plan for a problem of more than one factor: one launch, or its parts.
 
 The rivals are families that take chains, and one product where that may be as fast (mergeable.py).
-Without rivals a launch a factor computes a problem, and nothing is measured for it as a whole.
-Otherwise the plans race on the operands of the call (plan_race.py), by the rules that one factor's
-kernels race by (autotuner.py), and are decided and stored as these are (decisions.py), under
-the key of the chain, its epilogue and its siblings. Of two layers the parts are the layers, each by
-its own plan.
+Without rivals one launch per factor computes a problem, and nothing is measured for it as a whole.
+Otherwise the plans race on the operands of the call (plan_race.py), by the rules of a race between
+one factor's kernels (autotuner.py). They are decided and stored like these (decisions.py), under
+the key of the chain, its epilogue and its siblings. The parts of a problem of two layers are the
+layers, each by its own plan.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ FEW_ROWS = 128
 """Products of at most this many rows are timed in series: see measure/interleaved.py."""
 
 Rows = Literal["aligned", "unaligned", "scattered"]
-"""Rows of x and y (batch_last: of features) that all begin at multiples of 16 bytes; others; and
-those whose elements do not lie side by side. The fast kernels are for the first."""
+"""The layout of the rows of x and y (batch_last: of features). "aligned": all rows begin at
+multiples of 16 bytes, as the fast kernels require. "unaligned": some do not. "scattered": the
+elements of a row are not contiguous."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class SecondLayer:
 
     Attributes:
         chain: its factors, left to right.
-        epilogue: what follows its product.
+        epilogue: the operations on its product.
     """
 
     chain: Chain
@@ -101,7 +102,7 @@ class Problem:
         dtype: torch's name of the element type of x, weights and y, such as ``float16``.
         batch_last: whether x is (N, batch) and y is (M, batch) instead of batch first.
         exact: for float32, whether to FP32 accuracy, not TF32's; True for all other types.
-        epilogue: what follows the product.
+        epilogue: the operations on the product.
         siblings: chains of these patterns, each with weights of its own, that read one x; their
             results stand side by side in y, which has ``siblings`` times as many features. Two with
             a gate have one result, of as many features as one of them: act(a) * b.

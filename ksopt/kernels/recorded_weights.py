@@ -2,9 +2,10 @@
 
 A graph holds the addresses of what it read when it was recorded, and a weight that the model stores
 may be written before the next replay. So the graph's prepared weights are updated in place before
-the function that replays it is called (`RecordedWeights`). Nothing of ksopt's precedes the replay
-of a graph that the user captured. It prepares its weights itself, at each replay (weight_cache.py),
-unless the user promises to call `ksopt.refresh` after writes (`prepared_weights`).
+the function that replays it is called (`RecordedWeights`). ksopt runs no
+code before the replay of a graph that the user captured. Such a graph prepares its weights itself,
+at each replay (weight_cache.py), unless the user promises to call `ksopt.refresh` after writes
+(`prepared_weights`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class _Source:
     """The base of weights: an argument of the function, or any other tensor.
 
     Attributes:
-        index: of the argument; None for a tensor that is none, as another preparation.
+        index: of the argument; None for any other tensor, such as another preparation's result.
         owner: the tensor, when the weights were prepared last.
         address: of its first element, which decides whether the graph is replayed.
         version: of the owner, when the weights were prepared last.
@@ -40,10 +41,10 @@ class _Source:
     version: int
 
     def present(self, arguments: Sequence[Any]) -> Tensor | None:
-        """The tensor as it is now; None if it lies elsewhere: the graph is not replayed then.
+        """The tensor as it is now; None if its address has changed: the graph is not replayed then.
 
-        Addresses are compared, as by the trees of CUDA graphs: a second model's weight may lie
-        where that of a first one, deleted since, was, and the first one's graph is replayed then.
+        Only addresses are compared, as torch's trees of CUDA graphs do. The weight of a second
+        model may have the address of a deleted model's weight, whose graph is then replayed.
         """
         owner = self.owner() if self.index is None else arguments[self.index]
         if owner is None or owner.data_ptr() != self.address:

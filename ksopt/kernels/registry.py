@@ -30,13 +30,14 @@ MOST_KERNELS = 11
 _KERNELS_OF_ONE = 4
 _FAR = 3.0  # a family whose best tile is predicted to take this many times the best has no chance
 # The fallback is left out where it is predicted to take this many times the best tile: without
-# tensor cores it takes up to 40 times as long, and finding out would take longer than all else.
+# tensor cores it takes up to 40 times as long, and timing it would take longer than all other work.
 _FALLBACK_FAR = 2.0
 _COMPILERS = 8
 # The product of a chain's factors is computed and timed only if predicted to be close: it
 # takes memory. Two predictions that are off by 1.3 either way are 1.7 apart.
 _MERGED_FAR = 2.0
-# The same for kernels of a whole chain, against a launch a factor: each takes seconds to compile.
+# The same for kernels of a whole chain, against one launch per factor: each takes seconds to
+# compile.
 # For few rows the launches of factors are predicted in a series, those of chains alone, which adds
 # the time of a launch: this many microseconds.
 _WHOLE_FAR, _ALONE_US = 1.3, 7.0

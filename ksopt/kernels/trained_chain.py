@@ -90,7 +90,7 @@ def packed_of_grad(x: Tensor, left: Tensor, right: Tensor, packed: int) -> Tenso
 def _tile_of_grad(
     x: Tensor, weights: Sequence[Tensor], packed: int
 ) -> input_grad_tile.Config | None:
-    """The tile that weights are packed for, if it takes so many elements."""
+    """The tile that weights are packed for, if its packed weights have this many elements."""
     if not packed:
         return None
     left, right = (Pattern(*weight.shape) for weight in weights)

@@ -8,7 +8,7 @@ for; one that does not parse or is for something else counts as missing and is w
 A file is written aside and renamed into place in one step, so a process that is killed leaves the
 old file or the new one. A lock per key makes the processes that meet it at once wait for
 the first of them, for timings disturb each other. A cache that cannot be written, or that others
-can write to, costs one warning; what stands in it is not read then.
+can write to, costs one warning, and is not read then.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ def alone(fingerprint: Fingerprint, key: ProblemKey) -> Iterator[None]:
 def locked(measured: Path) -> Iterator[None]:
     """Let one process at a time measure what a file will store.
 
-    The lock, a file beside that one, ends with its holder, however it ends. Where there can be no
-    lock there is none.
+    The lock is a file beside that one, and ends with its holder, however it ends. Where no lock
+    can be taken, nothing is locked.
     """
     path = measured.with_suffix(".lock")
     try:

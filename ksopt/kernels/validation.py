@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ksopt.epilogue import GATES, check_activation
 from ksopt.errors import InvalidInputError
+from ksopt.precision import dtype_name
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -64,7 +65,7 @@ def check_memory(op: str, **operands: Tensor) -> None:
                 "multiply its parts)"
             )
         if tensor.is_quantized or tensor.layout is not torch.strided:
-            kind = _dtype(tensor) if tensor.is_quantized else str(tensor.layout)
+            kind = dtype_name(tensor.dtype) if tensor.is_quantized else str(tensor.layout)
             raise InvalidInputError(
                 f"{op}: {name} is stored as {kind.removeprefix('torch.')}, but it must be an "
                 "ordinary tensor (call its to_dense() or dequantize())"
@@ -119,8 +120,8 @@ def check_out(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor) -> None:
         )
     if out.dtype != x.dtype or out.device != x.device:
         raise InvalidInputError(
-            f"ks_mm: out is {_dtype(out)} on {out.device}, but it must be as x is: {_dtype(x)} on "
-            f"{x.device}"
+            f"ks_mm: out is {dtype_name(out.dtype)} on {out.device}, but it must be as x is: "
+            f"{dtype_name(x.dtype)} on {x.device}"
         )
 
 
@@ -136,8 +137,8 @@ def check_chain_out(y: Tensor, out: Tensor) -> None:
         )
     if out.dtype != y.dtype or out.device != y.device:
         raise InvalidInputError(
-            f"ks_chain: out is {_dtype(out)} on {out.device}, but it must be as x is: {_dtype(y)} "
-            f"on {y.device}"
+            f"ks_chain: out is {dtype_name(out.dtype)} on {out.device}, but it must be as x is: "
+            f"{dtype_name(y.dtype)} on {y.device}"
         )
 
 
@@ -172,12 +173,14 @@ def _check_kind(
 ) -> None:
     if first.dtype != second.dtype and not (any_dtype and second.dtype in DTYPES):
         raise InvalidInputError(
-            f"{op}: {one} is {_dtype(first)} and {other} is {_dtype(second)}, but they must have "
-            "one dtype (convert one of them, or run under torch.autocast)"
+            f"{op}: {one} is {dtype_name(first.dtype)} and {other} is {dtype_name(second.dtype)}, "
+            "but they must have one dtype (convert one of them, or run under torch.autocast)"
         )
     if first.dtype not in DTYPES:
-        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise InvalidInputError(f"{op}: {one} is {_dtype(first)}, but it must be one of {allowed}")
+        allowed = ", ".join(dtype_name(dtype) for dtype in DTYPES)
+        raise InvalidInputError(
+            f"{op}: {one} is {dtype_name(first.dtype)}, but it must be one of {allowed}"
+        )
     if first.device != second.device:
         raise InvalidInputError(
             f"{op}: {one} is on {first.device} and {other} on {second.device}, but they must be "
@@ -187,10 +190,6 @@ def _check_kind(
 
 def _shape(tensor: Tensor) -> str:
     return str(list(tensor.shape))
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def check_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> None:
@@ -294,6 +293,6 @@ def check_epilogue(
     for name, tensor in (("bias", bias), ("residual", residual)):
         if tensor is not None and tensor.dtype != y.dtype:
             raise InvalidInputError(
-                f"{op}: {name} is {_dtype(tensor)} and the product {_dtype(y)}, but they must have "
-                "one dtype"
+                f"{op}: {name} is {dtype_name(tensor.dtype)} and the product "
+                f"{dtype_name(y.dtype)}, but they must have one dtype"
             )

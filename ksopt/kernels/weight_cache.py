@@ -5,11 +5,11 @@ to modules, their state_dicts or their copies. It is reused only for the same me
 version (torch counts in-place changes), so an optimizer's step, ``copy_``, ``load_state_dict``,
 ``.to()`` and ``weight.data = ...`` all lead to a new preparation. Views (a transposed weight) are
 cached with the tensor that they view. A tensor that compiled code created on the same memory does
-not know what it is a view of, and counts versions of its own: see `scopes.owned_by`.
+not know what it is a view of, and counts versions of its own: see `weight_scopes.owned_by`.
 
 A weight is prepared on every call:
 
-- while autograd records a weight's gradient or computes it (see `scopes.changing`);
+- while autograd records a weight's gradient or computes it (see `weight_scopes.changing`);
 - for what a compiled graph computes (see `ksopt.ops.graph_inputs`);
 - while a CUDA graph is captured: the preparation becomes part of the graph, because the weight may
   have changed when the graph is replayed (recorded_weights.py has the exceptions);
@@ -19,9 +19,9 @@ A weight is prepared on every call:
 
 A product under autograd also drops the entries of its weight, so that an evaluation after training
 steps prepares the weight again, whatever the steps did to it. The step of a torch optimizer drops
-the entries of all weights but those declared frozen (see `scopes.frozen`): fused optimizers do not
-count versions of the weights that they train (seen with 2.13), and a teacher that follows its
-student is often written to through ``.data``.
+the entries of all weights but those declared frozen (see `weight_scopes.frozen`): fused optimizers
+do not count versions of the weights that they train (seen with 2.13), and a teacher that follows
+its student is often written to through ``.data``.
 
 Otherwise, writes that torch does not count go unseen: one through ``weight.data``, one to the same
 memory from outside torch, and one under ``torch.autograd._unsafe_preserve_version_counter``, as
@@ -128,7 +128,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def are_marked_changing() -> bool:
-    """Whether this is inside `scopes.changing`."""
+    """Whether this is inside `weight_scopes.changing`."""
     return thread_state.changing
 
 

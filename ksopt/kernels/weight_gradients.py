@@ -17,6 +17,7 @@ from ksopt.kernels.families.weight_grad_wgmma16 import WeightGradient
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
+from ksopt.precision import dtype_name
 
 _BY_TORCH = (0,) * 9  # of `WeightGradient.entry`
 _log = logging.getLogger("ksopt")
@@ -36,7 +37,7 @@ def is_by_kernel(p: Pattern, dtype: torch.dtype, rows: int, device: torch.device
     if device.type != "cuda" or rows == 0 or settings.tuning() == "off":
         return False
     spec = backend_of("cuda").spec(device)
-    return spec is not None and is_faster(p, _name(dtype), rows, spec)
+    return spec is not None and is_faster(p, dtype_name(dtype), rows, spec)
 
 
 def run(
@@ -57,7 +58,7 @@ def run(
     rows = x.numel() // x.shape[-1]
     kernel = None
     if is_by_kernel(p, x.dtype, rows, x.device):
-        kernel = _loaded(p, _name(x.dtype), rows, x.get_device(), with_bias)
+        kernel = _loaded(p, dtype_name(x.dtype), rows, x.get_device(), with_bias)
     if host.is_loaded():
         launch = _BY_TORCH if kernel is None else kernel.entry
         torch.ops.ksopt_host.know_weight_grad(grad, x, a, d, with_bias, *launch)
@@ -105,7 +106,3 @@ def _loaded(
     except KsoptError as error:
         _log.warning("ksopt: weight gradients of %s are left to PyTorch: %s", p, error)
         return None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

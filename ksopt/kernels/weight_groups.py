@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ksopt.kernels import weight_cache, weight_table
+from ksopt.precision import dtype_name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +134,7 @@ def _together(
         return None if must_stay else prepare(detached)
     first, *others = weights
     parts = tuple(map(Part.of, others, owners[1:]))
-    dtype = str(first.dtype).removeprefix("torch.")
+    dtype = dtype_name(first.dtype)
     number = number_of(form, [weight.shape for weight in weights], dtype)
     whole_form = _whole_form(form, others, parts)
     cached = _cached(weights, owners, whole_form)

@@ -327,8 +327,9 @@ class AccuracyCheck:
     def fault_of(self, way: Callable[[Tensor], Tensor]) -> str | None:
         """The fault of an implementation's result for x, as text; None if there is none.
 
-        It is looked through for NaN everywhere: before the call, memory of its size is filled with
-        NaN and freed, so that the allocator hands it out again and what is left unwritten shows.
+        The whole result is checked for NaN: before the call, memory of its size is filled with NaN
+        and freed. The allocator returns that memory to the call, so elements that the call does not
+        write are NaN.
         """
         self.poison()
         y = way(self._x)
@@ -414,7 +415,7 @@ def checking_chain(
 
     Args:
         x: (*batch, N), or (N, *batch) when batch_last.
-        weights: of its factors, left to right, sibling after sibling; those of what is ahead come
+        weights: of its factors, left to right, sibling after sibling; those of a layer ahead come
             first.
         batch_last: the layout.
         around: what else is computed.

@@ -18,6 +18,7 @@ from ksopt.kernels.validation import DTYPES
 from ksopt.nn import init
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.chain_texts import chain_of
+from ksopt.precision import dtype_name
 from ksopt.projection import project
 from ksopt.reference import chain_to_dense, is_batch_last
 
@@ -107,7 +108,7 @@ class KSLinear(nn.Module):
             check_activation(activation)
         kind = torch.get_default_dtype() if dtype is None else dtype
         if kind not in DTYPES:
-            allowed = ", ".join(str(one).removeprefix("torch.") for one in DTYPES)
+            allowed = ", ".join(dtype_name(one) for one in DTYPES)
             raise InvalidInputError(
                 f"KSLinear: dtype is {str(kind).removeprefix('torch.')}, but it must be one of "
                 f"{allowed}"
@@ -139,7 +140,7 @@ class KSLinear(nn.Module):
         return ks_linear(x, self._factors(), self.bias, self.layout, activation=self.activation)
 
     def _factors(self) -> list[Tensor]:
-        """``list(self.weights)``, in a fifth of the time where they are parameters as ever."""
+        """``list(self.weights)``, in a fifth of the time where they are plain parameters."""
         if not torch.compiler.is_compiling():
             try:
                 weights: Any = self._modules["weights"]

@@ -54,8 +54,9 @@ class SelfGuided:
     after t steps: the dense layer at t = 0, the chain alone at t = steps. Then W is dropped, and
     the model is what it was: the same modules, parameters and names in its state_dict. Until then
     each layer is a `SelfGuidedLinear` with one more parameter, ``dense``, and computes both
-    products. Create the optimizer after this, for W is to be among its parameters. What counts
-    parameters once, as DistributedDataParallel does, is created again when W is dropped.
+    products. Create the optimizer after this, because W must be among its parameters. A wrapper
+    that lists the parameters once, such as DistributedDataParallel, is created again when W is
+    dropped.
 
     Args:
         model: Its layers of the class `KSLinear` whose factors are trained are guided, those within

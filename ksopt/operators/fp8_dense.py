@@ -69,9 +69,10 @@ class Fp8Dense(StructuredOperator):
             InvalidInputError: The weights' device or dtype does not run it.
         """
         from ksopt.operators.fp8_product import bind
+        from ksopt.precision import dtype_name
 
         (weight,) = weights
-        dtype = str(weight.dtype).removeprefix("torch.")
+        dtype = dtype_name(weight.dtype)
         refusal = self.refusal(str(weight.device), dtype)
         if refusal is not None:
             raise InvalidInputError(f"{self}: {refusal}")

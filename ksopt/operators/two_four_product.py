@@ -16,8 +16,8 @@ from ksopt.operators.batches import Product, of_any_batch
 from ksopt.operators.two_four import largest_two_mask
 from ksopt.reference import is_batch_last
 
-# torch's packed tensors by the placeholder that the weight cache stores for them: the cache cannot
-# count their memory, and they live as long as the placeholder is cached.
+# The weight cache cannot count the memory of torch's packed tensors. It stores a placeholder for
+# each, which is the key here: a packed tensor lives as long as its placeholder is cached.
 _packed_of: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 

@@ -19,7 +19,8 @@ Tensor``
 bias=None, Tensor? residual=None, str hidden_activation="none", str activation="none", Tensor[]?
 owners=None) -> Tensor``
     Two layers, batch first: ``ks_chain`` of x by weights, hidden_bias and hidden_activation, and
-    ``ks_chain`` of its result by all else. owners are those of weights, then of last_weights.
+    ``ks_chain`` of its result by the other arguments. owners are those of weights, then of
+    last_weights.
     ``ks_mlp.out`` writes y into ``out``. ops/mlp.py composes it.
 
 ``ksopt::ks_mm(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor``
@@ -45,8 +46,8 @@ Tensor``
 
 All work in autograd (to any order), torch.compile, vmap, and on fake and meta tensors; ks_mm
 follows autocast, like torch.nn.functional.linear. ks_mm has a twin, ``ks_mm_inner``, that only
-multiplies: compiled graphs call it, to save the time that finding out that no gradient is needed
-takes at each call. ``ks_mm_changing`` is a second twin, for weights that are trained or computed:
+multiplies: compiled graphs call it, so that no call spends time on finding out that no gradient is
+needed. ``ks_mm_changing`` is a second twin, for weights that are trained or computed:
 in compiled graphs too it runs the fastest candidate for a weight that is prepared at each call,
 caches nothing, and drops the weight's cached forms. ``ks_mm_frozen`` is a third, for
 weights that gradients pass through.

@@ -103,7 +103,7 @@ class _KsMmWeightGrad(torch.autograd.Function):
         (grad_weight,) = grads
         grad, x = ctx.saved_tensors
         grad_grad = grad_x = None
-        with weight_scopes.changing():  # what stands for the weight is a gradient
+        with weight_scopes.changing():  # the weight of this product is a gradient
             if x is not None:
                 grad_grad = ks_mm(x, grad_weight, ctx.batch_last)
             if grad is not None:

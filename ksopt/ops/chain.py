@@ -1,7 +1,7 @@
 """``ks_chain``: a whole layer as one operator.
 
-It is composed of ``ks_mm`` and torch's operations, so it is all that they are: differentiable to
-any order, and known to torch.compile, vmap and autocast; and a compiler fuses what follows the
+It is composed of ``ks_mm`` and torch's operations, so it supports all that they support: gradients
+of any order, torch.compile, vmap and autocast; and a compiler fuses the operations behind the
 products. Only where a kernel takes all of it, and no gradient is recorded, is it another operator,
 ``ks_chain_inner``, which runs the plan's launch.
 """

@@ -1,7 +1,7 @@
 """The host library's own kernels of the products and layers that compiled graphs call.
 
-They stand above those of `ksopt.ops.implementation`: what the tables know runs without Python, all
-else goes on to it. See product_kernels.cpp, layer_kernels.cpp, mlp_kernels.cpp and
+They override those of `ksopt.ops.implementation`: calls that the tables know run without Python,
+all others go on to Python. See product_kernels.cpp, layer_kernels.cpp, mlp_kernels.cpp and
 input_gradient_kernel.cpp of csrc/host.
 """
 

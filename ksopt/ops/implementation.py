@@ -48,7 +48,7 @@ def product(
     y = dispatch.run_known(x, weight, batch_last, out, root)
     if y is not None:
         return y
-    # `scopes.owned_by`, in a third of the time.
+    # `weight_scopes.owned_by`, in a third of the time.
     before, weight_scopes.thread_state.owner = weight_scopes.thread_state.owner, root
     try:
         if weight.dtype != x.dtype:

@@ -7,9 +7,11 @@ Source: paper, Table 1.
 
 from __future__ import annotations
 
-from math import gcd, isqrt
+from collections.abc import Iterable
+from math import gcd
 
 from ksopt.errors import InvalidInputError
+from ksopt.patterns.divisors import divisors
 from ksopt.patterns.pattern import Pattern
 from ksopt.patterns.validate import checked_int
 
@@ -76,7 +78,7 @@ def monarch(in_features: int, out_features: int, p: int) -> tuple[Pattern, ...]:
     if common % blocks:
         raise InvalidInputError(
             f"{call}: p must divide both in_features and out_features; "
-            f"it can be {_listed(_divisors(common))}"
+            f"it can be {_listed(divisors(common))}"
         )
     inner = min(rows, columns) // blocks
     return (
@@ -104,12 +106,7 @@ def _log2(n: object, call: str) -> int:
     return size.bit_length() - 1
 
 
-def _divisors(number: int) -> list[int]:
-    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
-    return sorted({*small, *(number // divisor for divisor in small)})
-
-
-def _listed(numbers: list[int]) -> str:
+def _listed(numbers: Iterable[int]) -> str:
     """The text ``1, 2 or 4`` of numbers; a long list is cut in the middle."""
     words = [str(number) for number in sorted(numbers)]
     if len(words) == 1:

@@ -13,6 +13,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.chain_texts import chain_of
 from ksopt.patterns.validate import checked_int
+from ksopt.precision import dtype_name
 from ksopt.projection.alternating import alternate
 from ksopt.projection.hierarchical import left_to_right, preserves_optimum
 from ksopt.projection.products import balanced, product, relative_error
@@ -165,7 +166,7 @@ def _rescaled(weights: Sequence[Tensor], exponent: int, dtype: torch.dtype) -> t
         large = scaled(weight, exponent / len(weights))
         rescaled.append(large.to(dtype).contiguous())
         if not rescaled[-1].isfinite().all():
-            name = str(dtype).removeprefix("torch.")
+            name = dtype_name(dtype)
             raise InvalidInputError(
                 f"project: the weights reach {large.abs().max().item():.1e}, but {name} holds "
                 f"{torch.finfo(dtype).max:.1e} at most: give a wider dtype"
@@ -202,7 +203,7 @@ def _check(matrix: Tensor, chain: Chain) -> None:
             f"{list(chain.shape)}"
         )
     if not matrix.is_floating_point():
-        name = str(matrix.dtype).removeprefix("torch.")
+        name = dtype_name(matrix.dtype)
         raise InvalidInputError(f"project: the matrix is {name}, but must be of floating point")
     if matrix.is_meta:
         raise InvalidInputError("project: the matrix is on the meta device and has no values")

@@ -81,10 +81,9 @@ def split(
         left: pattern of K_1, with M rows.
         right: pattern of K_2, with N columns.
         double: whether to compute with float64's full accuracy. Without it the singular vectors
-        come from
-            the eigenvectors of each block's Gram matrix: exact to about 1e-8 of the block's norm,
-            in half the time on a CPU, and one batched call on a GPU, where the singular value
-            decomposition of many small matrices is a loop.
+            come from the eigenvectors of each block's Gram matrix: exact to about 1e-8 of the
+            block's norm, in half the time on a CPU, and one batched call on a GPU, where the
+            singular value decomposition of many small matrices is a loop.
 
     Returns:
         Weights [batch, a1, b1, c1, d1] and [batch, a2, b2, c2, d2]. For every X with the support of

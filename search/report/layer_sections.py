@@ -11,7 +11,7 @@ from ksopt.report.document import Section
 from ksopt.search import diagnostics, metrics
 from ksopt.search.metrics import LATENCY, Metric
 from ksopt.search.plan import choice_of_layer
-from ksopt.search.report import bounds, headline, phrases, result_tables
+from ksopt.search.report import headline, phrases, result_tables, roofline
 from ksopt.search.report.plots import figure, metric_plot
 from ksopt.search.report.reported_latency import ReportedLatencies
 from ksopt.search.report.sections import section
@@ -127,7 +127,7 @@ def time(result: LayerResult) -> Section:
         "several factors in one pass moves less, and so do the caches of a CPU."
     )
     return Section(
-        "Where the time goes", (), (*bounds.sentences(result), note), bounds.table(result)
+        "Where the time goes", (), (*roofline.sentences(result), note), roofline.table(result)
     )
 
 

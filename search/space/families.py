@@ -11,7 +11,7 @@ from math import gcd
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
-from ksopt.search.space.divisors import divisors
+from ksopt.patterns.divisors import divisors
 from ksopt.system.suggest import nearest
 
 EVERY = "deformable_butterfly"

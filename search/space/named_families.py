@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ksopt.patterns.chain import Chain
+from ksopt.patterns.divisors import divisors
 from ksopt.search.layer_request import LayerRequest
-from ksopt.search.space.divisors import divisors
 from ksopt.search.space.enumerate import is_reducible
 from ksopt.search.space.families import FAMILIES
 

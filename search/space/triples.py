@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 from math import comb, gcd
 
+from ksopt.patterns.divisors import divisors
 from ksopt.patterns.pattern import Pattern
 from ksopt.search.space.constraints import Constraints
-from ksopt.search.space.divisors import divisors
 
 Triple = tuple[int, int, int]
 

@@ -154,8 +154,8 @@ def test_help_needs_no_heavy_package() -> None:
 def test_a_device_that_cannot_be_here_is_refused_before_torch_is_imported(device: str) -> None:
     """An import of torch takes seconds. The driver is one that no machine has."""
     script = (
-        "import sys; from ksopt.cli.main import main; from ksopt.system import device_words\n"
-        "device_words._DRIVER = 'libno_such_driver.so.1'\n"
+        "import sys; from ksopt.cli.main import main; from ksopt.system import device_names\n"
+        "device_names._DRIVER = 'libno_such_driver.so.1'\n"
         f"code = main(['search', '768x3072', '--device', {device!r}])\n"
         "sys.exit(code if 'torch' not in sys.modules else 'torch was imported')\n"
     )

@@ -63,7 +63,7 @@ class Graph:
 
 KINDS = {
     "one launch": (Whole, {}),
-    "a launch a factor": (Factors, {}),
+    "one launch per factor": (Factors, {}),
     "siblings in one launch": (Whole, {"siblings": 3, "residual": True}),
     "siblings by factors": (Factors, {"siblings": 2, "residual": True}),
     "a gate in one launch": (Whole, {"siblings": 2, "residual": True, "gated": True}),

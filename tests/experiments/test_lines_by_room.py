@@ -1,6 +1,7 @@
 """The table of files and lines by room."""
 
 import doctest
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,20 @@ def test_its_examples_are_true() -> None:
 
 def test_lines_of_code_are_not_those_about_it() -> None:
     assert lines_by_room.code_lines(SOURCE) == 4
+
+
+def test_contributing_has_both_tables() -> None:
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms, change_note = (
+        [
+            [cell.strip() for cell in line.split("|")[1:-1]]
+            for line in text.split(f"\n## {title}\n")[1].split("\n## ")[0].splitlines()
+            if line.startswith("|")
+        ]
+        for title in ("The rooms", "Change note")
+    )
+    assert all(len(row) == 2 and any(map(str.islower, row[1])) for row in rooms if row[0][0] == "`")
+    assert [row[0] for row in change_note[2:-1]] == list(lines_by_room.ROOMS)
 
 
 @pytest.mark.slow

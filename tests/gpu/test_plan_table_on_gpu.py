@@ -1,4 +1,4 @@
-"""Layers that the host library runs by their plan: a chain's kernel, or a launch a factor.
+"""Layers that the host library runs by their plan: a chain's kernel, or one launch per factor.
 
 The plan is set here, not measured, so that what is tested does not depend on which is the fastest.
 """

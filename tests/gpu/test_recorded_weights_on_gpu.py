@@ -110,10 +110,10 @@ def test_a_graph_of_ones_own_is_captured_with_what_is_on_disk():
         torch.testing.assert_close(y, model(x), rtol=2e-2, atol=2e-2)
 
 
-# Chains that are one launch, and a launch a factor; one whose product may be the dense matrix.
+# Chains that are one launch, and one launch per factor; one whose product may be the dense matrix.
 OWN_GRAPHS = {
     "one launch": (1024, 256, "(1,512,128,2)*(2,128,512,1)"),
-    "a launch a factor": (4096, 256, "(1,2048,512,2)*(2,512,2048,1)"),
+    "one launch per factor": (4096, 256, "(1,2048,512,2)*(2,512,2048,1)"),
     "few rows": (4096, 16, "(1,512,512,8)*(8,512,512,1)"),
     "Monarch": (1024, 64, "(1,128,128,8)*(8,128,128,1)"),
 }

@@ -137,7 +137,7 @@ def test_a_bias_is_summed_beside_it(
 def test_compiled_and_eager_training_sum_the_rows_for_the_bias(
     spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a launch a factor is taken."""
+    """Where one launch per factor is taken."""
     from torch.profiler import ProfilerActivity, profile
 
     from ksopt import KSLinear

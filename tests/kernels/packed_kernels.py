@@ -11,7 +11,7 @@ from typing import Any
 from cuda_emulator import EmulatedKernel, Emulator, Instance, OnDemand
 from torch import Tensor
 
-from ksopt.kernels.families.packed import PackedFamily
+from ksopt.kernels.families.packed_weight import PackedFamily
 from ksopt.kernels.problem import Geometry, Problem
 
 

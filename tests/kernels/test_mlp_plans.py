@@ -167,7 +167,7 @@ def test_a_record_decides(toy, won):
     assert (whole.way, whole.source) == (won, "recorded")
     if call is not None:
         torch.testing.assert_close(call(*inputs.arguments(PROBLEM)), expected(inputs))
-        assert "times as fast as a plan a layer" in whole.reason
+        assert "times as fast as one plan per layer" in whole.reason
 
 
 def test_a_kernel_with_a_wrong_result_cannot_be_chosen(toy):

@@ -1,4 +1,4 @@
-"""Plans: a launch a factor, or one of a family that takes the whole chain, whichever is faster."""
+"""Plans: one launch per factor, or one by a family that takes the whole chain: the faster."""
 
 import math
 
@@ -144,7 +144,7 @@ def test_a_record_decides(toy, won):
     (launch,) = plan.launches
     assert launch.choice.source == "recorded"
     assert launch.us == plan.measured_us == record.timed[at].median_us
-    assert "times as fast as a launch a factor" in launch.choice.reason
+    assert "times as fast as one launch per factor" in launch.choice.reason
 
 
 def test_a_kernel_with_a_wrong_result_cannot_be_chosen(toy):

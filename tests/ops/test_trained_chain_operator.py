@@ -114,7 +114,7 @@ def test_nothing_is_stored_where_nothing_is_trained(toy) -> None:
 
 
 def test_a_frozen_factor_and_no_bias(toy) -> None:
-    """Of a weight that is not trained there is no gradient, and a launch a factor is taken."""
+    """Of a weight that is not trained there is no gradient, and one launch per factor is taken."""
     model = ksopt.KSLinear(32, 32, CHAIN, bias=False)
     compiled = torch.compile(model, backend="ksopt")
     x = torch.randn(4, 32)

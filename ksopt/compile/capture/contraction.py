@@ -27,6 +27,7 @@ from ksopt.compile.capture.symbolic import Size, plain, product
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Biased, Contraction, Kind, Root, Variable, View
 from ksopt.kernels.operands import size_hint
+from ksopt.precision import dtype_name
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes that are lowered; there are no kernels for float64."""
@@ -99,7 +100,9 @@ def offered(
     is_tied = any(v.left and v.right and not v.summed for v in everything)
     if result.dtype not in DTYPES or not (x.dtype == weight.dtype == result.dtype):
         if is_tied:
-            tracker.miss(f"it computes in {_name(result.dtype)}, for which there are no kernels")
+            tracker.miss(
+                f"it computes in {dtype_name(result.dtype)}, for which there are no kernels"
+            )
         return None
     try:
         return new_product(tracker, x, weight, dims, summed, result.dtype, result)
@@ -229,10 +232,6 @@ def _real(atom: Atom) -> Atom | None:
 def _joined(atoms: Any) -> Atoms:
     digits = tuple(atoms)
     return regroup(digits, (product(atom.size for atom in digits),))[0]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def of_one_dtype(*tensors: Any) -> bool:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ksopt.kernels import weight_cache
 from ksopt.patterns.chain import Pattern
+from ksopt.patterns.divisors import divisors
 
 log = logging.getLogger("ksopt.compile")
 
@@ -57,7 +58,7 @@ def pattern_of(matrix: Tensor, tolerance: float = 0.0) -> Pattern | None:
     # Nonzeros at (r, c) need r = c modulo d, and r and c in the same of a equal parts.
     step = math.gcd(*(places[:, 0] - places[:, 1]).unique().tolist())
     best: Pattern | None = None
-    for a in _divisors(math.gcd(rows, columns)):
+    for a in divisors(math.gcd(rows, columns)):
         if not bool((places[:, 0] * a // rows == places[:, 1] * a // columns).all()):
             continue
         d = math.gcd(step, rows // a, columns // a)
@@ -246,7 +247,3 @@ def _nonzero(values: Tensor, tolerance: float) -> Tensor:
         return values != 0
     sizes = values.abs()
     return sizes > tolerance * sizes.max()
-
-
-def _divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]

@@ -80,7 +80,7 @@ class Times:
 def measured_times(question: Question, device: torch.device) -> Times:
     """Time both ways on random operands; Inductor compiles them first.
 
-    A step of training is written out, for this runs while a model is compiled, where autograd
+    The gradients are computed explicitly: this runs while a model is compiled, where autograd
     cannot be compiled as well.
 
     Raises:

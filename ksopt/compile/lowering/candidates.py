@@ -17,6 +17,7 @@ from ksopt.compile.lowering.weight_lifetime import Weights
 from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
 from ksopt.kernels.operands import size_hint
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.precision import dtype_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +126,7 @@ def native_sites(trace: Trace) -> list[Site]:
                 reason="It calls ksopt's operator already.",
                 chain=Chain(tuple(patterns)),
                 batch=batch,
-                dtype=str(root.dtype).removeprefix("torch."),
+                dtype=dtype_name(root.dtype),
                 flops=sum(native.siblings * native.chain.flops(batch) for native in natives),
             )
         )
@@ -146,7 +147,7 @@ def _candidate(weights: Weights, usage: Uses, roots: tuple[Root, ...]) -> Candid
         reason="",
         chain=Chain(patterns),
         batch=batch,
-        dtype=str(roots[0].dtype).removeprefix("torch."),
+        dtype=dtype_name(roots[0].dtype),
         epilogue=epilogue(exits, is_biased=is_biased),
         fused=_fused(_origin(roots[-1]).x, exits, is_biased),
         flops=sum(pattern.flops(batch) for pattern in patterns),

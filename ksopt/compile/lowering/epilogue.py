@@ -1,7 +1,7 @@
 """Epilogues: operations behind a chain that could be computed with it.
 
 A bias, an activation, a residual. The emitted operator computes the product alone, and Inductor
-fuses the rest into one kernel behind it. Sites record what a kernel with an epilogue could absorb.
+fuses the rest into one kernel behind it. Sites record what a kernel with an epilogue could fuse.
 """
 
 from __future__ import annotations

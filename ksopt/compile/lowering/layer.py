@@ -13,13 +13,14 @@ from torch import Tensor, fx
 from ksopt import ops
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.symbolic import is_contiguous, same
+from ksopt.compile.lowering.decomposed_activation import decomposed_activation
 from ksopt.compile.lowering.emit import Emitter
 from ksopt.compile.lowering.epilogue import ACTIVATIONS
-from ksopt.compile.lowering.spelled_activation import spelled_activation
 from ksopt.epilogue import Activation
 from ksopt.kernels.operands import size_hint
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.precision import dtype_name
 
 PRODUCTS = frozenset({torch.ops.ksopt.ks_mm, ops.ks_mm})
 CHAINS = frozenset({torch.ops.ksopt.ks_chain, ops.ks_chain})
@@ -67,7 +68,7 @@ class Layer:
     def problem(self) -> Problem:
         """The problem that the layer is."""
         x = fake_result(self.x)
-        dtype = str(x.dtype).removeprefix("torch.")
+        dtype = dtype_name(x.dtype)
         patterns = (Pattern(*map(int, fake_result(one).shape)) for one in self.weights)
         after = Epilogue(self.bias is not None, self.activation, self.residual is not None)
         return Problem(Chain(tuple(patterns)), dtype, False, is_exact(dtype), after)
@@ -172,21 +173,21 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
 
 
 def _reshapes(node: fx.Node) -> bool:
-    """Whether a node changes the shape of its first argument, and no order."""
+    """Whether a node changes the shape of its first argument, but not the order of its elements."""
     if node.target is torch.permute:  # to the same order: rewrite.py adds such nodes
         dims = node.args[1] if len(node.args) == 2 else None
         return isinstance(dims, list | tuple) and list(dims) == list(range(len(dims)))
     return node.target in RESHAPES and bool(node.args)
 
 
-def with_spelled(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Layer]]:
+def with_decomposed(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Layer]]:
     """A layer extended by an activation that elementwise operations compute."""
     if layer.activation != "none" or layer.residual is not None:
         return
-    spelled = spelled_activation(value)
-    if spelled is not None:
-        inner = (*layer.inner, *spelled.nodes)
-        yield spelled.nodes[-1], replace(layer, activation=spelled.activation, inner=inner)
+    decomposed = decomposed_activation(value)
+    if decomposed is not None:
+        inner = (*layer.inner, *decomposed.nodes)
+        yield decomposed.nodes[-1], replace(layer, activation=decomposed.activation, inner=inner)
 
 
 def activation_of_node(node: fx.Node) -> Activation | None:

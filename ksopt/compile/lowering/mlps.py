@@ -76,7 +76,7 @@ def _is_read_by_second_alone(mlp: Mlp) -> bool:
 
 
 def _has_rows_of(layer: Layer, hidden: fx.Node) -> bool:
-    """Whether a layer's result is read with its features in the last dim, whatever the others."""
+    """Whether a layer's result is read with its features last; other dims may be reshaped."""
     return same(fake_result(hidden).shape[-1], layer.problem.out_features)
 
 

@@ -4,11 +4,11 @@ Inductor assumes that an unknown operator returns new memory. An operator with a
 into a passed tensor takes a buffer like any of Inductor's own kernels: memory that an earlier part
 of the graph has released, or part of a pool, without a call of the allocator.
 
-torch 2.13 finds such variants by ``torch.Tag.out``. That is not used here, because of two faults
-it has there: the tensors of a call are written before its other arguments whatever the schema says
-(here the variant's schema has them first), and in the C++ code of AOTInductor and of
-``cpp_wrapper`` it calls a C function that only torch's own operators have. There the operators are
-unchanged.
+torch 2.13 finds such variants by ``torch.Tag.out``. That is not used here, because it has two
+faults. It passes a call's tensors before the other arguments, in whatever order the schema has them
+(here the variant's schema has tensors first). And in the C++ code of AOTInductor and of
+``cpp_wrapper`` it calls a C function that only torch's own operators have: in such code the
+operators are left unchanged.
 """
 
 from __future__ import annotations

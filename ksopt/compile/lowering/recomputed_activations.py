@@ -1,4 +1,4 @@
-"""Activations that the backward pass computes again: what trained chains save more is less.
+"""Activations that the backward pass computes again, so that trained chains save less memory.
 
 A trained chain saves the values between its factors, which a dense layer does not have. Of an
 activation between two layers AOTAutograd saves both the input, for its own gradient, and the
@@ -56,8 +56,8 @@ class TrainedChain:
     def bytes_more_than_dense(self) -> int:
         """Bytes of a step's memory beyond those of a dense layer; negative if it needs fewer.
 
-        These are the values between the factors. Of the weights it has fewer, and as much less of
-        their gradients.
+        A chain also saves the values between its factors. It has fewer weights, and gradients of
+        weights, than a dense layer.
         """
         x, weights = fake_result(self.x), [fake_result(one) for one in self.weights]
         shapes = [[size_hint(size) or 1 for size in weight.shape] for weight in weights]

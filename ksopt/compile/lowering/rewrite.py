@@ -31,7 +31,6 @@ from ksopt.compile.capture.values import (
     Stacked,
     View,
 )
-from ksopt.compile.lowering.author_strides import restore_strides
 from ksopt.compile.lowering.effects import Uses, computed_at, held, insertion_point
 from ksopt.compile.lowering.emit import (
     Emitter,
@@ -40,6 +39,7 @@ from ksopt.compile.lowering.emit import (
     views_to_reshapes,
 )
 from ksopt.compile.lowering.emit_mask import emit_applied
+from ksopt.compile.lowering.output_strides import restore_strides
 from ksopt.compile.lowering.products import CannotLowerError, operands, product_of
 from ksopt.compile.lowering.weight_lifetime import Stored, Weights
 

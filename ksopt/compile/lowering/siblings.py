@@ -14,9 +14,9 @@ from torch import fx
 
 from ksopt import ops
 from ksopt.compile.capture.nodes import fake_result
-from ksopt.compile.lowering.author_strides import may_leave_as_a_view
 from ksopt.compile.lowering.emit import Emitter, is_torch_function, views_to_reshapes
 from ksopt.compile.lowering.layer import Layer, vector
+from ksopt.compile.lowering.output_strides import may_leave_as_a_view
 from ksopt.kernels.problem import Problem
 
 _MOST = 4

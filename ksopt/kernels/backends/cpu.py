@@ -19,7 +19,7 @@ bits. Under ``torch.use_deterministic_algorithms``, with ``KSOPT_TUNE=off`` or `
 has no other model) and while another thread is timing, nothing is timed and a fixed rule decides:
 
 expand for d > 1 with blocks of at most 32 rows and columns (b*d and c*d), where d times the flops
-cost less than the copies; bmm for all else.
+cost less than the copies; bmm for all other factors.
 
 The expanded and dense candidates multiply by stored zeros too, and zero times infinity is NaN: what
 is not finite in one feature would reach outputs which do not depend on it. So the sum of what they
@@ -50,6 +50,7 @@ from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, bits_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.interleaved import Rules, quickest, warm_up_calls
 from ksopt.patterns.chain import Pattern
+from ksopt.precision import dtype_name
 from ksopt.system.cpu import cpu_name
 
 BUDGET_S = 0.02
@@ -172,7 +173,7 @@ def rule(pattern: Pattern) -> str:
 def chosen() -> dict[str, str]:
     """The choices of this process: problem -> baseline, both as text."""
     return {
-        f"{Pattern(*shape)} {_name(dtype)} "
+        f"{Pattern(*shape)} {dtype_name(dtype)} "
         f"{'batch_last' if batch_last else 'batch_first'} batch<={2**bits} threads={threads}": (
             choice.baseline.name
         )
@@ -197,7 +198,7 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
     """
     pattern = Pattern(*weight.shape)
     batch = x.numel() // pattern.in_features
-    problem_key = ProblemKey.of(pattern, _name(x.dtype), batch, batch_last, exact=True)
+    problem_key = ProblemKey.of(pattern, dtype_name(x.dtype), batch, batch_last, exact=True)
     ours = fingerprint()
     with _timing, tuning_cache.alone(ours, problem_key):
         record = _raced(problem_key, x, weight, budget_s, _TUNING_ROUNDS)
@@ -226,7 +227,7 @@ def _cpu_name() -> str:
 
 def _tuned(pattern: Pattern, dtype: torch.dtype, batch_last: bool, batch: int) -> _Choice | None:
     """The baseline that ``ksopt tune`` chose, if there is one and it still exists."""
-    problem_key = ProblemKey.of(pattern, _name(dtype), batch, batch_last, exact=True)
+    problem_key = ProblemKey.of(pattern, dtype_name(dtype), batch, batch_last, exact=True)
     record = tuning_cache.load(fingerprint(), problem_key)
     name = None if record is None else record.chosen(changing=True).way
     if name not in pytorch_ops.names(problem_key.problem, "cpu"):
@@ -236,7 +237,7 @@ def _tuned(pattern: Pattern, dtype: torch.dtype, batch_last: bool, batch: int) -
 
 def _fastest(pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool) -> _Choice:
     batch = x.numel() // pattern.in_features
-    key = ProblemKey.of(pattern, _name(x.dtype), batch, batch_last, exact=True)
+    key = ProblemKey.of(pattern, dtype_name(x.dtype), batch, batch_last, exact=True)
     record = _raced(key, x, weight, BUDGET_S, ROUNDS)
     return _Choice(pattern, BASELINES[record.chosen(changing=True).way])
 
@@ -260,10 +261,6 @@ def _raced(key: ProblemKey, x: Tensor, weight: Tensor, budget_s: float, rounds: 
         key, rows, competitors, x.device, rules, lambda results, *_: quickest(results)
     )
     return record
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @register_backend

@@ -38,6 +38,7 @@ from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.accuracy import checking
 from ksopt.patterns.chain import Pattern
+from ksopt.precision import dtype_name
 
 _Key = tuple[tuple[int, ...], torch.dtype, bool, bool, Rows, int, int]
 _decider: Decider[_Key] = Decider(threading.Lock(), keeps_stopgaps=True)
@@ -147,7 +148,7 @@ def _key_of(problem_key: ProblemKey, device: int) -> _Key:
 
 def problem_key_of(x: Tensor, weight: Tensor, batch_last: bool) -> ProblemKey:
     """The key of choices for these operands, at torch's present precision."""
-    pattern, dtype = Pattern(*weight.shape), str(x.dtype).removeprefix("torch.")
+    pattern, dtype = Pattern(*weight.shape), dtype_name(x.dtype)
     batch = x.numel() // pattern.in_features
     exact = dtype != "float32" or precision.is_exact()
     rows = rows_of(x, batch_last, batch)

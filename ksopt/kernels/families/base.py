@@ -56,13 +56,14 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             Others compute one factor's product alone, and are called with (x, weight, out=None).
         takes_mlps: whether it computes two layers, one behind the other, as far as
             `unsupported_shape` allows; its launchers then are `candidate.MlpCall`s.
-        by_pytorch: whether PyTorch multiplies, which may round 16-bit sums more than once: then it
-            is no fault of a kernel that a result is left out.
-        is_judged_first: whether cuBLAS adds 16-bit partial sums of its products in 16 bit where it
-            rounds those of the author's shapes once: in 16 bit it is taken only where a result has
-            been compared, never by its predicted time alone.
+        by_pytorch: whether PyTorch multiplies, which may round 16-bit sums more than once: a result
+            that fails the check is then no fault of a kernel.
+        is_judged_first: whether cuBLAS may add partial sums of its products in 16 bit, where it
+            rounds those of the author's shapes only once. In 16 bit such a family is chosen only
+            after its result was compared, never by its predicted time alone.
         is_fallback: whether it computes every problem, on operands of any strides and alignment. It
-            is not ranked with the others: it is for what they do not compute, or not well.
+            is not ranked with the others: it is for problems that they do not support, or are slow
+            on.
     """
 
     name: ClassVar[str]
@@ -109,8 +110,8 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
     ) -> float:
         """`predicted_us` plus the time of the epilogue, for families that leave it out.
 
-        All tiles of a family take the same for it. It counts where layers are compared with what
-        computes several of them.
+        The epilogue takes the same time with all tiles of a family. It matters where the launches
+        of layers are compared with a launch that computes several of them.
         """
         return self.predicted_us(problem, config, batch, device)
 

@@ -14,7 +14,7 @@ from ksopt.kernels.families import batch_last, batch_last_mma_tf32x3
 from ksopt.kernels.families.base import SINGLE, register_family
 from ksopt.kernels.families.batch_last import output_tiles
 from ksopt.kernels.families.cost_terms import chains_cycles, overlapped
-from ksopt.kernels.families.packed import PackedFamily
+from ksopt.kernels.families.packed_weight import PackedFamily
 from ksopt.kernels.launcher import MakeLauncher
 from ksopt.kernels.packing_launcher import PackedLauncher
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
@@ -42,9 +42,9 @@ _DRAM_BYTES_US = 38_060.0
 _SHARED_BYTES_US = 180_900.0  # x, weights, and what the tensor cores read
 _WEIGHT_BYTES_US = 54_200.0  # a column's resident weights
 _COLUMN_US = 0.93  # latency of a change of column
-_LATENCY_US = 1.05  # in which what the ring holds arrives
-_CHAIN_CYCLES = 122.0  # from a chain of products to the next, beside the products themselves
-_PENDING = 0.5  # how much of that a chain under way hides
+_LATENCY_US = 1.05  # of the loads that fill the ring
+_CHAIN_CYCLES = 122.0  # between two chains of products
+_PENDING = 0.5  # the share of that which a running chain hides
 _STAGE_CYCLES = 152.0
 _ROW_CYCLES = 25.5  # a row of a stage, which one instruction copies
 _STORED_BYTES_CYCLE = 16.25  # of a warpgroup

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ksopt.epilogue import activation_of
 from ksopt.kernels.families import chain_cost, chain_launcher, chain_pack_launcher, chain_tile
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
@@ -44,7 +43,7 @@ class ChainActivatedWgmma16(KernelFamily[Config]):
         return chain_tile.unsupported_reason(_shape(problem), problem.dtype, device)
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
-        return chain_tile.configs(_shape(problem), device, _epilogue(problem))
+        return chain_tile.configs(_shape(problem), device, Epilogue.of(problem))
 
     def shared_bytes(self, problem: Problem, config: Config) -> int:
         return config.shared_bytes(_shape(problem))
@@ -55,12 +54,12 @@ class ChainActivatedWgmma16(KernelFamily[Config]):
     def predicted_us(
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
-        after = _epilogue(problem)
+        after = Epilogue.of(problem)
         return chain_cost.predicted_us(_shape(problem), config, batch, device, after)
 
     def sources(self, problem: Problem, config: Config) -> list[str]:
         shape = _shape(problem)
-        multiply = chain_launcher.source(shape, config, _epilogue(problem), problem.dtype)
+        multiply = chain_launcher.source(shape, config, Epilogue.of(problem), problem.dtype)
         return [chain_pack_launcher.source(shape, config, are_layers=True), multiply]
 
     def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchLayers:
@@ -71,7 +70,7 @@ class LaunchLayers:
     """(x, weights, hidden bias, bias, residual, out) -> y: see `candidate.MlpCall`."""
 
     def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
-        around = (_shape(problem), _epilogue(problem))
+        around = (_shape(problem), Epilogue.of(problem))
         self._launch = LaunchChain(*around, config, problem.dtype, device_index, are_layers=True)
 
     def __call__(
@@ -96,9 +95,3 @@ def _shape(problem: Problem) -> Shape:
     first, second = problem.chains
     (right,), (left,) = first.patterns, second.patterns
     return Shape(left, right)
-
-
-def _epilogue(problem: Problem) -> Epilogue:
-    _, last = problem.layers()
-    after, middle = last.epilogue, activation_of(problem.epilogue.activation)
-    return Epilogue(after.bias, after.activation, after.residual, middle)

@@ -14,13 +14,13 @@ from ksopt.kernels.problem import DeviceSpec
 READ_BYTES_US = 24_000.0
 WRITTEN_BYTES_US = 37_800.0
 SHARED_BYTES_US = 138_000.0
-LATENCY_US = 0.99  # in which what a block's ring holds arrives
-BETWEEN_US = 0.086  # from a group of a warpgroup's products to its next
+LATENCY_US = 0.99  # of the loads that fill a block's ring
+BETWEEN_US = 0.086  # between two groups of a warpgroup's products
 ACTIVATION_US = 1.43e-4  # of an output
 LAUNCH_US = 5.8
 OVERLAP = 1.97
-# Not fitted: what one multiprocessor can take in (decode_mma16), what it sends to others of its
-# cluster (published times of an H100), and the start of a cluster with its barrier.
+# Not fitted: the bandwidth at which one multiprocessor can read (decode_mma16) and send to others
+# of its cluster (published times of an H100), and the start of a cluster with its barrier.
 _MOST_BYTES_US = 106_000.0
 _CLUSTER_BYTES_US = 25_000.0
 _CLUSTER_US = 0.7
@@ -83,11 +83,11 @@ class Work:
     """The work of the busiest multiprocessor.
 
     Attributes:
-        passes: over the weights.
-        units: of 64 rows.
-        at_a_time: units.
-        waves: how often it does all that.
-        busy: share of the multiprocessors that are.
+        passes: number of passes over the weights.
+        units: number of units of 64 rows.
+        at_a_time: units that are computed at a time.
+        waves: number of times that it does all this.
+        busy: share of the multiprocessors that have work.
     """
 
     passes: int

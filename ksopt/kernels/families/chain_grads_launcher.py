@@ -186,7 +186,7 @@ def adding_blocks(chain: Chain, launch: Launch, with_bias: bool) -> int:
 class ChainGradients:
     """Loaded kernels of one chain, for one number of rows: called with the rows of its operands.
 
-    They are right in a graph that is being captured: all that they take is memory.
+    They can be captured in a CUDA graph: beside launches they only allocate memory.
 
     Raises:
         CompilationError, UnavailableError: see :mod:`ksopt.jit`.

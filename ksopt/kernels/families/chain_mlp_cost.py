@@ -19,10 +19,9 @@ def predicted_us(
 ) -> float:
     """Predicted time of a tile, in microseconds: three phases, one after the other.
 
-    The first reads x for z of the first chain. In the second, hidden features are computed of z,
-    activated and multiplied, chunk by chunk; nothing of them leaves a multiprocessor. The third is
-    the second chain's left factor, which writes. The constants are chain_cost.py's: this model has
-    none of its own.
+    The first phase reads x and computes z of the first chain. The second computes hidden features
+    from z, activates and multiplies them, chunk by chunk, within a multiprocessor. The third
+    multiplies by the second chain's left factor, and writes. The constants are chain_cost.py's.
     """
     e = epilogue or Epilogue()
     work = of_chain.Work.of(tile.first, batch, device)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ksopt.kernels.families import chain_tile
 from ksopt.kernels.families.chain_tile import Epilogue, Shape
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
+from ksopt.patterns.divisors import divisors
 
 _BARRIER_BYTES = 128
 _MOST_SLOT_BYTES = 56 * 1024
@@ -40,13 +41,13 @@ class Config:
 
     @property
     def first(self) -> chain_tile.Config:
-        """The first chain's tile; its stages mean nothing."""
+        """The first chain's tile; its stages are not used."""
         of_slot = (self.slot_j, self.slot_p)
         return chain_tile.Config(self.groups, 1, self.nk, self.ks, 1, *of_slot, 2)
 
     @property
     def second(self) -> chain_tile.Config:
-        """The second chain's tile; its ks, splits and stages mean nothing."""
+        """The second chain's tile; its ks, splits and stages are not used."""
         of_slot = (self.last_slot_j, self.last_slot_p)
         return chain_tile.Config(self.groups, 1, self.last_nk, 16, 1, *of_slot, 2)
 
@@ -138,7 +139,7 @@ def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]
             if last.groups != tile.groups:
                 continue
             chunk_steps, step_bytes = features // 16, last.columns(second) * 32
-            fitting = [n for n in _divisors(chunk_steps) if n * step_bytes <= limit]
+            fitting = [n for n in divisors(chunk_steps) if n * step_bytes <= limit]
             if not fitting:
                 continue
             config = Config(
@@ -196,10 +197,6 @@ def _fits_registers(first: Shape, second: Shape, config: Config) -> bool:
 def _slots(tile: chain_tile.Config, s: Shape, limit: int) -> tuple[int, int]:
     """Classes and steps of the second chain's left factor in a slot: as much as fits."""
     j = min(s.left.d, 8)
-    choices = [(1, n) for n in _divisors(s.steps)] + [(n, s.steps) for n in _divisors(j)]
+    choices = [(1, n) for n in divisors(s.steps)] + [(n, s.steps) for n in divisors(j)]
     sizes = sorted((m * n, m, n) for m, n in choices if m * n * tile.nk * 32 <= limit)
     return sizes[-1][1:] if sizes else (1, 1)
-
-
-def _divisors(n: int) -> list[int]:
-    return [m for m in range(1, n + 1) if n % m == 0]

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ksopt.epilogue import activation_of
 from ksopt.kernels import weight_groups
 from ksopt.kernels.families import chain_mlp_cost, chain_mlp_launcher, chain_mlp_tile
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
@@ -56,12 +55,12 @@ class ChainMlpWgmma16(KernelFamily[Config]):
     def predicted_us(
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
-        after = _epilogue(problem)
+        after = Epilogue.of(problem)
         return chain_mlp_cost.predicted_us(*_shapes(problem), config, batch, device, after)
 
     def sources(self, problem: Problem, config: Config) -> list[str]:
         shapes = _shapes(problem)
-        multiply = chain_mlp_launcher.source(*shapes, config, _epilogue(problem), problem.dtype)
+        multiply = chain_mlp_launcher.source(*shapes, config, Epilogue.of(problem), problem.dtype)
         return [chain_mlp_launcher.pack_source(*shapes, config), multiply]
 
     def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchMlp:
@@ -83,7 +82,7 @@ class LaunchMlp:
         orders = (packing.nk, packing.ks, packing.last_nk)
         self._form = f"chain_mlp_wgmma16 {orders}"
         self._pack = mlp_packer(*shapes, config, device_index)
-        after = _epilogue(problem)
+        after = Epilogue.of(problem)
         self._launch = MlpLauncher(*shapes, config, after, problem.dtype, device_index)
 
     def __call__(
@@ -121,9 +120,3 @@ class LaunchMlp:
 def _shapes(problem: Problem) -> tuple[Shape, Shape]:
     first, second = problem.chains
     return Shape.of(first), Shape.of(second)
-
-
-def _epilogue(problem: Problem) -> Epilogue:
-    _, last = problem.layers()
-    after, middle = last.epilogue, activation_of(problem.epilogue.activation)
-    return Epilogue(after.bias, after.activation, after.residual, middle)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
-from ksopt.epilogue import Activation
+from ksopt.epilogue import Activation, activation_of
 from ksopt.kernels import problem
-from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.two_factors import multiplier_registers, unsupported_form
 from ksopt.kernels.families.weight_packer import MOST_SIBLINGS
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.patterns.divisors import divisors
 
 _BARRIER_BYTES = 128
 _MOST_SHARED_BIAS = 1536  # features
-_LOADER_REGISTERS = 40
 _OTHER_REGISTERS = 44  # of a thread that multiplies, beside sums and operands
 
 
@@ -30,6 +30,14 @@ class Epilogue(problem.Epilogue):
 
     middle: Activation = "none"
     keeps_z: bool = False
+
+    @classmethod
+    def of(cls, of_problem: problem.Problem) -> Epilogue:
+        """The epilogue of a problem of one layer or of two, of which one launch computes all."""
+        first, last = of_problem.epilogue, of_problem.layers()[-1].epilogue
+        is_one = of_problem.second is None
+        middle: Activation = "none" if is_one else activation_of(first.activation)
+        return cls(last.bias, last.activation, last.residual, middle)
 
 
 @dataclass(frozen=True)
@@ -116,9 +124,7 @@ class Config:
     @property
     def registers(self) -> int:
         """Registers of a thread that multiplies."""
-        at_start = 65536 // (self.threads * self.blocks) // 8 * 8
-        taken = (at_start * (self.groups + 1) - _LOADER_REGISTERS) // self.groups // 8 * 8
-        return min(taken, 240)
+        return multiplier_registers(self.groups, self.blocks)
 
     @property
     def at_once(self) -> int:
@@ -186,14 +192,9 @@ class Config:
 def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
     """Why no kernel of this family computes the chains on ``device``, or None if one does."""
     left, right = s.left, s.right
-    if device.capability != (9, 0):
-        return "it needs compute capability 9.0"
-    if dtype not in HALF:
-        return f"{dtype} is not one of {', '.join(HALF)}"
-    if left.a != 1 or right.d != 1:
-        return f"{left}*{right} is not of the form (1,b,c,d)*(a,b,c,1)"
-    if left.in_features != right.out_features:
-        return f"{left} takes {left.in_features} features and {right} gives {right.out_features}"
+    reason = unsupported_form(left, right, dtype, device)
+    if reason is not None:
+        return reason
     if not 1 <= s.siblings <= MOST_SIBLINGS:
         return f"{s.siblings} siblings are not 1 to {MOST_SIBLINGS}"
     if left.d not in (1, 2, 4) and left.d % 8 != 0:
@@ -215,15 +216,14 @@ def configs(
     Args:
         s: chains that are supported.
         device: what the tiles must fit into.
-        after: what follows the product; what outputs are added to, or multiplied by, takes
-            registers.
+        after: the epilogue: a residual or a gate takes registers.
     """
     after = after or problem.Epilogue()
     j = min(s.left.d, 8)
     run = 8 * max(1, 4 // s.left.d)
     most = max(-(-s.left.b // run) * run, run)
     for groups, blocks in ((1, 1), (1, 2), (2, 1), (3, 1)):
-        for splits in _divisors(s.tiles_of_block):
+        for splits in divisors(s.tiles_of_block):
             for ks in (16, 32, 48, 64, 96, 128):
                 if -(-s.right.c // 16) * 16 % ks != 0:
                     continue
@@ -261,8 +261,8 @@ def _clusters(tile: Config, s: Shape, after: problem.Epilogue) -> list[int]:
 def _with_slots(tile: Config, s: Shape) -> Config:
     """The tile, with as much of the left factor in a slot as one of the right has room for."""
     first = tile.first_slot_bytes(s)
-    choices = [(1, steps) for steps in _divisors(s.steps)]
-    choices += [(j, s.steps) for j in _divisors(min(s.left.d, 8))]
+    choices = [(1, steps) for steps in divisors(s.steps)]
+    choices += [(j, s.steps) for j in divisors(min(s.left.d, 8))]
     sizes = sorted((j * steps, j, steps) for j, steps in choices)
     fitting = [one for one in sizes if one[0] * tile.nk * 32 <= first] or sizes[:1]
     _, j, steps = fitting[-1]
@@ -280,7 +280,3 @@ def _fits_registers(tile: Config, s: Shape, after: problem.Epilogue) -> bool:
     sums = min(s.left.d, 8) * tile.nk // 2
     second = sums + sums // 2 * (after.residual + after.is_gated) + tile.at_once * 8
     return tile.columns(s) <= 256 and max(first, second) + _OTHER_REGISTERS <= tile.registers
-
-
-def _divisors(n: int) -> list[int]:
-    return [m for m in range(1, n + 1) if n % m == 0]

@@ -62,16 +62,16 @@ class ChainWgmma16(KernelFamily[Config]):
     def with_epilogue_us(
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
-        after = _epilogue(problem)
+        after = Epilogue.of(problem)
         return chain_cost.predicted_us(_shape(problem), config, batch, device, after)
 
     def sources(self, problem: Problem, config: Config) -> list[str]:
         shape = _shape(problem)
-        multiply = chain_launcher.source(shape, config, _epilogue(problem), problem.dtype)
+        multiply = chain_launcher.source(shape, config, Epilogue.of(problem), problem.dtype)
         return [chain_pack_launcher.source(shape, config), multiply]
 
     def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchChain:
-        after = _epilogue(problem)
+        after = Epilogue.of(problem)
         return LaunchChain(_shape(problem), after, config, problem.dtype, device_index)
 
     def stores_intermediate(self, problem: Problem) -> bool:
@@ -104,7 +104,7 @@ class LaunchKeeping:
         of_grad: input_grad_tile.Config | None,
     ) -> None:
         shape = _shape(problem)
-        epilogue = replace(_epilogue(problem), keeps_z=True)
+        epilogue = replace(Epilogue.of(problem), keeps_z=True)
         self._out_features = problem.out_features
         self._between = shape.right.out_features
         self._pack = TrainedPacker(shape, config, of_grad, device_index)
@@ -197,8 +197,3 @@ class LaunchChain:
 
 def _shape(problem: Problem) -> Shape:
     return Shape.of(problem.chain, problem.siblings)
-
-
-def _epilogue(problem: Problem) -> Epilogue:
-    after = problem.epilogue
-    return Epilogue(activation=after.activation, bias=after.bias, residual=after.residual)

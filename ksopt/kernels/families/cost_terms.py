@@ -8,10 +8,10 @@ from collections.abc import Iterable
 def overlapped(times: Iterable[float], power: float) -> float:
     """The time of several tasks that overlap almost perfectly.
 
-    The slowest decides, and what comes close to it adds to it.
+    It is the time of the slowest, plus a part of those that take almost as long.
 
     Args:
-        times: of each thing alone.
+        times: of each task alone.
         power: the larger it is, the better they overlap; 1 is one after another.
 
     Example:

@@ -13,7 +13,7 @@ from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 MAX_BATCH = 64
-"""More rows than this are computed rightly, but other families are the ones to try."""
+"""More rows than this are computed correctly, but other families are faster."""
 
 _MAX_THREADS = 512
 _MAX_BLOCKS = 2**30  # never reached: its outputs would not fit into any device's memory

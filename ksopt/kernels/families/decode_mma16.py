@@ -14,7 +14,7 @@ from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 MAX_BATCH = 128
-"""More rows than this are computed rightly, but other families are the ones to try."""
+"""More rows than this are computed correctly, but other families are faster."""
 
 _REGISTERS = 65536  # of a multiprocessor
 _MAX_THREADS = 2048  # of a multiprocessor
@@ -159,7 +159,7 @@ class DecodeMma16(TemplateFamily[Config]):
                     *(warps_j, warps_m, warps_n, warps_l, mt, nt, units, cluster), blocks=1
                 )
                 registers = config.registers(p)
-                # The estimate is on the safe side: a few more than there are do not spill.
+                # The estimate is conservative: a few registers more than the limit do not spill.
                 most = min(240, 1.1 * _REGISTERS / config.threads)
                 if config.shared_bytes(p) > SHARED_LIMIT or registers > most:
                     continue

@@ -129,7 +129,7 @@ class Config:
         return copies * self.part_bytes(p) + self.bm * (self.stages * x + y)
 
     def chunks(self, p: Pattern, values: int) -> int:
-        """Of a row of x or y with so many values of l or k, at any address."""
+        """16-byte chunks of a row of x or y with this many values of l or k, at any address."""
         return _chunks(p, self.size, self.groups, self.jc, values)
 
     def registers(self, p: Pattern) -> int:
@@ -245,7 +245,7 @@ class GatherMma(TemplateFamily[Config]):
                     break
                 in_registers = _REGISTERS // (32 * warps * registers)
                 blocks = min(blocks, in_registers)
-                # Few warps hide no latency, and take what is left where nothing else fits.
+                # Too few warps do not hide latency: they are used only where no more fit.
                 if blocks > fewer and (
                     blocks * warps >= _FEWEST_WARPS or blocks == in_registers or bm == 16
                 ):
@@ -366,7 +366,7 @@ def _widths(most: int) -> list[tuple[int, int]]:
 
 
 def _fit(tiles: int, units: int) -> bool:
-    """Whether so many output tiles are worth so many units."""
+    """Whether the output tiles fill this number of units."""
     of_unit = -(-tiles // units)
     return of_unit <= 16 and (
         units == 1 or (tiles >= 6 and of_unit >= 3 and of_unit * units - tiles <= 1)
@@ -388,6 +388,6 @@ def _planes(p: Pattern, size: int) -> list[tuple[int, int]]:
 
 
 def _parts(most: int) -> list[int]:
-    """Numbers of parts, two or more, of a sum of so many steps; each part has some."""
+    """Numbers of parts, at least two, into which a sum of ``most`` steps may be split."""
     several = [parts for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if parts <= most]
     return sorted({-(-most // -(-most // parts)) for parts in several})

@@ -1,4 +1,4 @@
-"""`gather_mma` for weights that stay: packed once, in the order of the tensor cores."""
+"""`gather_mma` for weights that do not change: packed once, in the order of the tensor cores."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import register_family
 from ksopt.kernels.families.gather_mma import Config, GatherMma
-from ksopt.kernels.families.packed import PackedFamily
+from ksopt.kernels.families.packed_weight import PackedFamily
 from ksopt.kernels.packing_launcher import geometry_of
 from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 
-# Small blocks are filled up to 8 outputs and 16 sums. What that makes many times as large as the
-# weight takes memory, unless it is little.
+# Packing pads small blocks to 8 outputs and 16 summands. A weight that becomes many times larger by
+# that is not packed, unless it is small.
 _MOST_TIMES, _FEW_ELEMENTS = 8, 2**21
 
 
 @register_family
 class GatherMmaPacked(GatherMma, PackedFamily[Config]):
-    """The same products; blocks copy weights that are in order, all at once or with each part."""
+    """The products of `GatherMma` by packed weights, which blocks copy at once or part by part."""
 
     name = "gather_mma_packed"
     packs_from_d = 1

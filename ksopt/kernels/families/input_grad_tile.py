@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
-from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.families.row_grid import grid_of
+from ksopt.kernels.families.two_factors import multiplier_registers, unsupported_form
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
@@ -15,7 +15,6 @@ ROWS_OF_UNIT = 64
 """Rows of the units that blocks take."""
 
 _BARRIER_BYTES = 128
-_LOADER_REGISTERS = 40
 _OTHER_REGISTERS = 44  # of a thread that multiplies, beside sums and operands
 _MOST_SUMS = 256  # columns between the factors that a block computes
 _MOST_CHUNKS = 32  # of the columns that it computes: each is unrolled code
@@ -28,8 +27,8 @@ _L2_BYTES_US = 101_000.0
 _SHARED_BYTES_US = 193_000.0
 _MOST_BYTES_US = 106_000.0  # that one alone can take in
 _FLOPS_US = 5.76e6
-_LATENCY_US = 1.17  # in which what a block's ring holds arrives
-_BETWEEN_US = 0.0475  # from a group of a warpgroup's products to its next
+_LATENCY_US = 1.17  # of the loads that fill a block's ring
+_BETWEEN_US = 0.0475  # between two groups of a warpgroup's products
 _LAUNCH_US = 4.5  # and for the kernel that packs, some 3
 _OVERLAP = 3.55
 
@@ -94,9 +93,7 @@ class Config:
     @property
     def registers(self) -> int:
         """Registers of a thread that multiplies."""
-        at_start = 65536 // (self.threads * self.blocks) // 8 * 8
-        taken = (at_start * (self.groups + 1) - _LOADER_REGISTERS) // self.groups // 8 * 8
-        return min(taken, 240)
+        return multiplier_registers(self.groups, self.blocks)
 
     @property
     def packing(self) -> Config:
@@ -144,14 +141,9 @@ class Config:
 def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
     """Why no kernel computes a chain's input gradient on ``device``, or None if one does."""
     left, right = s.left, s.right
-    if device.capability != (9, 0):
-        return "it needs compute capability 9.0"
-    if dtype not in HALF:
-        return f"{dtype} is not one of {', '.join(HALF)}"
-    if left.a != 1 or right.d != 1:
-        return f"{s} is not of the form (1,b,c,d)*(a,b,c,1)"
-    if left.in_features != right.out_features:
-        return f"{left} takes {left.in_features} features and {right} gives {right.out_features}"
+    reason = unsupported_form(left, right, dtype, device)
+    if reason is not None:
+        return reason
     if left.d not in (1, 2, 4, 8):
         return f"d = {left.d} of the left factor is not 1, 2, 4 or 8"
     if right.b % 32 != 0:

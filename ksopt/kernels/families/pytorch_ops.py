@@ -26,6 +26,7 @@ from ksopt.kernels.families import pytorch_cost as cost
 from ksopt.kernels.launcher import Entry, torch_entry
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
+from ksopt.precision import dtype_name
 
 # An expanded product costs d times the flops: past this no saved copy pays for it.
 _MAX_EXTRA_FLOPS = 16
@@ -121,7 +122,7 @@ def prepared(baseline: Baseline, weight: Tensor, p: Pattern, batch_last: bool) -
     def prepare(weight: Tensor) -> Tensor:
         return baseline.prepare(weight, batch_last)
 
-    form, dtype = _form(name), str(weight.dtype).removeprefix("torch.")
+    form, dtype = _form(name), dtype_name(weight.dtype)
     number = weight_table.number_of(form, weight.shape, dtype)
     return weight_table.prepared(weight, form, number, prepare)
 

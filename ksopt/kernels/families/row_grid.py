@@ -8,7 +8,7 @@ def grid_of(rows: int, rows_per_unit: int, most_clusters: int, cluster: int = 1)
 
     Args:
         rows: at least one.
-        rows_per_unit: each block, or cluster of blocks, takes a multiple of so many rows.
+        rows_per_unit: each block, or cluster of blocks, takes a multiple of this many rows.
         most_clusters: the most clusters of a launch; blocks, where a cluster has one.
         cluster: blocks that share the work on the same rows.
 

@@ -10,7 +10,7 @@ from ksopt.kernels.families import wgmma16
 from ksopt.kernels.families.base import HALF, register_family
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.families.mma16 import fold
-from ksopt.kernels.families.packed import PackedFamily
+from ksopt.kernels.families.packed_weight import PackedFamily
 from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 

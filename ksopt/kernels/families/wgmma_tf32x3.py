@@ -11,7 +11,7 @@ from ksopt.kernels.families.base import SINGLE, register_family
 from ksopt.kernels.families.cost_terms import chains_cycles, overlapped
 from ksopt.kernels.families.fold import Fold
 from ksopt.kernels.families.mma_tf32x3 import fold, row_pitch, slice_chunks, unsupported_fold
-from ksopt.kernels.families.packed import PackedFamily
+from ksopt.kernels.families.packed_weight import PackedFamily
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from test_absorb import CHAIN as OF_EINSUM
+from test_fuse import CHAIN as OF_EINSUM
 from torch import nn
 
 import ksopt
 from ksopt.compile import passes
 from ksopt.compile.lowering import whole_layer
-from ksopt.compile.lowering.absorb import absorb
+from ksopt.compile.lowering.fuse import fuse
 from ksopt.epilogue import GATES
 from ksopt.kernels import plan_autotuner
 from ksopt.kernels.families.pytorch_cost import elementwise_us
@@ -17,7 +17,7 @@ from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.patterns.chain import Chain
 from tests.kernels import toy_chains
 
-from test_absorb import ByEinsum, chains, graphs_of, targets  # isort: skip
+from test_fuse import ByEinsum, chains, graphs_of, targets  # isort: skip
 
 CHAIN = "(1,16,4,4)*(4,4,8,1)"  # 32 -> 16 -> 64
 BACK = "(1,8,8,4)*(4,8,16,1)"
@@ -171,17 +171,17 @@ def test_a_gate_that_is_not_faster_stays(monkeypatch):
 
     model, x = SwiGLU(), torch.randn(5, 32)
     with torch.no_grad():
-        absorbed, y = [], None
+        fused, y = [], None
 
         def backend(gm, example_inputs):
-            absorbed.extend(absorb(gm, is_whole))
+            fused.extend(fuse(gm, is_whole))
             gm.recompile()
             return gm.forward
 
         y = torch.compile(model, backend=backend, fullgraph=True)(x)
         torch.testing.assert_close(y, model(x))
     assert any(problem.epilogue.is_gated for problem in seen)
-    assert {one.problem.epilogue.activation for one in absorbed} == {"silu"}
+    assert {one.problem.epilogue.activation for one in fused} == {"silu"}
 
 
 @pytest.mark.parametrize(

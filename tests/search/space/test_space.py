@@ -7,10 +7,10 @@ import pytest
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.patterns.divisors import divisors
 from ksopt.patterns.size import Dims
 from ksopt.search import LayerRequest
 from ksopt.search.space import space as spaces
-from ksopt.search.space.divisors import divisors
 from ksopt.search.space.enumerate import Walk
 from ksopt.search.space.named_families import families
 from ksopt.search.space.smallest import smallest

@@ -14,7 +14,7 @@ from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search import SearchResult, finals
-from ksopt.search.report import bounds
+from ksopt.search.report import roofline
 from ksopt.search.report.sections import written
 from ksopt.search.results import Verdict
 
@@ -49,12 +49,12 @@ def result(search: Search, monkeypatch: pytest.MonkeyPatch) -> SearchResult:
     ],
 )
 def test_what_binds_a_factor(pattern: Pattern, batch: int, memory_bound: bool) -> None:
-    actual = bounds.Work.of(pattern, batch, DEVICE)
+    actual = roofline.Work.of(pattern, batch, DEVICE)
     assert actual.memory_bound is memory_bound
     assert actual.bytes_moved == pattern.bytes(batch, "float32")
     assert actual.flops == pattern.flops(batch)
     assert actual.floor_us == pytest.approx(max(actual.bytes_moved / 1e4, actual.flops / 1e5))
-    three = bounds.Work.of(pattern, batch, DEVICE, passes=3)
+    three = roofline.Work.of(pattern, batch, DEVICE, passes=3)
     assert three.floor_us == pytest.approx(3 * actual.floor_us)
 
 
@@ -63,12 +63,12 @@ def test_a_sentence_for_each_chain(result: SearchResult) -> None:
     assert answer.verdict is Verdict.USE
     assert answer.chosen is not None
     chain = answer.chosen.facts.chain
-    (sentence,) = bounds.sentences(result.layers[0])
-    dense = bounds.Work.of(Pattern(1, 64, 32, 1), 16, DEVICE)
+    (sentence,) = roofline.sentences(result.layers[0])
+    dense = roofline.Work.of(Pattern(1, 64, 32, 1), 16, DEVICE)
     less = dense.flops / chain.flops(16)
     assert sentence.startswith(f"{chain} computes {less:.1f} times less than the dense layer")
     assert "all its factors are memory-bound, and the dense layer is memory-bound" in sentence
-    floor = sum(bounds.Work.of(pattern, 16, DEVICE).floor_us for pattern in chain)
+    floor = sum(roofline.Work.of(pattern, 16, DEVICE).floor_us for pattern in chain)
     assert f"an efficiency of {floor / 2:.2f}, the dense layer of {dense.floor_us / 8:.2f}" in (
         sentence
     )
@@ -87,7 +87,7 @@ def test_factors_that_are_bound_differently_are_named_in_a_short_sentence(
     chosen = replace(answer.chosen, facts=replace(answer.chosen.facts, chain=chain))
     fast_memory = replace(DEVICE, bandwidth=2e10)
     request = replace(layer.request, batch=4096)
-    (sentence,) = bounds.sentences(
+    (sentence,) = roofline.sentences(
         replace(
             layer,
             request=request,
@@ -110,7 +110,7 @@ def test_factors_that_are_bound_differently_are_named_in_a_short_sentence(
 def test_what_makes_it_fast(
     floor: float, dense_floor: float, reached: float, dense_reached: float, reason: str
 ) -> None:
-    assert bounds._lead(floor, dense_floor, reached, dense_reached).startswith(reason)
+    assert roofline._lead(floor, dense_floor, reached, dense_reached).startswith(reason)
 
 
 @pytest.mark.parametrize("latency", [timed(10), Measurement(2, 1, 9, 20)], ids=["slower", "noise"])
@@ -120,14 +120,14 @@ def test_a_chain_that_is_not_faster_is_not_called_fast(
     (answer,) = result.layers[0].recommendations
     assert answer.chosen is not None
     other = replace(answer, chosen=replace(answer.chosen, latency=latency))
-    (sentence,) = bounds.sentences(replace(result.layers[0], recommendations=(other,)))
+    (sentence,) = roofline.sentences(replace(result.layers[0], recommendations=(other,)))
     assert sentence.endswith(
-        f"{bounds.Work.of(Pattern(1, 64, 32, 1), 16, DEVICE).floor_us / 8:.2f}."
+        f"{roofline.Work.of(Pattern(1, 64, 32, 1), 16, DEVICE).floor_us / 8:.2f}."
     )
 
 
 def test_the_table_has_the_factors_and_dense(result: SearchResult) -> None:
-    rows = bounds.table(result.layers[0]).rows
+    rows = roofline.table(result.layers[0]).rows
     chosen = result.layers[0].recommendations[0].chosen
     assert chosen is not None
     chain = chosen.facts.chain
@@ -140,7 +140,7 @@ def test_the_table_has_the_factors_and_dense(result: SearchResult) -> None:
 
 def test_nothing_is_reported_where_nothing_was_measured(search: Search) -> None:
     result = search(trials=500, timeout_s=0.001)
-    assert bounds.sentences(result.layers[0]) == []
+    assert roofline.sentences(result.layers[0]) == []
     assert "Where the time goes" not in [section.title for section in written(result)]
 
 

@@ -1,4 +1,4 @@
-"""Absorb the surroundings of a product: bias, activation, residual, siblings, gate, MLP.
+"""Fuse what surrounds a product into its launch: bias, activation, residual, siblings, gate, MLP.
 
 `lowering.rewrite` emits an operator per factor, and Inductor fuses the rest into one kernel behind
 the last. If one launch computes a whole layer faster, the nodes become one ``ks_chain``; if one
@@ -34,8 +34,8 @@ from ksopt.compile.lowering.layer import (
     product,
     sizes_behind,
     vector,
+    with_decomposed,
     with_next,
-    with_spelled,
 )
 from ksopt.compile.lowering.whole_layer import Weights
 from ksopt.kernels.problem import Problem
@@ -52,7 +52,7 @@ one launch computes the problem faster than several."""
 
 
 @dataclass(frozen=True)
-class Absorbed:
+class Fused:
     """A layer that became one operator.
 
     Attributes:
@@ -68,7 +68,7 @@ class Absorbed:
     beside: str = ""
 
 
-def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
+def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
     """Replace layers that one launch computes, siblings and MLPs by one operator each.
 
     Args:
@@ -88,7 +88,7 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
         if layer is None or (trains and not _is_trained(layer)):
             continue
         layers[node] = layer
-        layers |= dict(with_spelled(node, layer))  # a later node's
+        layers |= dict(with_decomposed(node, layer))  # a later node's
 
     judged = functools.cache(is_whole)  # the layers of a model repeat
     inputs = {id(fake_result(node)) for node in graph.nodes if node.op in _INPUTS}
@@ -104,47 +104,48 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
         device = fake_result(first.x).device
         return judged(problem, first.rows, device, weights_of(*together), reader_activates)
 
-    def absorbed_of(problem: Problem, layer: Layer, *others: Layer, beside: str = "") -> Absorbed:
+    def fused_of(problem: Problem, layer: Layer, *others: Layer, beside: str = "") -> Fused:
         products = (node for node in layer.inner if node.target in PRODUCTS | CHAINS)
-        return Absorbed(problem, weights_of(layer, *others), tuple(products), beside)
+        return Fused(problem, weights_of(layer, *others), tuple(products), beside)
 
     gated = {} if trains else dict(gates.pairs(graph, layers, is_faster))
     inside = {inner for one in gated.values() for inner in one.inner}
     whole = dict(_largest(layers, is_faster, inside))
-    absorbed_nodes = {inner for layer in whole.values() for inner in layer.inner} | inside
-    absorbed = []
+    fused_nodes = {inner for layer in whole.values() for inner in layer.inner} | inside
+    fused = []
     # A layer may read another one's result, which an operator has replaced by then.
     new: dict[fx.Node, fx.Node] = {}
     for node, both in gated.items():
         for layer, other in ((both.first, both.second), (both.second, both.first)):
             beside = f"the layer it is multiplied with, {other.problem.chain}"
-            absorbed.append(absorbed_of(both.problem, layer, other, beside=beside))
+            fused.append(fused_of(both.problem, layer, other, beside=beside))
         new[node] = gates.replace(node, both, new)
-        absorbed_nodes.add(node)
+        fused_nodes.add(node)
     for group in () if trains else siblings.groups(graph, whole, is_faster):
         several = [whole[node] for node in group]
         problem = siblings.problem_of(several)
-        absorbed += [absorbed_of(problem, one, *several) for one in several]
+        fused += [fused_of(problem, one, *several) for one in several]
         new |= siblings.replace(graph, {node: whole.pop(node).renewed(new) for node in group})
-    # One launch may compute two layers of which none is faster as one launch, as of a factor each.
-    every = {} if trains else _with_others(whole, layers, absorbed_nodes)
+    # One launch may compute two layers though neither alone is faster as one launch, such as two
+    # layers of one factor each.
+    every = {} if trains else _with_others(whole, layers, fused_nodes)
     for node, mlp in list(mlps.pairs(every, is_faster)):
         one, two = mlp.first, mlp.second
-        absorbed_nodes |= {*one.inner, *two.inner}
+        fused_nodes |= {*one.inner, *two.inner}
         for layer, other, where in ((one, two, "behind"), (two, one, "ahead of")):
             beside = f"the layer {where} it, {other.problem.chain}"
-            absorbed.append(absorbed_of(layer.problem, layer, other, beside=beside))
+            fused.append(fused_of(layer.problem, layer, other, beside=beside))
         new[node] = mlps.replace(node, mlp, new)
         for either in (node, mlp.hidden):
             whole.pop(either, None)
     for node, layer in whole.items():
         if not is_one_call(layer):
-            absorbed.append(absorbed_of(layer.problem, layer))
+            fused.append(fused_of(layer.problem, layer))
             new[node] = _replace(node, layer.renewed(new))
     for node in reversed(list(graph.nodes)):
-        if node in absorbed_nodes and not node.users:
+        if node in fused_nodes and not node.users:
             graph.erase_node(node)
-    return absorbed
+    return fused
 
 
 def _largest(
@@ -183,7 +184,7 @@ def _reader_activates(node: fx.Node, layer: Layer, taken: set[fx.Node]) -> bool:
 
 
 def _is_trained(layer: Layer) -> bool:
-    """Whether training can absorb a layer: a product of trained weights, maybe with bias."""
+    """Whether training can fuse a layer: a product of trained weights, maybe with bias."""
     after = layer.problem.epilogue
     weights = [fake_result(owner) for owner in layer.owners]
     return (

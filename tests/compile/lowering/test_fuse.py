@@ -222,7 +222,7 @@ def test_only_one_value_for_each_feature_is_a_bias(shape):
     assert (node.args[2] is not None) == (shape[-1] == 32 and len(shape) < 3)
 
 
-def test_the_product_and_its_bias_are_absorbed_where_gradients_are_recorded():
+def test_the_product_and_its_bias_are_fused_where_gradients_are_recorded():
     """The backward pass reads the input of the activation."""
     layer, x = ByEinsum(), torch.randn(6, 32)
     _, graph, report = graphs_of(lambda x: F.gelu(layer(x)) + x, x)
@@ -233,14 +233,14 @@ def test_the_product_and_its_bias_are_absorbed_where_gradients_are_recorded():
     assert report.passes["layers_in_one_launch"] == 1
 
 
-def test_nothing_is_absorbed_where_a_frozen_weight_passes_gradients_on():
+def test_nothing_is_fused_where_a_frozen_weight_passes_gradients_on():
     layer, x = ByEinsum().requires_grad_(False), torch.randn(6, 32, requires_grad=True)
     _, graph, report = graphs_of(lambda x: F.gelu(layer(x)), x)
     assert not chains(graph)
     assert report.passes["layers_in_one_launch"] == 0
 
 
-def test_nothing_is_absorbed_where_a_launch_a_factor_is_faster(toy, monkeypatch):
+def test_nothing_is_fused_where_a_launch_a_factor_is_faster(toy, monkeypatch):
     monkeypatch.setattr(toy, "us", 1e6)
     layer, x = ByEinsum(), torch.randn(6, 32)
     with torch.no_grad():
@@ -248,7 +248,7 @@ def test_nothing_is_absorbed_where_a_launch_a_factor_is_faster(toy, monkeypatch)
     assert not chains(graph)
 
 
-def test_nothing_is_absorbed_of_a_graph_that_writes_in_place():
+def test_nothing_is_fused_of_a_graph_that_writes_in_place():
     layer, x = ByEinsum(), torch.randn(6, 32)
 
     def model(x):

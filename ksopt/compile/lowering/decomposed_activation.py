@@ -1,4 +1,4 @@
-"""Activations that an author spelled by elementwise operations, as GPT-2 does its GELU.
+"""Activations written as several elementwise operations, as GPT-2 does its GELU.
 
 They are recognised by their values: the nodes that depend on a value alone are run in float64 on
 samples, and compared with the activations that an epilogue may have.
@@ -37,14 +37,14 @@ _METHODS = frozenset(
 _MOST_NODES = 16
 """GPT-2's GELU has 8."""
 _REACH = 64
-"""Nodes of the graph that are searched; the spelled ones need not be adjacent."""
+"""Nodes of the graph that are searched; those of an activation need not be adjacent."""
 _TOLERANCE = 1e-6
 """Largest difference: constants are often written with ten digits; the two GELUs differ by 5e-4."""
 
 
 @dataclass(frozen=True)
-class Spelled:
-    """An activation of a value, spelled by several nodes.
+class Decomposed:
+    """An activation of a value, computed by several nodes.
 
     Attributes:
         activation: its name.
@@ -55,7 +55,7 @@ class Spelled:
     nodes: tuple[fx.Node, ...]
 
 
-def spelled_activation(value: fx.Node) -> Spelled | None:
+def decomposed_activation(value: fx.Node) -> Decomposed | None:
     """The activation that is the only use of a value; None if there is none.
 
     Args:
@@ -68,7 +68,7 @@ def spelled_activation(value: fx.Node) -> Spelled | None:
         for activation in ACTIVATIONS:
             expected = with_epilogue(_samples(), activation=activation)
             if activation != "none" and (result - expected).abs().max() <= _TOLERANCE:
-                return Spelled(activation, nodes)
+                return Decomposed(activation, nodes)
     return None
 
 
