@@ -16,27 +16,27 @@
 template <typename P, int WARPS_J_, int WARPS_M_, int WARPS_N_, int WARPS_L_, int MT_, int NT_, int UNITS_,
           int CLUSTER_, int BLOCKS_>
 struct DecodeMma16Tile {
-  using Fold = Lanes<P::D>;
+  using Layout = LaneLayout<P::D>;
   static constexpr int WARPS_J = WARPS_J_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, WARPS_L = WARPS_L_;
   static constexpr int MT = MT_, NT = NT_;    // 16-row and 8-output tiles of a warp
   static constexpr int UNITS = UNITS_;        // units of l whose weights a warp loads at a time
   static constexpr int CLUSTER = CLUSTER_;    // blocks that share the sum over l
   static constexpr int BLOCKS = BLOCKS_;      // blocks that should fit on a multiprocessor
   static constexpr int WARPS = WARPS_J * WARPS_M * WARPS_N * WARPS_L, THREADS = 32 * WARPS;
-  static constexpr int JC = WARPS_J * Fold::J, BM = WARPS_M * MT * 16, NB = WARPS_N * NT * 8;
-  static constexpr int ALL_UNITS = (P::C + Fold::UNIT - 1) / Fold::UNIT;
+  static constexpr int JC = WARPS_J * Layout::J, BM = WARPS_M * MT * 16, NB = WARPS_N * NT * 8;
+  static constexpr int ALL_UNITS = (P::C + Layout::UNIT - 1) / Layout::UNIT;
   static constexpr int BLOCK_UNITS = (ALL_UNITS + CLUSTER - 1) / CLUSTER;
-  static constexpr int CHUNKS_OF_L = Fold::WIDE ? WARPS_J : 1;  // that hold one l, where 8 divides d
-  static constexpr int X_CHUNKS = BLOCK_UNITS * Fold::UNIT * JC / 8;  // of one row
-  static constexpr int X_PITCH = row_pitch(X_CHUNKS, Fold::WIDE ? WARPS_J : Fold::RUN);
+  static constexpr int CHUNKS_OF_L = Layout::WIDE ? WARPS_J : 1;  // that hold one l, where 8 divides d
+  static constexpr int X_CHUNKS = BLOCK_UNITS * Layout::UNIT * JC / 8;  // of one row
+  static constexpr int X_PITCH = row_pitch(X_CHUNKS, Layout::WIDE ? WARPS_J : Layout::RUN);
   static constexpr int X_BYTES = BM * X_PITCH * 16;
   static constexpr int FEATURES = NB * JC;  // outputs of a row
-  static constexpr int SUM_PITCH = FEATURES + (Fold::WIDE ? 4 : 8);
+  static constexpr int SUM_PITCH = FEATURES + (Layout::WIDE ? 4 : 8);
   static constexpr int SUM_BYTES = WARPS_L * BM * SUM_PITCH * 4;
   static constexpr int SHARED_BYTES = X_BYTES > SUM_BYTES ? X_BYTES : SUM_BYTES;  // one after the other
   static constexpr int OUTPUT_TILES = (P::B + NB - 1) / NB;
   static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
-  static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
+  static_assert(Layout::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
   static_assert(P::D % JC == 0 && P::C * P::D % 8 == 0, "");
 };
 
@@ -65,11 +65,11 @@ __device__ __forceinline__ void add(float4& sum, const float4& value) {
 // Stores four sums of one row. `y` is y at (row, i, k0, j0), `outputs` how many k are left there.
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void store_four(uint16* y, int f, const float4& sum, int outputs) {
-  using Fold = typename Tile::Fold;
-  if (Fold::WIDE || P::B * P::D % 4 == 0) {
+  using Layout = typename Tile::Layout;
+  if (Layout::WIDE || P::B * P::D % 4 == 0) {
     const int k = f / Tile::JC;  // of the first: the last one is inside if it is
     if (k < outputs) {
-      uint16* const to = y + (Fold::WIDE ? k * P::D + f % Tile::JC : f);
+      uint16* const to = y + (Layout::WIDE ? k * P::D + f % Tile::JC : f);
       *reinterpret_cast<uint2*>(to) = make_uint2(pack_pair<T>(sum.x, sum.y), pack_pair<T>(sum.z, sum.w));
     }
   } else {
@@ -105,7 +105,7 @@ __device__ __forceinline__ void copy_rows(unsigned char* shared, const uint16* x
 #pragma unroll 4
   for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
     const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
-    const int offset = Tile::Fold::WIDE
+    const int offset = Tile::Layout::WIDE
                            ? (l0 + chunk / Tile::CHUNKS_OF_L) * P::D + chunk % Tile::CHUNKS_OF_L * 8
                            : l0 * P::D + chunk * 8;
     const bool inside = offset < P::C * P::D;
@@ -122,30 +122,30 @@ __device__ __forceinline__ void copy_rows(unsigned char* shared, const uint16* x
 }
 
 // A lane's weights for UNITS units of l and NT tiles of outputs, as loaded.
-template <typename Tile> using LaneWeights = uint32[Tile::UNITS][Tile::NT][Tile::Fold::CHUNKS * 4];
+template <typename Tile> using LaneWeights = uint32[Tile::UNITS][Tile::NT][Tile::Layout::CHUNKS * 4];
 
 // Loads the units [first, first + UNITS) that are below `end`. `w` is the weight at (i, k0, 0, j0),
 // `outputs` how many k are left there.
 template <typename P, typename Tile>
 __device__ __forceinline__ void load_units(LaneWeights<Tile>& words, const uint16* w, int first, int end,
                                            int outputs, const DecodeMma16Place<Tile>& place) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
 #pragma unroll
   for (int u = 0; u < Tile::UNITS; ++u)
 #pragma unroll
     for (int n = 0; n < Tile::NT; ++n) {
-      const int k = (place.warp_n * Tile::NT + n) * 8 + output_of_column<Fold>(place.row_in_eight);
+      const int k = (place.warp_n * Tile::NT + n) * 8 + output_of_column<Layout>(place.row_in_eight);
 #pragma unroll
-      for (int run = 0; run < Fold::RUNS; ++run) {
-        const int l = (((first + u) * Fold::RUNS + run) * 4 + place.quarter) * Fold::RUN_L;
+      for (int run = 0; run < Layout::RUNS; ++run) {
+        const int l = (((first + u) * Layout::RUNS + run) * 4 + place.quarter) * Layout::RUN_L;
 #pragma unroll
-        for (int c = 0; c < Fold::RUN; ++c) {
-          const int offset = l * P::D + (Fold::WIDE ? place.warp_j * 8 : c * 8);
+        for (int c = 0; c < Layout::RUN; ++c) {
+          const int offset = l * P::D + (Layout::WIDE ? place.warp_j * 8 : c * 8);
           uint4 loaded = make_uint4(0, 0, 0, 0);
           if (first + u < end && k < outputs && offset < P::C * P::D) {
             loaded = *reinterpret_cast<const uint4*>(w + int64(k) * P::C * P::D + offset);
           }
-          put_chunk(words[u][n] + (run * Fold::RUN + c) * 4, loaded);
+          put_chunk(words[u][n] + (run * Layout::RUN + c) * 4, loaded);
         }
       }
     }
@@ -156,44 +156,44 @@ template <typename T, typename Tile>
 __device__ __forceinline__ void multiply_units(Sums<Tile>& sums, const LaneWeights<Tile>& words,
                                                const unsigned char* x, int units, int rows,
                                                const DecodeMma16Place<Tile>& place) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
 #pragma unroll
   for (int u = 0; u < Tile::UNITS; ++u) {
     if (u >= units) break;
 #pragma unroll
     for (int m = 0; m < Tile::MT; ++m) {
-      uint32 a[Fold::J][Fold::STEPS][4];
+      uint32 a[Layout::J][Layout::STEPS][4];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = (place.warp_m * Tile::MT + m) * 16 + half * 8 + place.row_in_eight;
-        uint32 loaded[Fold::CHUNKS * 4];
+        uint32 loaded[Layout::CHUNKS * 4];
 #pragma unroll
-        for (int run = 0; run < Fold::RUNS; ++run) {
-          const int q = (u * Fold::RUNS + run) * 4 + place.quarter;
+        for (int run = 0; run < Layout::RUNS; ++run) {
+          const int q = (u * Layout::RUNS + run) * 4 + place.quarter;
 #pragma unroll
-          for (int c = 0; c < Fold::RUN; ++c) {
-            const int chunk = Fold::WIDE ? q * Tile::CHUNKS_OF_L + place.warp_j : q * Fold::RUN + c;
+          for (int c = 0; c < Layout::RUN; ++c) {
+            const int chunk = Layout::WIDE ? q * Tile::CHUNKS_OF_L + place.warp_j : q * Layout::RUN + c;
             uint4 values = make_uint4(0, 0, 0, 0);
             if (row < rows) values = *reinterpret_cast<const uint4*>(x + (row * Tile::X_PITCH + chunk) * 16);
-            put_chunk(loaded + (run * Fold::RUN + c) * 4, values);
+            put_chunk(loaded + (run * Layout::RUN + c) * 4, values);
           }
         }
 #pragma unroll
-        for (int j = 0; j < Fold::J; ++j)
+        for (int j = 0; j < Layout::J; ++j)
 #pragma unroll
-          for (int s = 0; s < Fold::STEPS; ++s) {
-            a[j][s][half] = pair_of<Fold>(loaded, j, 2 * s);
-            a[j][s][half + 2] = pair_of<Fold>(loaded, j, 2 * s + 1);
+          for (int s = 0; s < Layout::STEPS; ++s) {
+            a[j][s][half] = pair_of<Layout>(loaded, j, 2 * s);
+            a[j][s][half + 2] = pair_of<Layout>(loaded, j, 2 * s + 1);
           }
       }
 #pragma unroll
       for (int n = 0; n < Tile::NT; ++n)
 #pragma unroll
-        for (int j = 0; j < Fold::J; ++j)
+        for (int j = 0; j < Layout::J; ++j)
 #pragma unroll
-          for (int s = 0; s < Fold::STEPS; ++s) {
-            multiply_add<T>(sums[m][n][j], a[j][s], pair_of<Fold>(words[u][n], j, 2 * s),
-                            pair_of<Fold>(words[u][n], j, 2 * s + 1));
+          for (int s = 0; s < Layout::STEPS; ++s) {
+            multiply_add<T>(sums[m][n][j], a[j][s], pair_of<Layout>(words[u][n], j, 2 * s),
+                            pair_of<Layout>(words[u][n], j, 2 * s + 1));
           }
     }
   }
@@ -203,7 +203,7 @@ __device__ __forceinline__ void multiply_units(Sums<Tile>& sums, const LaneWeigh
 template <typename Tile>
 __device__ __forceinline__ void gather_sums(float* shared, const Sums<Tile>& sums, int rows,
                                             const DecodeMma16Place<Tile>& place) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
 #pragma unroll
   for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
@@ -213,24 +213,24 @@ __device__ __forceinline__ void gather_sums(float* shared, const Sums<Tile>& sum
       float* const to = shared + (place.warp_l * Tile::BM + row) * Tile::SUM_PITCH;
 #pragma unroll
       for (int n = 0; n < Tile::NT; ++n) {
-        const int k = (place.warp_n * Tile::NT + n) * 8 + output_of_column<Fold>(2 * place.quarter);
-        if (Fold::WIDE) {
+        const int k = (place.warp_n * Tile::NT + n) * 8 + output_of_column<Layout>(2 * place.quarter);
+        if (Layout::WIDE) {
 #pragma unroll
           for (int column = 0; column < 2; ++column)
 #pragma unroll
-            for (int j = 0; j < Fold::J; j += 4) {
+            for (int j = 0; j < Layout::J; j += 4) {
               const int e = half * 2 + column;
               *reinterpret_cast<float4*>(to + (k + 4 * column) * Tile::JC + place.warp_j * 8 + j) =
-                  make_float4(sums[m][n][j][e], sums[m][n][(j + 1) % Fold::J][e],
-                              sums[m][n][(j + 2) % Fold::J][e], sums[m][n][(j + 3) % Fold::J][e]);
+                  make_float4(sums[m][n][j][e], sums[m][n][(j + 1) % Layout::J][e],
+                              sums[m][n][(j + 2) % Layout::J][e], sums[m][n][(j + 3) % Layout::J][e]);
             }
         } else {
           // In the order of memory: output k with j = 0.., then output k + 1.
 #pragma unroll
-          for (int e = 0; e < 2 * Fold::J; e += 2) {
+          for (int e = 0; e < 2 * Layout::J; e += 2) {
             *reinterpret_cast<float2*>(to + k * Tile::JC + e) =
-                make_float2(sums[m][n][e % Fold::J][half * 2 + e / Fold::J],
-                            sums[m][n][(e + 1) % Fold::J][half * 2 + (e + 1) / Fold::J]);
+                make_float2(sums[m][n][e % Layout::J][half * 2 + e / Layout::J],
+                            sums[m][n][(e + 1) % Layout::J][half * 2 + (e + 1) / Layout::J]);
           }
         }
       }
@@ -239,7 +239,7 @@ __device__ __forceinline__ void gather_sums(float* shared, const Sums<Tile>& sum
 
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void decode_mma16_kernel(const Arguments& arguments) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
   constexpr int CLUSTER = Tile::CLUSTER, THREADS = Tile::THREADS;
   extern __shared__ __align__(16) unsigned char shared[];
   const int thread = threadIdx.x;
@@ -275,7 +275,7 @@ __device__ __forceinline__ void decode_mma16_kernel(const Arguments& arguments) 
   copy_rows<P, Tile>(shared,
                      static_cast<const uint16*>(arguments.x) + row0 * arguments.x_batch_stride +
                          int64(i) * P::C * P::D + j0,
-                     arguments.x_batch_stride, first_unit * Fold::UNIT, rows, thread);
+                     arguments.x_batch_stride, first_unit * Layout::UNIT, rows, thread);
   cp_async_wait_group<0>();
   __syncthreads();
 
@@ -283,7 +283,7 @@ __device__ __forceinline__ void decode_mma16_kernel(const Arguments& arguments) 
   clear<Tile>(sums);
   while (unit < end) {
     const unsigned char* const x_units =
-        shared + (unit - first_unit) * (Fold::UNIT * Tile::JC / 8) * 16;
+        shared + (unit - first_unit) * (Layout::UNIT * Tile::JC / 8) * 16;
     multiply_units<T, Tile>(sums, words, x_units, end - unit, rows, place);
     unit += Tile::WARPS_L * Tile::UNITS;
     if (unit < end) load_units<P, Tile>(words, w, unit, end, outputs, place);

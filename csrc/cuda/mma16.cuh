@@ -24,7 +24,7 @@
 constexpr int smallest_multiple(int value, int of) { return (value + of - 1) / of * of; }
 
 // How d consecutive j lie in 16-byte chunks: RUN chunks hold RUN_L values of l of J values of j.
-template <int D> struct Lanes {
+template <int D> struct LaneLayout {
   static constexpr bool WIDE = D % 8 == 0;  // a chunk holds one l and 8 of its j
   static constexpr int J = WIDE ? 8 : D;
   static constexpr int RUN = WIDE ? 1 : (D % 3 == 0 ? 3 : 1);
@@ -56,23 +56,23 @@ __device__ __forceinline__ void store_words(unsigned char* address, const uint32
 template <typename P, int WARPS_J_, int WARPS_M_, int WARPS_N_, int MT_, int NT_, int KL_, int STAGES_,
           int BLOCKS_>
 struct Mma16Tile {
-  using Fold = Lanes<P::D>;
+  using Layout = LaneLayout<P::D>;
   static constexpr int WARPS_J = WARPS_J_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_;
   static constexpr int MT = MT_, NT = NT_;  // 16-row and 8-output tiles of a warp
   static constexpr int KL = KL_;            // l in a stage
   static constexpr int STAGES = STAGES_;
   static constexpr int BLOCKS = BLOCKS_;    // blocks that should fit on a multiprocessor
   static constexpr int WARPS = WARPS_J * WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-  static constexpr int JC = WARPS_J * Fold::J, BM = WARPS_M * MT * 16, NB = WARPS_N * NT * 8;
-  static constexpr int UNITS = smallest_multiple(P::C, Fold::UNIT) / Fold::UNIT;
-  static constexpr int STAGES_PER_TILE = (UNITS * Fold::UNIT + KL - 1) / KL;
+  static constexpr int JC = WARPS_J * Layout::J, BM = WARPS_M * MT * 16, NB = WARPS_N * NT * 8;
+  static constexpr int UNITS = smallest_multiple(P::C, Layout::UNIT) / Layout::UNIT;
+  static constexpr int STAGES_PER_TILE = (UNITS * Layout::UNIT + KL - 1) / KL;
   static constexpr int STAGE_CHUNKS = KL * JC / 8;  // of one row
   // Eight threads that load at a time must meet eight different groups of banks: two rows of four
   // chunks that are 1, 2 or 3 chunks apart.
-  static constexpr int SPREAD = Fold::WIDE ? WARPS_J : Fold::RUN;
-  static constexpr int CHUNKS_OF_L = Fold::WIDE ? WARPS_J : 1;  // that hold one l, where 8 divides d
+  static constexpr int SPREAD = Layout::WIDE ? WARPS_J : Layout::RUN;
+  static constexpr int CHUNKS_OF_L = Layout::WIDE ? WARPS_J : 1;  // that hold one l, where 8 divides d
   static constexpr int PITCH = STAGE_CHUNKS + ((SPREAD == 2 ? 1 : 4) - STAGE_CHUNKS % 8 + 8) % 8;
-  static constexpr int WEIGHT_VECTORS = Fold::J * Fold::STEPS / 2;  // 16-byte vectors a fragment
+  static constexpr int WEIGHT_VECTORS = Layout::J * Layout::STEPS / 2;  // 16-byte vectors a fragment
   static constexpr int WEIGHT_BYTES = WARPS_J * UNITS * (NB / 8) * WEIGHT_VECTORS * 512;
   static constexpr int STAGE_BYTES = BM * PITCH * 16;
   static constexpr int OUT_CHUNKS = NB * JC / 8;  // of one row
@@ -82,17 +82,17 @@ struct Mma16Tile {
   static constexpr int OUTPUT_TILES = (P::B + NB - 1) / NB;
   static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
   // Two units at a time hide the latency of shared memory, if registers allow.
-  static constexpr int UNROLL = MT * NT * Fold::J * 4 <= 64 ? 2 : 1;
-  static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
-  static_assert(P::D % JC == 0 && KL % Fold::UNIT == 0 && P::B % 8 == 0 && P::C * P::D % 8 == 0, "");
-  static_assert(SPREAD <= 3 && Fold::J * Fold::STEPS % 2 == 0, "");
+  static constexpr int UNROLL = MT * NT * Layout::J * 4 <= 64 ? 2 : 1;
+  static_assert(Layout::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
+  static_assert(P::D % JC == 0 && KL % Layout::UNIT == 0 && P::B % 8 == 0 && P::C * P::D % 8 == 0, "");
+  static_assert(SPREAD <= 3 && Layout::J * Layout::STEPS % 2 == 0, "");
 };
 
 // Regroups what a thread loaded, elements (l, j) in order, into pairs of l for each j.
-template <typename Fold>
-__device__ __forceinline__ uint32 pair_of(const uint32 (&words)[Fold::CHUNKS * 4], int j, int pair) {
-  if (Fold::J == 1) return words[pair];  // they are pairs already
-  const int first = 2 * pair * Fold::J + j, second = first + Fold::J;
+template <typename Layout>
+__device__ __forceinline__ uint32 pair_of(const uint32 (&words)[Layout::CHUNKS * 4], int j, int pair) {
+  if (Layout::J == 1) return words[pair];  // they are pairs already
+  const int first = 2 * pair * Layout::J + j, second = first + Layout::J;
   return __byte_perm(words[first / 2], words[second / 2],
                      (first % 2 ? 0x32 : 0x10) | (second % 2 ? 0x7600 : 0x5400));
 }
@@ -116,24 +116,24 @@ __device__ __forceinline__ void put_chunk(uint32* words, const uint4& chunk) {
 // Regroups a column's weights into shared memory, in fragment order. `w` is the weight at (i, 0, 0, j0).
 template <typename P, typename Tile>
 __device__ __forceinline__ void load_weights(uint4* weights, const uint16* w, int n0, int thread) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
   constexpr int OUTPUTS = Tile::NB / 8;
   const int lane = thread % 32, quarter = lane % 4, row_in_eight = lane / 4;
   for (int f = thread / 32; f < Tile::WARPS_J * Tile::UNITS * OUTPUTS; f += Tile::WARPS) {
-    const int k = n0 + f % OUTPUTS * 8 + output_of_column<Fold>(row_in_eight);
+    const int k = n0 + f % OUTPUTS * 8 + output_of_column<Layout>(row_in_eight);
     const int unit = f / OUTPUTS % Tile::UNITS, group = f / OUTPUTS / Tile::UNITS;
-    uint32 words[Fold::CHUNKS * 4];
+    uint32 words[Layout::CHUNKS * 4];
 #pragma unroll
-    for (int run = 0; run < Fold::RUNS; ++run) {
-      const int l = ((unit * Fold::RUNS + run) * 4 + quarter) * Fold::RUN_L;
+    for (int run = 0; run < Layout::RUNS; ++run) {
+      const int l = ((unit * Layout::RUNS + run) * 4 + quarter) * Layout::RUN_L;
 #pragma unroll
-      for (int c = 0; c < Fold::RUN; ++c) {
-        const int offset = l * P::D + (Fold::WIDE ? group * 8 : c * 8);
+      for (int c = 0; c < Layout::RUN; ++c) {
+        const int offset = l * P::D + (Layout::WIDE ? group * 8 : c * 8);
         uint4 loaded = make_uint4(0, 0, 0, 0);
         if (k < P::B && offset < P::C * P::D) {
           loaded = *reinterpret_cast<const uint4*>(w + int64(k) * P::C * P::D + offset);
         }
-        put_chunk(words + (run * Fold::RUN + c) * 4, loaded);
+        put_chunk(words + (run * Layout::RUN + c) * 4, loaded);
       }
     }
 #pragma unroll
@@ -142,9 +142,9 @@ __device__ __forceinline__ void load_weights(uint4* weights, const uint16* w, in
       uint32 packed[4];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int j = (2 * v + h) / Fold::STEPS, step = (2 * v + h) % Fold::STEPS;
-        packed[2 * h] = pair_of<Fold>(words, j, 2 * step);
-        packed[2 * h + 1] = pair_of<Fold>(words, j, 2 * step + 1);
+        const int j = (2 * v + h) / Layout::STEPS, step = (2 * v + h) % Layout::STEPS;
+        packed[2 * h] = pair_of<Layout>(words, j, 2 * step);
+        packed[2 * h + 1] = pair_of<Layout>(words, j, 2 * step + 1);
       }
       weights[(f * Tile::WEIGHT_VECTORS + v) * 32 + lane] =
           make_uint4(packed[0], packed[1], packed[2], packed[3]);
@@ -156,28 +156,28 @@ __device__ __forceinline__ void load_weights(uint4* weights, const uint16* w, in
 template <typename T, typename Tile, typename ChunkAt>
 __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const uint4* weights, int unit,
                                               const Place<Tile>& place, const ChunkAt& chunk_at) {
-  using Fold = typename Tile::Fold;
-  uint32 a[Tile::MT][Fold::J][Fold::STEPS][4];
+  using Layout = typename Tile::Layout;
+  uint32 a[Tile::MT][Layout::J][Layout::STEPS][4];
 #pragma unroll
   for (int m = 0; m < Tile::MT; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = (place.warp_m * Tile::MT + m) * 16 + half * 8 + place.row_in_eight;
-      uint32 words[Fold::CHUNKS * 4];
+      uint32 words[Layout::CHUNKS * 4];
 #pragma unroll
-      for (int run = 0; run < Fold::RUNS; ++run) {
+      for (int run = 0; run < Layout::RUNS; ++run) {
 #pragma unroll
-        for (int c = 0; c < Fold::RUN; ++c) {
-          put_chunk(words + (run * Fold::RUN + c) * 4,
+        for (int c = 0; c < Layout::RUN; ++c) {
+          put_chunk(words + (run * Layout::RUN + c) * 4,
                     *reinterpret_cast<const uint4*>(chunk_at(row, run, c)));
         }
       }
 #pragma unroll
-      for (int j = 0; j < Fold::J; ++j)
+      for (int j = 0; j < Layout::J; ++j)
 #pragma unroll
-        for (int s = 0; s < Fold::STEPS; ++s) {
-          a[m][j][s][half] = pair_of<Fold>(words, j, 2 * s);
-          a[m][j][s][half + 2] = pair_of<Fold>(words, j, 2 * s + 1);
+        for (int s = 0; s < Layout::STEPS; ++s) {
+          a[m][j][s][half] = pair_of<Layout>(words, j, 2 * s);
+          a[m][j][s][half + 2] = pair_of<Layout>(words, j, 2 * s + 1);
         }
     }
   }
@@ -189,10 +189,10 @@ __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const uint4* wei
       const uint4 b = weights[(f * Tile::WEIGHT_VECTORS + v) * 32 + place.lane];
 #pragma unroll
       for (int m = 0; m < Tile::MT; ++m) {
-        multiply_add<T>(sums[m][n][2 * v / Fold::STEPS], a[m][2 * v / Fold::STEPS][2 * v % Fold::STEPS],
+        multiply_add<T>(sums[m][n][2 * v / Layout::STEPS], a[m][2 * v / Layout::STEPS][2 * v % Layout::STEPS],
                         b.x, b.y);
-        multiply_add<T>(sums[m][n][(2 * v + 1) / Fold::STEPS],
-                        a[m][(2 * v + 1) / Fold::STEPS][(2 * v + 1) % Fold::STEPS], b.z, b.w);
+        multiply_add<T>(sums[m][n][(2 * v + 1) / Layout::STEPS],
+                        a[m][(2 * v + 1) / Layout::STEPS][(2 * v + 1) % Layout::STEPS], b.z, b.w);
       }
     }
   }
@@ -202,7 +202,7 @@ __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const uint4* wei
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void gather_results(unsigned char* out, Sums<Tile>& sums,
                                                const Place<Tile>& place) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
 #pragma unroll
   for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
@@ -211,26 +211,26 @@ __device__ __forceinline__ void gather_results(unsigned char* out, Sums<Tile>& s
       unsigned char* const out_row = out + row * Tile::OUT_PITCH * 16;
 #pragma unroll
       for (int n = 0; n < Tile::NT; ++n) {
-        const int k = (place.warp_n * Tile::NT + n) * 8 + output_of_column<Fold>(2 * place.quarter);
+        const int k = (place.warp_n * Tile::NT + n) * 8 + output_of_column<Layout>(2 * place.quarter);
         // Words in the order of memory: column 2q with j = 0.., then column 2q + 1.
-        uint32 words[Fold::J];
+        uint32 words[Layout::J];
 #pragma unroll
-        for (int word = 0; word < Fold::J; ++word) {
+        for (int word = 0; word < Layout::J; ++word) {
           const int e0 = 2 * word, e1 = e0 + 1;
-          words[word] = pack_pair<T>(sums[m][n][e0 % Fold::J][half * 2 + e0 / Fold::J],
-                                     sums[m][n][e1 % Fold::J][half * 2 + e1 / Fold::J]);
+          words[word] = pack_pair<T>(sums[m][n][e0 % Layout::J][half * 2 + e0 / Layout::J],
+                                     sums[m][n][e1 % Layout::J][half * 2 + e1 / Layout::J]);
         }
-        if (Fold::WIDE) {
+        if (Layout::WIDE) {
           uint4* const chunks = reinterpret_cast<uint4*>(out_row);
           chunks[k * Tile::CHUNKS_OF_L + place.warp_j] =
               make_uint4(words[0], words[1], words[2], words[3]);
           chunks[(k + 4) * Tile::CHUNKS_OF_L + place.warp_j] =
               make_uint4(words[4], words[5], words[6], words[7]);
         } else {
-          store_words<Fold::J>(out_row + k * P::D * 2, words);
+          store_words<Layout::J>(out_row + k * P::D * 2, words);
         }
 #pragma unroll
-        for (int j = 0; j < Fold::J; ++j) sums[m][n][j][half * 2] = sums[m][n][j][half * 2 + 1] = 0.0f;
+        for (int j = 0; j < Layout::J; ++j) sums[m][n][j][half * 2] = sums[m][n][j][half * 2 + 1] = 0.0f;
       }
     }
 }
@@ -245,7 +245,7 @@ __device__ __forceinline__ void write_results(const unsigned char* out, uint16* 
 #pragma unroll
   for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
     const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
-    const int offset = Tile::Fold::WIDE
+    const int offset = Tile::Layout::WIDE
                            ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 8
                            : chunk * 8;
     const bool inside = n0 * P::D + offset < P::B * P::D;
@@ -262,7 +262,7 @@ __device__ __forceinline__ void write_results(const unsigned char* out, uint16* 
 
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void mma16_kernel(const Arguments& arguments) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
   constexpr int BM = Tile::BM, KL = Tile::KL, JC = Tile::JC;
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
@@ -298,8 +298,8 @@ __device__ __forceinline__ void mma16_kernel(const Arguments& arguments) {
     for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
       const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
       const int l = chunk / Tile::CHUNKS_OF_L;  // where a chunk holds one l
-      const int offset = Fold::WIDE ? l * P::D + chunk % Tile::CHUNKS_OF_L * 8 : chunk * 8;
-      const bool inside = Fold::WIDE ? l0 + l < P::C : l0 * P::D + offset < P::C * P::D;
+      const int offset = Layout::WIDE ? l * P::D + chunk % Tile::CHUNKS_OF_L * 8 : chunk * 8;
+      const bool inside = Layout::WIDE ? l0 + l < P::C : l0 * P::D + offset < P::C * P::D;
       const uint16* from = x + (row0 + m0) * arguments.x_batch_stride + (l0 * P::D + offset);
       unsigned char* to = stage + (m0 * Tile::PITCH + chunk) * 16;
 #pragma unroll
@@ -333,12 +333,12 @@ __device__ __forceinline__ void mma16_kernel(const Arguments& arguments) {
     const unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
     if (++slot == Tile::STAGES) slot = 0;
 #pragma unroll Tile::UNROLL
-    for (int u = 0; u < KL / Fold::UNIT; ++u) {
-      const int unit = part * (KL / Fold::UNIT) + u;
-      if (Tile::UNITS % (KL / Fold::UNIT) != 0 && unit >= Tile::UNITS) break;
+    for (int u = 0; u < KL / Layout::UNIT; ++u) {
+      const int unit = part * (KL / Layout::UNIT) + u;
+      if (Tile::UNITS % (KL / Layout::UNIT) != 0 && unit >= Tile::UNITS) break;
       multiply_unit<T, Tile>(sums, weights, unit, place, [&](int row, int run, int c) {
-        const int q = (u * Fold::RUNS + run) * 4 + place.quarter;  // run within the stage
-        const int chunk = Fold::WIDE ? q * Tile::CHUNKS_OF_L + place.warp_j : q * Fold::RUN + c;
+        const int q = (u * Layout::RUNS + run) * 4 + place.quarter;  // run within the stage
+        const int chunk = Layout::WIDE ? q * Tile::CHUNKS_OF_L + place.warp_j : q * Layout::RUN + c;
         return stage + (row * Tile::PITCH + chunk) * 16;
       });
     }

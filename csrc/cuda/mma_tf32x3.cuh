@@ -24,7 +24,7 @@
 #include "tf32_split.cuh"
 
 // How d consecutive j lie in 16-byte chunks: RUN chunks hold RUN_L values of l of J values of j.
-template <int D> struct Lanes {
+template <int D> struct LaneLayout {
   static constexpr bool WIDE = D % 4 == 0;  // a chunk holds one l and 4 of its j
   static constexpr int J = WIDE ? 4 : D;
   static constexpr int RUN = D % 3 == 0 && !WIDE ? 3 : 1;
@@ -43,7 +43,7 @@ constexpr int64 CACHED_WEIGHTS = 32 << 20;
 template <typename P, int WARPS_J_, int WARPS_M_, int WARPS_N_, int MT_, int NT_, int KL_, int STAGES_,
           int BLOCKS_, bool RESIDENT_, int PRODUCTS_>
 struct MmaTf32x3Tile {
-  using Fold = Lanes<P::D>;
+  using Layout = LaneLayout<P::D>;
   static constexpr int WARPS_J = WARPS_J_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_;
   static constexpr int MT = MT_, NT = NT_;  // 16-row and 8-output tiles of a warp
   static constexpr int KL = KL_;            // l in a stage
@@ -53,19 +53,19 @@ struct MmaTf32x3Tile {
   static constexpr int PRODUCTS = PRODUCTS_;
   static constexpr int WARPS = WARPS_J * WARPS_M * WARPS_N, THREADS = 32 * WARPS;
   static constexpr int LOADERS = THREADS;   // threads that copy to shared memory, the block's first
-  static constexpr int JC = WARPS_J * Fold::J, BM = WARPS_M * MT * 16, NB = WARPS_N * NT * 8;
-  static constexpr int UNITS = (P::C + Fold::UNIT - 1) / Fold::UNIT;
+  static constexpr int JC = WARPS_J * Layout::J, BM = WARPS_M * MT * 16, NB = WARPS_N * NT * 8;
+  static constexpr int UNITS = (P::C + Layout::UNIT - 1) / Layout::UNIT;
   static constexpr int STAGES_PER_TILE = (P::C + KL - 1) / KL;
-  static constexpr int CHUNKS_OF_L = Fold::WIDE ? WARPS_J : 1;  // that hold one l, where 4 divides d
-  static constexpr int SPREAD = Fold::WIDE ? WARPS_J : Fold::RUN;
+  static constexpr int CHUNKS_OF_L = Layout::WIDE ? WARPS_J : 1;  // that hold one l, where 4 divides d
+  static constexpr int SPREAD = Layout::WIDE ? WARPS_J : Layout::RUN;
   static constexpr int STAGE_CHUNKS = KL * JC / 4, PITCH = row_pitch(STAGE_CHUNKS, SPREAD);
   static constexpr int ODD_ROWS = 0;  // XORed to the place of a chunk of x in odd rows
-  static constexpr int WEIGHT_CHUNKS = RESIDENT ? UNITS * Fold::UNIT * JC / 4 : STAGE_CHUNKS;
+  static constexpr int WEIGHT_CHUNKS = RESIDENT ? UNITS * Layout::UNIT * JC / 4 : STAGE_CHUNKS;
   static constexpr int WEIGHT_PITCH = row_pitch(WEIGHT_CHUNKS, SPREAD);
   static constexpr int WEIGHT_BYTES = NB * WEIGHT_PITCH * 16;
   static constexpr int STAGE_BYTES = BM * PITCH * 16 + (RESIDENT ? 0 : WEIGHT_BYTES);
   // Results leave in slices of 16 rows x SLICE_N output tiles, each through its warps' own buffer.
-  static constexpr int SLICE_N = Fold::J == 1 && NT % 4 == 0 ? 4 : Fold::J < 4 && NT % 2 == 0 ? 2 : 1;
+  static constexpr int SLICE_N = Layout::J == 1 && NT % 4 == 0 ? 4 : Layout::J < 4 && NT % 2 == 0 ? 2 : 1;
   static constexpr int SLICE_CHUNKS = SLICE_N * 2 * JC, SLICE_PITCH = row_pitch(SLICE_CHUNKS, SPREAD);
   static constexpr int SLICE_BYTES = 16 * SLICE_PITCH * 16;
   static constexpr int SHARED_BYTES =
@@ -83,8 +83,8 @@ struct MmaTf32x3Tile {
       IN_PARTS ? largest_divisor(OUTPUT_TILES, between(1, CACHED_WEIGHTS / LINE_WEIGHTS, OUTPUT_TILES))
                : OUTPUT_TILES;
   static constexpr int TOGETHER = RESIDENT ? COLUMNS : OUTPUTS_TOGETHER * LINE_J;
-  static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
-  static_assert(P::D % JC == 0 && KL % Fold::UNIT == 0 && P::B % NB == 0 && P::C * P::D % 4 == 0, "");
+  static_assert(Layout::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
+  static_assert(P::D % JC == 0 && KL % Layout::UNIT == 0 && P::B % NB == 0 && P::C * P::D % 4 == 0, "");
   static_assert(WARPS_J <= 3 && (WARPS_J == 1 || WARPS_M * WARPS_N <= 14), "there are 16 barriers");
 };
 
@@ -121,8 +121,8 @@ template <typename P, typename Tile> struct TilePlace {
 };
 
 // The column of the tensor cores' operand that output k of a tile's 8 belongs to.
-template <typename Fold> __device__ __forceinline__ int column_of_output(int k) {
-  return Fold::WIDE ? k % 4 * 2 + k / 4 : k;
+template <typename Layout> __device__ __forceinline__ int column_of_output(int k) {
+  return Layout::WIDE ? k % 4 * 2 + k / 4 : k;
 }
 
 // Copies LENGTH values of l from l0 on, of ROWS rows that are `stride` elements apart, to shared
@@ -131,19 +131,19 @@ template <typename Fold> __device__ __forceinline__ int column_of_output(int k) 
 template <typename P, typename Tile, int ROWS, int LENGTH, int PITCH, bool IN_COLUMNS>
 __device__ __forceinline__ void load_rows(unsigned char* shared, const float* from, int64 stride, int rows,
                                           int l0) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
   using Walk = RowWalk<ROWS, LENGTH * Tile::JC / 4, Tile::LOADERS>;
   const int first_row = threadIdx.x / Walk::WIDTH, first_chunk = threadIdx.x % Walk::WIDTH;
 #pragma unroll
   for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
     const int chunk = first_chunk + pass * Walk::WIDTH;
-    const int offset = l0 * P::D + (Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4
+    const int offset = l0 * P::D + (Layout::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4
                                                : chunk * 4);
     const bool inside = P::C % LENGTH == 0 || offset < P::C * P::D;
     const float* source = from + first_row * stride + (inside ? offset : 0);
 #pragma unroll 8
     for (int m = first_row; m < Walk::end(first_row); m += Walk::PASS_ROWS) {
-      const int place = IN_COLUMNS ? m - m % 8 + column_of_output<Fold>(m % 8) : m;
+      const int place = IN_COLUMNS ? m - m % 8 + column_of_output<Layout>(m % 8) : m;
       const int put = IN_COLUMNS ? chunk : chunk ^ m % 2 * Tile::ODD_ROWS;
       copy_async_16(shared + (place * PITCH + put) * 16, source, inside && m < rows);
       source += Walk::PASS_ROWS * stride;
@@ -174,17 +174,17 @@ __device__ __forceinline__ bool all_finite(float4 v) {
 
 // A thread's share of one unit of one row, elements (l, j) in order. `permuted` is XORed to chunks.
 template <typename Tile>
-__device__ __forceinline__ void load_unit(float (&values)[Tile::Fold::CHUNKS * 4], const unsigned char* row,
+__device__ __forceinline__ void load_unit(float (&values)[Tile::Layout::CHUNKS * 4], const unsigned char* row,
                                           int unit, int quarter, int warp_j, int permuted = 0) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
 #pragma unroll
-  for (int run = 0; run < Fold::RUNS; ++run)
+  for (int run = 0; run < Layout::RUNS; ++run)
 #pragma unroll
-    for (int c = 0; c < Fold::RUN; ++c) {
-      const int q = (unit * Fold::RUNS + run) * 4 + quarter;
-      const int chunk = Fold::WIDE ? q * Tile::CHUNKS_OF_L + warp_j : q * Fold::RUN + c;
+    for (int c = 0; c < Layout::RUN; ++c) {
+      const int q = (unit * Layout::RUNS + run) * 4 + quarter;
+      const int chunk = Layout::WIDE ? q * Tile::CHUNKS_OF_L + warp_j : q * Layout::RUN + c;
       const float4 loaded = *reinterpret_cast<const float4*>(row + (chunk ^ permuted) * 16);
-      const int at = (run * Fold::RUN + c) * 4;
+      const int at = (run * Layout::RUN + c) * 4;
       values[at] = loaded.x, values[at + 1] = loaded.y, values[at + 2] = loaded.z, values[at + 3] = loaded.w;
     }
 }
@@ -194,19 +194,19 @@ template <typename Tile>
 __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const unsigned char* x_row, int x_unit,
                                               const unsigned char* w_row, int w_unit, int quarter,
                                               int warp_j) {
-  using Fold = typename Tile::Fold;
-  constexpr int MT = Tile::MT, J = Fold::J;
+  using Layout = typename Tile::Layout;
+  constexpr int MT = Tile::MT, J = Layout::J;
   constexpr int GROUP = MT >= 4 ? 1 : J < 4 / MT ? J : 4 / MT;  // j at a time, to have some independent sums
-  uint32 big[MT][J][Fold::STEPS][4];
-  [[maybe_unused]] uint32 small[MT][J][Fold::STEPS][4];
+  uint32 big[MT][J][Layout::STEPS][4];
+  [[maybe_unused]] uint32 small[MT][J][Layout::STEPS][4];
 #pragma unroll
   for (int m = 0; m < MT; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float values[Fold::CHUNKS * 4];
+      float values[Layout::CHUNKS * 4];
       load_unit<Tile>(values, x_row + (m * 16 + half * 8) * Tile::PITCH * 16, x_unit, quarter, warp_j);
 #pragma unroll
-      for (int l = 0; l < Fold::L; ++l)
+      for (int l = 0; l < Layout::L; ++l)
 #pragma unroll
         for (int j = 0; j < J; ++j) {
           const Split<Tile::PRODUCTS> split(values[l * J + j]);
@@ -216,10 +216,10 @@ __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const unsigned c
     }
 #pragma unroll
   for (int n = 0; n < Tile::NT; ++n) {
-    float values[Fold::CHUNKS * 4];
+    float values[Layout::CHUNKS * 4];
     load_unit<Tile>(values, w_row + n * 8 * Tile::WEIGHT_PITCH * 16, w_unit, quarter, warp_j);
 #pragma unroll
-    for (int s = 0; s < Fold::STEPS; ++s)
+    for (int s = 0; s < Layout::STEPS; ++s)
 #pragma unroll
       for (int j0 = 0; j0 < J; j0 += GROUP) {
         uint32 w_big[GROUP][2];
@@ -259,10 +259,10 @@ __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const unsigned c
 // slice of shared memory, elements in the order of y.
 template <typename Tile>
 __device__ __forceinline__ void stage_slice(unsigned char* slice,
-                                            const float (&sums)[Tile::NT][Tile::Fold::J][4], int n0,
+                                            const float (&sums)[Tile::NT][Tile::Layout::J][4], int n0,
                                             int lane, int warp_j) {
-  using Fold = typename Tile::Fold;
-  constexpr int J = Fold::J;
+  using Layout = typename Tile::Layout;
+  constexpr int J = Layout::J;
   const int quarter = lane % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -270,11 +270,11 @@ __device__ __forceinline__ void stage_slice(unsigned char* slice,
 #pragma unroll
     for (int n = 0; n < Tile::SLICE_N; ++n) {
       const float(&tile)[J][4] = sums[n0 + n];
-      if constexpr (Fold::WIDE) {
+      if constexpr (Layout::WIDE) {
         float4* const chunks = reinterpret_cast<float4*>(row);
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const int k = n * 8 + output_of_column<Fold>(2 * quarter + c), e = half * 2 + c;
+          const int k = n * 8 + output_of_column<Layout>(2 * quarter + c), e = half * 2 + c;
           chunks[k * Tile::CHUNKS_OF_L + warp_j] =
               make_float4(tile[0][e], tile[1][e], tile[2][e], tile[3][e]);
         }
@@ -298,7 +298,7 @@ template <typename P, typename Tile, typename Weights>
 __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 tile, unsigned char* slice,
                                            const Sums<Tile>& sums, int warp_m, int warp_n, int warp_j,
                                            int barrier, Weights weights_of_column) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
   constexpr int GROUP_IN = P::C * P::D, GROUP_OUT = P::B * P::D;  // features of one i
   constexpr int SHARERS = 32 * Tile::WARPS_J, ROUNDS = 16 * Tile::SLICE_CHUNKS / SHARERS;
   constexpr int SLICES_N = Tile::NT / Tile::SLICE_N, CHUNKS = Tile::MT * SLICES_N * ROUNDS;
@@ -319,7 +319,7 @@ __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 til
   const auto first_of = [&](int n, int e) {
     const int chunk = e % Tile::SLICE_CHUNKS;
     return (column.n0 + (warp_n * Tile::NT + n) * 8) * P::D + column.j0 +
-           (Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4 : chunk * 4);
+           (Layout::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4 : chunk * 4);
   };
   float* const y = static_cast<float*>(arguments.y) + column.i * GROUP_OUT;
   const auto result_at = [&](int64 row, int first) -> float4& {
@@ -418,7 +418,7 @@ template <typename P, typename Tile>
 __device__ __forceinline__ void mma_tf32x3_kernel(const Arguments& arguments) {
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
   extern __shared__ __align__(128) unsigned char shared[];
   unsigned char* const ring = shared + (Tile::RESIDENT ? Tile::WEIGHT_BYTES : 0);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -431,7 +431,7 @@ __device__ __forceinline__ void mma_tf32x3_kernel(const Arguments& arguments) {
 
   Loader<P, Tile> loader(arguments, ring);
   if (Tile::RESIDENT) {  // waited for together with the first stage
-    load_rows<P, Tile, Tile::NB, Tile::UNITS * Fold::UNIT, Tile::WEIGHT_PITCH, true>(
+    load_rows<P, Tile, Tile::NB, Tile::UNITS * Layout::UNIT, Tile::WEIGHT_PITCH, true>(
         shared, weights_of<P>(arguments, loader.column), P::C * P::D, Tile::NB, 0);
   }
 #pragma unroll
@@ -451,7 +451,7 @@ __device__ __forceinline__ void mma_tf32x3_kernel(const Arguments& arguments) {
     const unsigned char* const x_row = stage + (warp_m * Tile::MT * 16 + row_in_eight) * Tile::PITCH * 16;
     const unsigned char* const w_row =
         weights + (warp_n * Tile::NT * 8 + row_in_eight) * Tile::WEIGHT_PITCH * 16;
-    constexpr int STAGE_UNITS = Tile::KL / Fold::UNIT;
+    constexpr int STAGE_UNITS = Tile::KL / Layout::UNIT;
 #pragma unroll 1
     for (int u = 0; u < STAGE_UNITS; ++u) {
       const int unit = part * STAGE_UNITS + u;

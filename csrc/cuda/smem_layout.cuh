@@ -40,12 +40,12 @@ template <int ROWS> __device__ __forceinline__ int rows_inside(int64 left) {
 
 // Which of its tile's 8 outputs a column of the tensor cores' operand holds. A thread gets columns
 // 2q and 2q + 1: neighbours where their j make one run of bytes, else spread over all banks.
-template <typename Fold> __device__ __forceinline__ int output_of_column(int column) {
-  return Fold::WIDE ? column / 2 + column % 2 * 4 : column;
+template <typename Layout> __device__ __forceinline__ int output_of_column(int column) {
+  return Layout::WIDE ? column / 2 + column % 2 * 4 : column;
 }
 
 // The sums of a warp: 16-row tiles, 8-output tiles, j, and a lane's two rows of two outputs.
-template <typename Tile> using Sums = float[Tile::MT][Tile::NT][Tile::Fold::J][4];
+template <typename Tile> using Sums = float[Tile::MT][Tile::NT][Tile::Layout::J][4];
 
 template <typename Tile> __device__ __forceinline__ void clear(Sums<Tile>& sums) {
 #pragma unroll
@@ -53,7 +53,7 @@ template <typename Tile> __device__ __forceinline__ void clear(Sums<Tile>& sums)
 #pragma unroll
     for (int n = 0; n < Tile::NT; ++n)
 #pragma unroll
-      for (int j = 0; j < Tile::Fold::J; ++j)
+      for (int j = 0; j < Tile::Layout::J; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[m][n][j][e] = 0.0f;
 }

@@ -19,7 +19,7 @@
 template <typename P, int GROUPS_J_, int GROUPS_N_, int GROUPS_M_, int NT_, int KL_, int STAGES_, int BLOCKS_,
           int TEAM_J_>
 struct Wgmma16Tile {
-  using Fold = Lanes<P::D>;
+  using Layout = LaneLayout<P::D>;
   static constexpr int GROUPS_J = GROUPS_J_, GROUPS_N = GROUPS_N_, GROUPS_M = GROUPS_M_;  // warpgroups
   static constexpr int GROUPS = GROUPS_J * GROUPS_N * GROUPS_M;
   static constexpr int NT = NT_, N = NT * 8;  // outputs of a warpgroup
@@ -27,7 +27,7 @@ struct Wgmma16Tile {
   static constexpr int STAGES = STAGES_;
   static constexpr int BLOCKS = BLOCKS_;      // blocks that should fit on a multiprocessor
   static constexpr int MULTIPLIERS = 128 * GROUPS, LOADERS = 128, THREADS = LOADERS + MULTIPLIERS;
-  static constexpr int JC = GROUPS_J * Fold::J, BM = GROUPS_M * 64, NB = GROUPS_N * N;  // of a block
+  static constexpr int JC = GROUPS_J * Layout::J, BM = GROUPS_M * 64, NB = GROUPS_N * N;  // of a block
   // Registers a thread: a block starts with the most that all threads can have alike. To take more
   // than were given up would wait for ever.
   static constexpr int AT_START = 65536 / (THREADS * BLOCKS) / 8 * 8;
@@ -35,13 +35,13 @@ struct Wgmma16Tile {
   static constexpr int TAKEN = (AT_START * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
   static constexpr int MULTIPLIER_REGISTERS = TAKEN < 240 ? TAKEN : 240;
   // Whether registers allow to load a unit while the tensor cores work on the one before it.
-  static constexpr int OPERANDS = Fold::CHUNKS * 8 + Fold::J * Fold::STEPS * 4;
-  static constexpr bool AHEAD = N / 2 * Fold::J + OPERANDS + 20 <= MULTIPLIER_REGISTERS;
-  static constexpr int UNITS = smallest_multiple(P::C, Fold::UNIT) / Fold::UNIT;
-  static constexpr int STAGE_UNITS = KL / Fold::UNIT;
+  static constexpr int OPERANDS = Layout::CHUNKS * 8 + Layout::J * Layout::STEPS * 4;
+  static constexpr bool AHEAD = N / 2 * Layout::J + OPERANDS + 20 <= MULTIPLIER_REGISTERS;
+  static constexpr int UNITS = smallest_multiple(P::C, Layout::UNIT) / Layout::UNIT;
+  static constexpr int STAGE_UNITS = KL / Layout::UNIT;
   static constexpr int STAGES_PER_TILE = (UNITS + STAGE_UNITS - 1) / STAGE_UNITS;
-  static constexpr int CHUNKS_OF_L = Fold::WIDE ? GROUPS_J : 1;  // that hold one l, where 8 divides d
-  static constexpr int SPREAD = Fold::WIDE ? GROUPS_J : Fold::RUN;
+  static constexpr int CHUNKS_OF_L = Layout::WIDE ? GROUPS_J : 1;  // that hold one l, where 8 divides d
+  static constexpr int SPREAD = Layout::WIDE ? GROUPS_J : Layout::RUN;
   // Eight threads that load at a time must meet eight different groups of banks: chunks of odd rows
   // swap places with those that are so far away.
   static constexpr int STAGE_CHUNKS = KL * JC / 8;  // of one row
@@ -49,7 +49,7 @@ struct Wgmma16Tile {
   static constexpr int ROW_BYTES = STAGE_CHUNKS * 16, STAGE_BYTES = BM * ROW_BYTES;
   // Weights: for each unit, step and j, two matrices of 8 l and NB outputs.
   static constexpr int HALF_BYTES = NB * 16, MATRIX_BYTES = 2 * HALF_BYTES;
-  static constexpr int UNIT_BYTES = Fold::STEPS * JC * MATRIX_BYTES, WEIGHT_BYTES = UNITS * UNIT_BYTES;
+  static constexpr int UNIT_BYTES = Layout::STEPS * JC * MATRIX_BYTES, WEIGHT_BYTES = UNITS * UNIT_BYTES;
   // Results leave a few 8-output tiles at a time, through a slice of shared memory for 16 rows.
   static constexpr int SLICE_TILES = largest_divisor(NT, JC < 16 ? 16 / JC : 1);
   static constexpr int SLICE_CHUNKS = SLICE_TILES * JC;  // of one row
@@ -64,8 +64,8 @@ struct Wgmma16Tile {
   static constexpr int COLUMN_GROUPS = P::A * (P::D / (JC * TEAM_J));
   static constexpr int ALL_MULTIPLIERS = 15;  // a barrier's number; those of slices begin with 1
   static constexpr bool STREAMED = false;     // weights stay, for all rows of a group of columns
-  static_assert(Fold::WIDE || GROUPS_J == 1, "all j of a small d belong to one warpgroup");
-  static_assert(P::D % (JC * TEAM_J) == 0 && P::B % NB == 0 && KL % Fold::UNIT == 0 && P::C * P::D % 8 == 0, "");
+  static_assert(Layout::WIDE || GROUPS_J == 1, "all j of a small d belong to one warpgroup");
+  static_assert(P::D % (JC * TEAM_J) == 0 && P::B % NB == 0 && KL % Layout::UNIT == 0 && P::C * P::D % 8 == 0, "");
   static_assert(SPREAD <= 3 && (SWAP != 0 || (STAGE_CHUNKS % 8 == 4 && SPREAD != 2)), "rows meet in banks");
   static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLICES < ALL_MULTIPLIERS, "");
 };
@@ -85,7 +85,7 @@ template <int ROWS, int CHUNKS, int THREADS> struct Steps : RowWalk<ROWS, CHUNKS
 template <typename P, typename Tile, typename Walk, typename Also>
 __device__ __forceinline__ void load_rows(const Arguments& arguments, unsigned char* ring, Mbarrier* full,
                                           Mbarrier* empty, Also also) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
   using Rows = Steps<Tile::BM, Tile::STAGE_CHUNKS, Tile::LOADERS>;
   static_assert(Tile::SWAP == 0 || Rows::PASS_ROWS % 2 == 0, "a thread keeps to even or odd rows");
   const int m0 = threadIdx.x / Rows::WIDTH, first_chunk = threadIdx.x % Rows::WIDTH;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void load_rows(const Arguments& arguments, unsigned c
 #pragma unroll
       for (int pass = 0; pass < Rows::CHUNK_PASSES; ++pass) {
         const int chunk = first_chunk + pass * Rows::WIDTH;
-        const int offset = part * Tile::KL * P::D + (Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D +
+        const int offset = part * Tile::KL * P::D + (Layout::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D +
                                                                       chunk % Tile::CHUNKS_OF_L * 8
                                                                 : chunk * 8);
         const bool inside = P::C % Tile::KL == 0 || offset < P::C * P::D;
@@ -139,30 +139,30 @@ template <typename Tile> struct WeightTask {
 // neighbouring words, and asks for as much as its registers hold before it uses any.
 template <typename P, typename Tile>
 __device__ __forceinline__ void write_weights(unsigned char* weights, const uint16* w, int thread) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
   constexpr int TASKS = 4 * Tile::GROUPS_J * Tile::NB * Tile::UNITS;
   constexpr int NEEDED = (TASKS + Tile::MULTIPLIERS - 1) / Tile::MULTIPLIERS;
   // The sums' registers are taken: to the compiler they hold those of the tile before.
-  constexpr int FREE = (Tile::MULTIPLIER_REGISTERS - Tile::N / 2 * Fold::J - 40) / (Fold::CHUNKS * 4);
+  constexpr int FREE = (Tile::MULTIPLIER_REGISTERS - Tile::N / 2 * Layout::J - 40) / (Layout::CHUNKS * 4);
   constexpr int FIT = FREE < 1 ? 1 : FREE < 8 ? FREE : 8;
   constexpr int AT_ONCE = FIT < NEEDED ? FIT : NEEDED;
   for (int first = thread; first < TASKS; first += AT_ONCE * Tile::MULTIPLIERS) {
-    uint32 words[AT_ONCE][Fold::CHUNKS * 4];
+    uint32 words[AT_ONCE][Layout::CHUNKS * 4];
 #pragma unroll
     for (int t = 0; t < AT_ONCE; ++t) {
       const WeightTask<Tile> task(first + t * Tile::MULTIPLIERS);
-      const uint16* const from = w + int64(task.n - task.n % 8 + output_of_column<Fold>(task.n % 8)) * P::C * P::D;
+      const uint16* const from = w + int64(task.n - task.n % 8 + output_of_column<Layout>(task.n % 8)) * P::C * P::D;
 #pragma unroll
-      for (int run = 0; run < Fold::RUNS; ++run)
+      for (int run = 0; run < Layout::RUNS; ++run)
 #pragma unroll
-        for (int c = 0; c < Fold::RUN; ++c) {
-          const int l = ((task.unit * Fold::RUNS + run) * 4 + task.quarter) * Fold::RUN_L;
-          const int offset = l * P::D + (Fold::WIDE ? task.group_j * 8 : c * 8);
+        for (int c = 0; c < Layout::RUN; ++c) {
+          const int l = ((task.unit * Layout::RUNS + run) * 4 + task.quarter) * Layout::RUN_L;
+          const int offset = l * P::D + (Layout::WIDE ? task.group_j * 8 : c * 8);
           uint4 loaded = make_uint4(0, 0, 0, 0);
-          if (task.unit < Tile::UNITS && (P::C % Fold::UNIT == 0 || offset < P::C * P::D)) {
+          if (task.unit < Tile::UNITS && (P::C % Layout::UNIT == 0 || offset < P::C * P::D)) {
             loaded = *reinterpret_cast<const uint4*>(from + offset);
           }
-          put_chunk(words[t] + (run * Fold::RUN + c) * 4, loaded);
+          put_chunk(words[t] + (run * Layout::RUN + c) * 4, loaded);
         }
     }
 #pragma unroll
@@ -170,15 +170,15 @@ __device__ __forceinline__ void write_weights(unsigned char* weights, const uint
       const WeightTask<Tile> task(first + t * Tile::MULTIPLIERS);
       if (task.unit >= Tile::UNITS) break;
       unsigned char* const to = weights + task.unit * Tile::UNIT_BYTES +
-                                task.group_j * Fold::J * Tile::MATRIX_BYTES + task.n * 16 + task.quarter * 4;
+                                task.group_j * Layout::J * Tile::MATRIX_BYTES + task.n * 16 + task.quarter * 4;
 #pragma unroll
-      for (int s = 0; s < Fold::STEPS; ++s)
+      for (int s = 0; s < Layout::STEPS; ++s)
 #pragma unroll
-        for (int j = 0; j < Fold::J; ++j)
+        for (int j = 0; j < Layout::J; ++j)
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int at = (s * Tile::JC + j) * Tile::MATRIX_BYTES + half * Tile::HALF_BYTES;
-            *reinterpret_cast<uint32*>(to + at) = pair_of<Fold>(words[t], j, 2 * s + half);
+            *reinterpret_cast<uint32*>(to + at) = pair_of<Layout>(words[t], j, 2 * s + half);
           }
     }
   }
@@ -211,32 +211,32 @@ template <typename Tile> struct GroupPlace {
 
 // A warpgroup's sums: for each j, of 8-output tile n a lane has elements 4 n to 4 n + 3, two
 // neighbouring columns of two rows.
-template <typename Tile> using GroupSums = float[Tile::Fold::J][Tile::N / 2];
+template <typename Tile> using GroupSums = float[Tile::Layout::J][Tile::N / 2];
 
 // Rounds tiles n0 to n0 + SLICE_TILES of a warp's 16 rows into their slice.
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void fill_slice(unsigned char* slice, const GroupSums<Tile>& sums, int n0,
                                            const GroupPlace<Tile>& place) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     unsigned char* const row = slice + (half * 8 + place.row_in_eight) * Tile::SLICE_PITCH * 16;
 #pragma unroll
     for (int n = 0; n < Tile::SLICE_TILES; ++n) {
-      const int k = n * 8 + output_of_column<Fold>(2 * place.quarter);
+      const int k = n * 8 + output_of_column<Layout>(2 * place.quarter);
       // Words in the order of memory: column 2q with j = 0.., then column 2q + 1.
-      uint32 words[Fold::J];
+      uint32 words[Layout::J];
 #pragma unroll
-      for (int word = 0; word < Fold::J; ++word) {
+      for (int word = 0; word < Layout::J; ++word) {
         const int e0 = 2 * word, e1 = e0 + 1, at = (n0 + n) * 4 + half * 2;
-        words[word] = pack_pair<T>(sums[e0 % Fold::J][at + e0 / Fold::J], sums[e1 % Fold::J][at + e1 / Fold::J]);
+        words[word] = pack_pair<T>(sums[e0 % Layout::J][at + e0 / Layout::J], sums[e1 % Layout::J][at + e1 / Layout::J]);
       }
-      if constexpr (Fold::WIDE) {
+      if constexpr (Layout::WIDE) {
         uint4* const chunks = reinterpret_cast<uint4*>(row);
         chunks[k * Tile::CHUNKS_OF_L + place.group_j] = make_uint4(words[0], words[1], words[2], words[3]);
         chunks[(k + 4) * Tile::CHUNKS_OF_L + place.group_j] = make_uint4(words[4], words[5], words[6], words[7]);
       } else {
-        store_words<Fold::J>(row + k * P::D * 2, words);
+        store_words<Layout::J>(row + k * P::D * 2, words);
       }
     }
   }
@@ -251,7 +251,7 @@ __device__ __forceinline__ void write_slice(const unsigned char* slice, uint16* 
 #pragma unroll
   for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
     const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
-    const int offset = Tile::Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 8
+    const int offset = Tile::Layout::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 8
                                         : chunk * 8;
     const unsigned char* const from = slice + (m0 * Tile::SLICE_PITCH + chunk) * 16;
     uint16* to = y + m0 * arguments.y_batch_stride + offset;
@@ -294,14 +294,14 @@ template <typename T, typename P, typename Tile, typename Walk>
 __device__ __forceinline__ void multiply_and_store_rows(const Arguments& arguments, unsigned char* weights,
                                                         unsigned char* ring, unsigned char* slices,
                                                         Mbarrier* full, Mbarrier* empty) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
   const int thread = threadIdx.x - Tile::LOADERS;
   const GroupPlace<Tile> place(thread);
   const int row = place.group_m * 64 + place.warp * 16 + place.row_in_eight;
   const int swap = row % 2 * Tile::SWAP;
   // The description of the warpgroup's first matrix, the same for all its threads. Others by addition:
   // its address, in 16 bytes, has room for all of the shared memory.
-  const uint32 first_matrix = shared_address(weights) + place.group_j * Fold::J * Tile::MATRIX_BYTES +
+  const uint32 first_matrix = shared_address(weights) + place.group_j * Layout::J * Tile::MATRIX_BYTES +
                               place.group_n * Tile::N * 16;
   const uint64 first_matrices = describe_plain(__shfl_sync(~0u, first_matrix, 0), Tile::HALF_BYTES, 128);
   int slot = 0, parity = 0, group = -1;
@@ -320,7 +320,7 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
     }
 
     GroupSums<Tile> sums;
-    uint32 words[2][Fold::CHUNKS * 4];
+    uint32 words[2][Layout::CHUNKS * 4];
     // Loads what a thread has of unit `u` of the stage, for its two rows, and may give the stage back.
     const auto load_unit = [&](int u, bool last) {
       const unsigned char* const stage = ring + slot * Tile::STAGE_BYTES + row * Tile::ROW_BYTES;
@@ -328,12 +328,12 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
 #pragma unroll
       for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int run = 0; run < Fold::RUNS; ++run)
+        for (int run = 0; run < Layout::RUNS; ++run)
 #pragma unroll
-          for (int c = 0; c < Fold::RUN; ++c) {
-            const int q = (u * Fold::RUNS + run) * 4 + place.quarter;  // run within the stage
-            const int chunk = Fold::WIDE ? q * Tile::CHUNKS_OF_L + place.group_j : q * Fold::RUN + c;
-            put_chunk(words[half] + (run * Fold::RUN + c) * 4,
+          for (int c = 0; c < Layout::RUN; ++c) {
+            const int q = (u * Layout::RUNS + run) * 4 + place.quarter;  // run within the stage
+            const int chunk = Layout::WIDE ? q * Tile::CHUNKS_OF_L + place.group_j : q * Layout::RUN + c;
+            put_chunk(words[half] + (run * Layout::RUN + c) * 4,
                       *reinterpret_cast<const uint4*>(stage + half * 8 * Tile::ROW_BYTES + (chunk ^ swap) * 16));
           }
       if (last) {
@@ -346,13 +346,13 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
 #pragma unroll 1
     for (int unit = 0; unit < Tile::UNITS; ++unit) {
       if (!Tile::AHEAD) load_unit(unit % Tile::STAGE_UNITS, ends_stage(unit));
-      uint32 a[Fold::J][Fold::STEPS][4];
+      uint32 a[Layout::J][Layout::STEPS][4];
 #pragma unroll
-      for (int j = 0; j < Fold::J; ++j)
+      for (int j = 0; j < Layout::J; ++j)
 #pragma unroll
-        for (int s = 0; s < Fold::STEPS; ++s)
+        for (int s = 0; s < Layout::STEPS; ++s)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) a[j][s][e] = pair_of<Fold>(words[e % 2], j, 2 * s + e / 2);
+          for (int e = 0; e < 4; ++e) a[j][s][e] = pair_of<Layout>(words[e % 2], j, 2 * s + e / 2);
       keep(a);  // before the first product: products between which registers change wait for each other
       const int unit_at =
           Tile::STREAMED ? multiplied_slot * Tile::STAGE_BYTES + unit % Tile::STAGE_UNITS * Tile::UNIT_BYTES
@@ -360,9 +360,9 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
       const uint64 unit_matrices = first_matrices + unit_at / 16;
       wgmma_fence();
 #pragma unroll
-      for (int s = 0; s < Fold::STEPS; ++s)
+      for (int s = 0; s < Layout::STEPS; ++s)
 #pragma unroll
-        for (int j = 0; j < Fold::J; ++j) {
+        for (int j = 0; j < Layout::J; ++j) {
           const uint64 b = unit_matrices + (s * Tile::JC + j) * (Tile::MATRIX_BYTES / 16);
           multiply_warpgroup_16<T, Tile::N>(sums[j], a[j][s], b, unit + s);
         }
@@ -376,7 +376,7 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
       }
     }
 #pragma unroll
-    for (int j = 0; j < Fold::J; ++j) wgmma_fence_operand(sums[j]);
+    for (int j = 0; j < Layout::J; ++j) wgmma_fence_operand(sums[j]);
     const int64 row0 = walk.tile * Tile::BM;
     uint16* const y = static_cast<uint16*>(arguments.y) + row0 * arguments.y_batch_stride + weight_group +
                       walk.n0() * P::D + walk.j0();

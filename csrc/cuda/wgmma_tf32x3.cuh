@@ -23,7 +23,7 @@ template <typename P, int WARPGROUPS_J_, int WARPGROUPS_M_, int TEAMS_, int NT_,
 struct WgmmaTf32x3Tile
     : MmaTf32x3Tile<P, WARPGROUPS_J_, 4 * WARPGROUPS_M_, 1, 1, NT_, KL_, STAGES_, 1, RESIDENT_, PRODUCTS_> {
   using Base = MmaTf32x3Tile<P, WARPGROUPS_J_, 4 * WARPGROUPS_M_, 1, 1, NT_, KL_, STAGES_, 1, RESIDENT_, PRODUCTS_>;
-  using Fold = typename Base::Fold;
+  using Layout = typename Base::Layout;
   static constexpr int TEAMS = TEAMS_, TEAM = 128 * WARPGROUPS_J_ * WARPGROUPS_M_;  // threads
   static constexpr int MULTIPLIERS = TEAMS * TEAM, LOADERS = 128;
   static constexpr int THREADS = LOADERS + MULTIPLIERS;
@@ -39,20 +39,20 @@ struct WgmmaTf32x3Tile
   static constexpr int HALVES = PRODUCTS_ == 1 ? 1 : 2;  // of a split
   static constexpr int MATRIX_BYTES = Base::NB * 16;
   static constexpr int LAYER_BYTES = Base::JC * HALVES * MATRIX_BYTES;  // 4 l
-  static constexpr int STAGE_UNITS = KL_ / Fold::UNIT;
-  static constexpr int TURN_UNITS = CHAIN > Fold::STEPS ? CHAIN / Fold::STEPS : 1;  // multiplied at a time
+  static constexpr int STAGE_UNITS = KL_ / Layout::UNIT;
+  static constexpr int TURN_UNITS = CHAIN > Layout::STEPS ? CHAIN / Layout::STEPS : 1;  // multiplied at a time
   // Rows of x lie side by side, and two neighbours meet all groups of banks, because the chunks of odd
   // rows are permuted; rows of runs of 3 chunks have a pitch instead.
-  static constexpr bool PERMUTED = Base::STAGE_CHUNKS % 8 == 0 && Fold::RUN == 1;
+  static constexpr bool PERMUTED = Base::STAGE_CHUNKS % 8 == 0 && Layout::RUN == 1;
   static constexpr int ODD_ROWS = PERMUTED ? (Base::WARPS_J == 2 ? 1 : 4) : 0;
   static constexpr int PITCH = PERMUTED ? Base::STAGE_CHUNKS : Base::PITCH;
   // Results of four j of an output are as wide as a chunk: warps that have no others store directly.
-  static constexpr bool DIRECT = Fold::WIDE && WARPGROUPS_J_ == 1;
+  static constexpr bool DIRECT = Layout::WIDE && WARPGROUPS_J_ == 1;
   static constexpr int SLICES_BYTES = DIRECT ? 0 : TEAMS * Base::WARPS_M * Base::SLICE_BYTES;
   // Layers of a column of the weights, with zeros after the last l, and those in shared memory.
   static constexpr int TURNS = (Base::UNITS + TURN_UNITS - 1) / TURN_UNITS;
   static constexpr int COLUMN_LAYERS =
-      RESIDENT_ ? TURNS * TURN_UNITS * Fold::L : Base::STAGES_PER_TILE * KL_ / 4;
+      RESIDENT_ ? TURNS * TURN_UNITS * Layout::L : Base::STAGES_PER_TILE * KL_ / 4;
   static constexpr int LAYERS = RESIDENT_ ? COLUMN_LAYERS : KL_ / 4;
   static constexpr int64 COLUMN_BYTES = int64(COLUMN_LAYERS) * LAYER_BYTES;
   // A stage: rows of x, and if streamed, layers of the weights.
@@ -67,7 +67,7 @@ struct WgmmaTf32x3Tile
   static_assert(STAGES_ >= 2 && (FULLS + 1) * 8 <= BARRIER_BYTES && FIRST_EMPTY + STAGES_ <= 16, "");
   static_assert(MULTIPLIERS == 256 || MULTIPLIERS == 384, "");
   static_assert(WARPGROUPS_J_ == 1 || WARPGROUPS_M_ * TEAMS == 1, "only four warps' slices have barriers");
-  static_assert(STAGE_UNITS % TURN_UNITS == 0 && Fold::STEPS * TURN_UNITS % CHAIN == 0, "");
+  static_assert(STAGE_UNITS % TURN_UNITS == 0 && Layout::STEPS * TURN_UNITS % CHAIN == 0, "");
 };
 
 // sums += x w over the l of TURN_UNITS units, for 64 rows and all NB outputs. `layers`: address of
@@ -76,10 +76,10 @@ template <typename Tile>
 __device__ __forceinline__ void multiply_by_warpgroup(Sums<Tile>& sums, const unsigned char* x_row, int unit,
                                                       uint32 layers, int quarter, int warp_j,
                                                       int permuted) {
-  using Fold = typename Tile::Fold;
-  constexpr int J = Fold::J, CHAIN = Tile::CHAIN;
-  constexpr int CHAINS = Fold::STEPS * Tile::TURN_UNITS / CHAIN, GROUPS = J * CHAINS;
-  float values[Tile::TURN_UNITS][2][Fold::CHUNKS * 4];
+  using Layout = typename Tile::Layout;
+  constexpr int J = Layout::J, CHAIN = Tile::CHAIN;
+  constexpr int CHAINS = Layout::STEPS * Tile::TURN_UNITS / CHAIN, GROUPS = J * CHAINS;
+  float values[Tile::TURN_UNITS][2][Layout::CHUNKS * 4];
 #pragma unroll
   for (int u = 0; u < Tile::TURN_UNITS; ++u) {
     load_unit<Tile>(values[u][0], x_row, unit + u, quarter, warp_j, permuted);
@@ -101,13 +101,13 @@ __device__ __forceinline__ void multiply_by_warpgroup(Sums<Tile>& sums, const un
     uint64 w_big[CHAIN];
 #pragma unroll
     for (int i = 0; i < CHAIN; ++i) {
-      const int step = group % CHAINS * CHAIN + i, u = step / Fold::STEPS, s = step % Fold::STEPS;
+      const int step = group % CHAINS * CHAIN + i, u = step / Layout::STEPS, s = step % Layout::STEPS;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const Split<Tile::PRODUCTS> split(values[u][e % 2][(2 * s + e / 2) * J + j]);
         big[i][e] = split.big, small[i][e] = split.small;
       }
-      w_big[i] = describe_plain(layers + (u * Fold::L + 2 * s) * Tile::LAYER_BYTES +
+      w_big[i] = describe_plain(layers + (u * Layout::L + 2 * s) * Tile::LAYER_BYTES +
                                     j * Tile::HALVES * Tile::MATRIX_BYTES,
                                 Tile::LAYER_BYTES, 128);
     }
@@ -189,10 +189,10 @@ template <typename P, typename Tile> struct PackedWeights {
   Column column;
 
   __device__ __forceinline__ float operator()(int k, int l, int j) const {
-    using Fold = typename Tile::Fold;
-    const int output = k - column.n0, n = output - output % 8 + column_of_output<Fold>(output % 8);
-    const int runs = l / (4 * Fold::RUN_L), q = l / Fold::RUN_L % 4;
-    const int layer = runs * Fold::RUN_L + l % Fold::RUN_L;
+    using Layout = typename Tile::Layout;
+    const int output = k - column.n0, n = output - output % 8 + column_of_output<Layout>(output % 8);
+    const int runs = l / (4 * Layout::RUN_L), q = l / Layout::RUN_L % 4;
+    const int layer = runs * Layout::RUN_L + l % Layout::RUN_L;
     const uint32* const big = layers + ((layer * Tile::JC + j - column.j0) * Tile::HALVES * Tile::NB + n) * 4 + q;
     const float small = __uint_as_float(big[(Tile::HALVES - 1) * Tile::NB * 4]);
     return small == small ? __uint_as_float(*big) + small : __uint_as_float(*big);
@@ -204,14 +204,14 @@ template <typename P, typename Tile, typename Weights>
 __device__ __forceinline__ void write_tile_directly(const Arguments& arguments, int64 tile,
                                                     const Sums<Tile>& sums, int warp_m,
                                                     Weights weights_of_column) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
   const int lane = threadIdx.x % 32;
   const TilePlace<P, Tile> place(tile, arguments.batch);
   const Column& column = place.column;
   const int64 row0 = place.row0 + warp_m * 16 + lane / 4;
   // Of row half * 8 of this lane's, and output tile n: its columns 2 q and 2 q + 1.
   const auto first_of = [&](int n, int c) {
-    return (column.n0 + n * 8 + output_of_column<Fold>(lane % 4 * 2 + c)) * P::D + column.j0;
+    return (column.n0 + n * 8 + output_of_column<Layout>(lane % 4 * 2 + c)) * P::D + column.j0;
   };
   float* const y = static_cast<float*>(arguments.y) + column.i * (P::B * P::D);
   const auto result_at = [&](int64 row, int first) -> float4& {
@@ -251,7 +251,7 @@ __device__ __forceinline__ void write_tile_directly(const Arguments& arguments, 
 template <typename P, typename Tile>
 __device__ __forceinline__ void multiply_and_store(const Arguments& arguments, unsigned char* layers,
                                                    unsigned char* ring, Mbarrier* full) {
-  using Fold = typename Tile::Fold;
+  using Layout = typename Tile::Layout;
   const int lane = threadIdx.x % 32, warp = (threadIdx.x - Tile::LOADERS) / 32;
   const int team = warp / (Tile::TEAM / 32), warpgroup = warp % (Tile::TEAM / 32) / 4;
   const int warp_j = warpgroup % Tile::WARPS_J;
@@ -259,7 +259,7 @@ __device__ __forceinline__ void multiply_and_store(const Arguments& arguments, u
   const int quarter = lane % 4, row_in_eight = lane / 4;
   unsigned char* const slice =
       ring + Tile::STAGES * Tile::STAGE_BYTES + (team * Tile::WARPS_M + warp_m) * Tile::SLICE_BYTES;
-  const int first_matrix = warp_j * Fold::J * Tile::HALVES * Tile::MATRIX_BYTES;
+  const int first_matrix = warp_j * Layout::J * Tile::HALVES * Tile::MATRIX_BYTES;
   const int64 tiles = (arguments.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS;
 
   Sums<Tile> sums = {};
@@ -279,7 +279,7 @@ __device__ __forceinline__ void multiply_and_store(const Arguments& arguments, u
       for (int u = 0; u < Tile::STAGE_UNITS; u += Tile::TURN_UNITS) {
         const int unit = part * Tile::STAGE_UNITS + u;
         if (Tile::UNITS % Tile::STAGE_UNITS != 0 && unit >= Tile::UNITS) break;
-        const int layer = (Tile::RESIDENT ? unit : u) * Fold::L;
+        const int layer = (Tile::RESIDENT ? unit : u) * Layout::L;
         multiply_by_warpgroup<Tile>(sums, x_row, u, matrices + layer * Tile::LAYER_BYTES, quarter, warp_j,
                                     row_in_eight % 2 * Tile::ODD_ROWS);
       }
@@ -328,8 +328,8 @@ __device__ __forceinline__ void wgmma_tf32x3_kernel(const Arguments& arguments) 
 // in the order of wgmma_tf32x3_kernel's layers.
 template <typename P, typename Tile>
 __device__ __forceinline__ void mma_tf32x3_pack_kernel(const Arguments& arguments) {
-  using Fold = typename Tile::Fold;
-  constexpr int J = Fold::J, RUNS = Tile::COLUMN_LAYERS / Fold::RUN_L;  // of four threads' l each
+  using Layout = typename Tile::Layout;
+  constexpr int J = Layout::J, RUNS = Tile::COLUMN_LAYERS / Layout::RUN_L;  // of four threads' l each
   constexpr int64 TASKS = int64(Tile::COLUMNS) * RUNS * Tile::WARPS_J * Tile::NB;
   const float* const weight = static_cast<const float*>(arguments.x);
   uint4* const packed = static_cast<uint4*>(arguments.y);
@@ -339,22 +339,22 @@ __device__ __forceinline__ void mma_tf32x3_pack_kernel(const Arguments& argument
     const int runs = task / (Tile::NB * Tile::WARPS_J) % RUNS;
     const int index = static_cast<int>(task / (Tile::NB * Tile::WARPS_J * RUNS));
     const Column column = column_at<P, Tile>(index);
-    const int output = column.n0 + n - n % 8 + output_of_column<Fold>(n % 8);
+    const int output = column.n0 + n - n % 8 + output_of_column<Layout>(n % 8);
     const float* const from = weight + (int64(column.i) * P::B + output) * (P::C * P::D) + column.j0;
-    float values[4][Fold::RUN * 4];
+    float values[4][Layout::RUN * 4];
 #pragma unroll
     for (int q = 0; q < 4; ++q)
 #pragma unroll
-      for (int c = 0; c < Fold::RUN; ++c) {
+      for (int c = 0; c < Layout::RUN; ++c) {
         const int at = runs * 4 + q;
-        const int offset = Fold::WIDE ? at * P::D + group_j * 4 : (at * Fold::RUN + c) * 4;
+        const int offset = Layout::WIDE ? at * P::D + group_j * 4 : (at * Layout::RUN + c) * 4;
         const float4 loaded = offset < P::C * P::D ? *reinterpret_cast<const float4*>(from + offset)
                                                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         values[q][c * 4] = loaded.x, values[q][c * 4 + 1] = loaded.y;
         values[q][c * 4 + 2] = loaded.z, values[q][c * 4 + 3] = loaded.w;
       }
 #pragma unroll
-    for (int l = 0; l < Fold::RUN_L; ++l)
+    for (int l = 0; l < Layout::RUN_L; ++l)
 #pragma unroll
       for (int j = 0; j < J; ++j) {
         uint32 words[2][4];
@@ -368,7 +368,7 @@ __device__ __forceinline__ void mma_tf32x3_pack_kernel(const Arguments& argument
             words[0][q] = __float_as_uint(value), words[1][q] = 0x7fffffffu;
           }
         }
-        const int64 layer = int64(index) * Tile::COLUMN_LAYERS + runs * Fold::RUN_L + l;
+        const int64 layer = int64(index) * Tile::COLUMN_LAYERS + runs * Layout::RUN_L + l;
         const int64 matrix = layer * Tile::JC + group_j * J + j;
 #pragma unroll
         for (int half = 0; half < Tile::HALVES; ++half) {

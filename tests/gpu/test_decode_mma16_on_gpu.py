@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 BATCHES = (1, 2, 7, 16, 33, 64, 100)
 TILES_EACH = 2  # of each number of blocks in a cluster
 
-# Every fold of d; b and c with tails, and the shapes of layers that decode.
+# Every class of d; b and c with tails, and the shapes of layers that decode.
 SHAPES = [
     (2, 20, 48, 1), (8, 56, 264, 1), (8, 512, 512, 1), (4, 13, 84, 2), (8, 11, 72, 3),
     (2, 46, 18, 4), (4, 26, 20, 6), (4, 22, 18, 12), (2, 45, 21, 8), (1, 61, 85, 8),

@@ -20,7 +20,7 @@ wgmma_tf32x3 = family_of("wgmma_tf32x3")
 
 pytestmark = pytest.mark.gpu
 
-# Every fold d, resident and streamed weights, c with and without a tail. The last two have weights
+# Every class of d, resident and streamed weights, c with and without a tail. The last two have weights
 # that are too large for the L2 cache.
 SHAPES = [
     (2, 64, 64, 1), (1, 48, 52, 2), (1, 96, 96, 3), (1, 48, 192, 6), (4, 64, 64, 4),

@@ -25,7 +25,7 @@ pytestmark = [
     ),
 ]
 
-# Every fold d; c with and without a tail; one and several tiles of outputs.
+# Every class of d; c with and without a tail; one and several tiles of outputs.
 SHAPES = [
     (1, 48, 52, 2), (1, 96, 96, 3), (3, 128, 128, 4), (1, 48, 192, 6),
     (4, 64, 40, 8), (2, 48, 36, 12), (3, 96, 96, 16), (1, 64, 64, 24), (1, 128, 100, 32),

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, replace
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
-from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.mma16 import lane_layout
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -81,15 +81,15 @@ class Config:
 
     def columns(self, p: Pattern) -> int:
         """Tiles that together cover all outputs of the same rows."""
-        return p.a * (p.d // (self.warps_j * fold(p.d).j)) * -(-p.b // self.outputs)
+        return p.a * (p.d // (self.warps_j * lane_layout(p.d).j)) * -(-p.b // self.outputs)
 
     def features(self, p: Pattern) -> int:
         """Outputs of one row that a block owns."""
-        return self.outputs * self.warps_j * fold(p.d).j
+        return self.outputs * self.warps_j * lane_layout(p.d).j
 
     def shared_bytes(self, p: Pattern) -> int:
         """Dynamic shared memory of a block."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         chunks = self.block_units(p) * f.unit * self.warps_j * f.j // 8
         bank = 1 if (self.warps_j if p.d % 8 == 0 else f.run) == 2 else 4
         pitch = chunks + (bank - chunks) % 8
@@ -98,18 +98,18 @@ class Config:
 
     def in_flight(self, p: Pattern) -> int:
         """16-byte loads of a thread that are in flight at a time."""
-        return self.units * self.nt * fold(p.d).chunks
+        return self.units * self.nt * lane_layout(p.d).chunks
 
     def registers(self, p: Pattern) -> int:
         """Registers a thread, roughly: sums, weights, operands, and what addresses take."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         sums = self.mt * self.nt * f.j * 4
         operands = f.j * f.steps * 4 + f.chunks * 4
         return sums + self.in_flight(p) * 4 + operands + 32
 
 
 def _units(p: Pattern) -> int:
-    return -(-p.c // fold(p.d).unit)
+    return -(-p.c // lane_layout(p.d).unit)
 
 
 @register_family
@@ -181,7 +181,7 @@ class DecodeMma16(TemplateFamily[Config]):
         p = problem.pattern
         if batch > MAX_BATCH:
             return math.inf
-        f = fold(p.d)
+        f = lane_layout(p.d)
         shared = config.shared_bytes(p)
         blocks = -(-batch // config.rows) * config.columns(p) * config.cluster
         share = -(-blocks // device.multiprocessors)  # blocks of the busiest multiprocessor

@@ -9,8 +9,8 @@ from dataclasses import astuple, dataclass
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
-from ksopt.kernels.families.fold import Fold
-from ksopt.kernels.families.fold import fold as fold_of
+from ksopt.kernels.families.lane_layout import LaneLayout
+from ksopt.kernels.families.lane_layout import lane_layout as layout_of
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -29,9 +29,9 @@ _LAUNCH_US = 7.5
 _FULL_WARPS = 5.0  # with fewer on a multiprocessor, shared memory is not busy all the time
 
 
-def fold(d: int) -> Fold:
-    """The fold of ``d``, which is 1, 2, 3, 4, 6, 12 or a multiple of 8."""
-    return fold_of(d, 8)
+def lane_layout(d: int) -> LaneLayout:
+    """The layout for ``d``, which is 1, 2, 3, 4, 6, 12 or a multiple of 8."""
+    return layout_of(d, 8)
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Config:
 
     def columns(self, p: Pattern) -> int:
         """Blocks that together cover all outputs of the same rows."""
-        return p.a * (p.d // (self.warps_j * fold(p.d).j)) * -(-p.b // self.outputs)
+        return p.a * (p.d // (self.warps_j * lane_layout(p.d).j)) * -(-p.b // self.outputs)
 
     def shared_bytes(self, p: Pattern) -> int:
         """Dynamic shared memory of a block."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         units = -(-p.c // f.unit)
         weights = self.warps_j * units * (self.outputs // 8) * (f.j * f.steps // 2) * 512
         chunks = self.kl * self.warps_j * f.j // 8
@@ -80,7 +80,7 @@ class Config:
 
     def registers(self, p: Pattern) -> int:
         """Registers a thread, roughly: sums, operands, and what addresses take."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         sums = self.mt * self.nt * f.j * 4
         operands = self.mt * f.j * f.steps * 4 + f.chunks * 4 + 4
         return sums + operands + 40
@@ -109,7 +109,7 @@ class Mma16(TemplateFamily[Config]):
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
         p = problem.pattern
-        f = fold(p.d)
+        f = lane_layout(p.d)
         warps_js = [j for j in (1, 2, 3) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
         length = -(-p.c // f.unit) * f.unit
         kls = [kl for kl in (16, 32, 48, 64, 96, 128) if kl % f.unit == 0 and length % kl == 0]
@@ -137,7 +137,7 @@ class Mma16(TemplateFamily[Config]):
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
         p = problem.pattern
-        f = fold(p.d)
+        f = lane_layout(p.d)
         columns = config.columns(p)
         tiles = -(-batch // config.rows) * columns
         slots = device.multiprocessors * config.blocks

@@ -10,8 +10,8 @@ from dataclasses import astuple, dataclass
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import SINGLE, TemplateFamily, register_family
 from ksopt.kernels.families.cost_terms import overlapped
-from ksopt.kernels.families.fold import Fold
-from ksopt.kernels.families.fold import fold as fold_of
+from ksopt.kernels.families.lane_layout import LaneLayout
+from ksopt.kernels.families.lane_layout import lane_layout as layout_of
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -34,9 +34,9 @@ _OVERLAP = 4.0
 _FULL_WARPS = 8.0  # with fewer on a multiprocessor, latency shows
 
 
-def fold(d: int) -> Fold:
-    """The fold of ``d``, which is 1, 2, 3, 6 or a multiple of 4."""
-    return fold_of(d, 4)
+def lane_layout(d: int) -> LaneLayout:
+    """The layout for ``d``, which is 1, 2, 3, 6 or a multiple of 4."""
+    return layout_of(d, 4)
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Config:
 
     def columns(self, p: Pattern) -> int:
         """Tiles that together cover all outputs of the same rows."""
-        return p.a * (p.d // (self.warps_j * fold(p.d).j)) * (p.b // self.outputs)
+        return p.a * (p.d // (self.warps_j * lane_layout(p.d).j)) * (p.b // self.outputs)
 
     def shared_bytes(self, p: Pattern) -> int:
         """Dynamic shared memory of a block."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         width = self.warps_j * f.j
         spread = self.warps_j if p.d % 4 == 0 else f.run
         stage = row_pitch(self.kl * width // 4, spread)
@@ -85,13 +85,13 @@ class Config:
 
     def registers(self, p: Pattern) -> int:
         """Registers a thread, roughly: sums, split operands, parts of sums, addresses."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         sums = self.mt * self.nt * f.j * 4
         operands = self.mt * f.j * f.steps * 8 + f.chunks * 4
         return sums + operands + 16 + 38
 
 
-def unsupported_fold(p: Pattern) -> str | None:
+def unsupported_layout(p: Pattern) -> str | None:
     """Why the fp32 families for batch first do not compute ``p``, or None if they do."""
     if p.d % 4 != 0 and p.d not in (1, 2, 3, 6):
         return f"d = {p.d} is not 1, 2, 3, 6 or a multiple of 4"
@@ -109,7 +109,7 @@ def row_pitch(chunks: int, spread: int) -> int:
     return chunks + ((1 if spread == 2 else 4) - chunks) % 8
 
 
-def slice_chunks(f: Fold, warps_j: int, nt: int, spread: int) -> int:
+def slice_chunks(f: LaneLayout, warps_j: int, nt: int, spread: int) -> int:
     """16-byte chunks of the buffer through which a warp's results leave."""
     preferred = (4, 2, 1) if f.j == 1 else (2, 1) if f.j < 4 else (1,)
     slice_n = next(n for n in preferred if nt % n == 0)
@@ -127,11 +127,11 @@ class MmaTf32x3(TemplateFamily[Config]):
     splits = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
-        return unsupported_fold(problem.pattern)
+        return unsupported_layout(problem.pattern)
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
         p = problem.pattern
-        f = fold(p.d)
+        f = lane_layout(p.d)
         warps_js = [j for j in (1, 2) if p.d % (4 * j) == 0] if p.d % 4 == 0 else [1]
         kls = [kl for kl in (8, 16, 32, 64) if kl % f.unit == 0 and kl <= max(f.unit, p.c)]
         for warps_j, warps_m, warps_n, mt, nt in itertools.product(
@@ -162,7 +162,7 @@ class MmaTf32x3(TemplateFamily[Config]):
         step_us = (1 + _SPLIT / (config.mt * config.nt)) / (_STEPS[problem.exact] * pace)
         # Fragments of x and of the weight for one step, reused mt and nt times.
         step_bytes = 256 / config.mt + 512 / config.nt
-        f = fold(p.d)
+        f = lane_layout(p.d)
         columns = config.columns(p)
         tiles = -(-batch // config.rows) * columns
         slots = device.multiprocessors * config.blocks

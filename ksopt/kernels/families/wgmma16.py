@@ -10,8 +10,8 @@ from typing import TypeVar
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
 from ksopt.kernels.families.cost_terms import overlapped
-from ksopt.kernels.families.fold import Fold
-from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.lane_layout import LaneLayout
+from ksopt.kernels.families.mma16 import lane_layout
 from ksopt.kernels.problem import RESERVED_SHARED, SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -77,7 +77,7 @@ class Config:
 
     def columns(self, p: Pattern) -> int:
         """Blocks that together cover all outputs of the same rows."""
-        return p.a * (p.d // (self.groups_j * fold(p.d).j)) * (p.b // self.outputs)
+        return p.a * (p.d // (self.groups_j * lane_layout(p.d).j)) * (p.b // self.outputs)
 
     def team(self, p: Pattern) -> int:
         """Blocks that walk over the same bytes of x together."""
@@ -85,12 +85,12 @@ class Config:
 
     def weight_bytes(self, p: Pattern) -> int:
         """Bytes of a block's weights in shared memory."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         return -(-p.c // f.unit) * f.unit * self.groups_j * f.j * self.outputs * 2
 
     def shared_bytes(self, p: Pattern, stages: int | None = None) -> int:
         """Dynamic shared memory of a block, or of one with another number of stages."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         width = self.groups_j * f.j
         spread = self.groups_j if p.d % 8 == 0 else f.run
         tiles = max(n for n in range(1, max(2, 16 // width + 1)) if self.nt % n == 0)
@@ -102,19 +102,19 @@ class Config:
 
     def stage_bytes(self, p: Pattern) -> int:
         """Bytes of one stage of the ring."""
-        return self.rows * self.kl * self.groups_j * fold(p.d).j * 2
+        return self.rows * self.kl * self.groups_j * lane_layout(p.d).j * 2
 
     def registers(self, p: Pattern) -> int:
         """Registers of a thread that multiplies, at the least: sums, operands, and addresses.
 
         Registers above this are spilled outside of the innermost loop.
         """
-        f = fold(p.d)
+        f = lane_layout(p.d)
         return self.nt * f.j * 4 + f.j * f.steps * 4 + 8
 
     def loads_ahead(self, p: Pattern) -> bool:
         """``AHEAD`` of wgmma16.cuh: x is loaded while the tensor cores work."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         operands = f.chunks * 8 + f.j * f.steps * 4
         return self.nt * f.j * 4 + operands + 20 <= self.register_limit
 
@@ -128,7 +128,7 @@ class Config:
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
-def unsupported_fold(p: Pattern) -> str | None:
+def unsupported_layout(p: Pattern) -> str | None:
     """Why no tile computes ``p``, whatever fits in shared memory; None if some do."""
     if p.d % 8 != 0 and p.d not in (2, 3, 4, 6, 12):
         return f"d = {p.d} is not 2, 3, 4, 6, 12 or a multiple of 8"
@@ -147,7 +147,7 @@ def tiles(problem: Problem, kind: type[AnyConfig]) -> Iterator[AnyConfig]:
         kind: this family's `Config`, or one derived from it.
     """
     p = problem.pattern
-    f = fold(p.d)
+    f = lane_layout(p.d)
     for groups_j, groups_n, groups_m, nt in itertools.product(
         (1, 2, 3), (1, 2, 3), (1, 2, 3), _OUTPUT_TILES
     ):
@@ -191,7 +191,7 @@ def _stages(p: Pattern, config: Config) -> int:
     return min(_MOST_STAGES, (limit - config.shared_bytes(p, stages=0)) // one)
 
 
-def _staged(f: Fold, kl: int, groups_j: int, p: Pattern) -> bool:
+def _staged(f: LaneLayout, kl: int, groups_j: int, p: Pattern) -> bool:
     """Whether a stage may hold ``kl`` l: whole units, and rows without bank conflicts."""
     chunks = kl * groups_j * f.j // 8
     if kl % f.unit or (kl > f.unit and -(-p.c // f.unit) * f.unit % kl):
@@ -218,7 +218,7 @@ class Wgmma16(TemplateFamily[Config]):
     capability_only = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
-        reason = unsupported_fold(problem.pattern)
+        reason = unsupported_layout(problem.pattern)
         if reason is None and next(self.configs(problem, device), None) is None:
             return "no tile's weights fit in shared memory"
         return reason
@@ -233,7 +233,7 @@ class Wgmma16(TemplateFamily[Config]):
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
         p = problem.pattern
-        f = fold(p.d)
+        f = lane_layout(p.d)
         width = config.groups_j * f.j
         blocks = min(config.max_blocks, -(-batch // config.rows) * config.columns(p))
         busy = min(float(device.multiprocessors), blocks / config.blocks)

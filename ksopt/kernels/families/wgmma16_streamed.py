@@ -9,7 +9,7 @@ from ksopt.kernels import codegen
 from ksopt.kernels.families import wgmma16
 from ksopt.kernels.families.base import HALF, register_family
 from ksopt.kernels.families.cost_terms import overlapped
-from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.mma16 import lane_layout
 from ksopt.kernels.families.packed_weight import PackedFamily
 from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
@@ -41,7 +41,7 @@ class Config(wgmma16.Config):
 
     def stage_weight_bytes(self, p: Pattern) -> int:
         """Bytes of the weights that a stage holds."""
-        return self.kl * self.groups_j * fold(p.d).j * self.outputs * 2
+        return self.kl * self.groups_j * lane_layout(p.d).j * self.outputs * 2
 
     def stage_bytes(self, p: Pattern) -> int:
         return super().stage_bytes(p) + self.stage_weight_bytes(p)
@@ -62,7 +62,7 @@ def _pays(config: Config, p: Pattern) -> bool:
 
 def _width(config: Config, p: Pattern) -> int:
     """Values of j that a block takes."""
-    return config.groups_j * fold(p.d).j
+    return config.groups_j * lane_layout(p.d).j
 
 
 @register_family
@@ -78,7 +78,7 @@ class Wgmma16Streamed(PackedFamily[Config]):
     packs_from_d = 2
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
-        reason = wgmma16.unsupported_fold(problem.pattern)
+        reason = wgmma16.unsupported_layout(problem.pattern)
         if reason is None and next(self.configs(problem, device), None) is None:
             return "no tile fits in shared memory"
         return reason
@@ -92,7 +92,7 @@ class Wgmma16Streamed(PackedFamily[Config]):
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
         p = problem.pattern
-        f = fold(p.d)
+        f = lane_layout(p.d)
         width = _width(config, p)
         tiles = -(-batch // config.rows) * config.columns(p)
         turns = -(

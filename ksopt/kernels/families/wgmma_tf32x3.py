@@ -9,8 +9,13 @@ from dataclasses import astuple, dataclass, replace
 from ksopt.kernels import codegen, packing_launcher
 from ksopt.kernels.families.base import SINGLE, register_family
 from ksopt.kernels.families.cost_terms import chains_cycles, overlapped
-from ksopt.kernels.families.fold import Fold
-from ksopt.kernels.families.mma_tf32x3 import fold, row_pitch, slice_chunks, unsupported_fold
+from ksopt.kernels.families.lane_layout import LaneLayout
+from ksopt.kernels.families.mma_tf32x3 import (
+    lane_layout,
+    row_pitch,
+    slice_chunks,
+    unsupported_layout,
+)
 from ksopt.kernels.families.packed_weight import PackedFamily
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
@@ -83,21 +88,21 @@ class Config:
 
     def columns(self, p: Pattern) -> int:
         """Tiles that together cover all outputs of the same rows."""
-        return p.a * (p.d // (self.warpgroups_j * fold(p.d).j)) * (p.b // self.outputs)
+        return p.a * (p.d // (self.warpgroups_j * lane_layout(p.d).j)) * (p.b // self.outputs)
 
-    def turn(self, f: Fold) -> int:
+    def turn(self, f: LaneLayout) -> int:
         """Values of l that a warp multiplies at a time."""
         return f.unit * max(1, self.chain // f.steps)
 
     def column_layers(self, p: Pattern) -> int:
         """Layers of four l in the packed weights of a column, with zeros at the end."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         whole = self.turn(f) if self.resident else self.kl
         return -(-p.c // whole) * whole // 4
 
     def layer_bytes(self, p: Pattern, exact: bool = True) -> int:
         """Packed weights of four l of a column."""
-        return self.warpgroups_j * fold(p.d).j * (2 if exact else 1) * self.outputs * 16
+        return self.warpgroups_j * lane_layout(p.d).j * (2 if exact else 1) * self.outputs * 16
 
     def packed_elements(self, p: Pattern, exact: bool = True) -> int:
         """Elements of the packed weight."""
@@ -105,7 +110,7 @@ class Config:
 
     def shared_bytes(self, p: Pattern, exact: bool = True) -> int:
         """Dynamic shared memory of a block."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         width = self.warpgroups_j * f.j
         spread = self.warpgroups_j if p.d % 4 == 0 else f.run
         chunks = self.kl * width // 4
@@ -125,7 +130,7 @@ class Config:
 
     def registers(self, p: Pattern) -> int:
         """Registers a thread, roughly: sums, parts of them, operands, addresses."""
-        f = fold(p.d)
+        f = lane_layout(p.d)
         sums = self.nt * f.j * 4 + (self.pending + 1) * self.nt * 4
         operands = f.chunks * 8 * max(1, self.chain // f.steps)
         return sums + operands + 8 * self.chain * (self.pending + 1) + 8
@@ -165,11 +170,11 @@ class WgmmaTf32x3(PackedFamily[Config]):
     packs_from_d = 1
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
-        return unsupported_fold(problem.pattern)
+        return unsupported_layout(problem.pattern)
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
         p = problem.pattern
-        f = fold(p.d)
+        f = lane_layout(p.d)
         chains = (1, 2) if p.c >= _LONG_SUM else (1,)
         for (group_j, group_m, teams), nt, kl, resident, chain, pending in itertools.product(
             _shapes(p.d), (1, 2, 3, 4, 6, 8, 12, 16), (8, 16, 32, 64), (False, True), chains, (0, 1)
@@ -191,7 +196,7 @@ class WgmmaTf32x3(PackedFamily[Config]):
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
         p = problem.pattern
-        f = fold(p.d)
+        f = lane_layout(p.d)
         width = config.warpgroups_j * f.j
         products = 3 if problem.exact else 1
         columns, output_tiles = config.columns(p), p.b // config.outputs
@@ -256,7 +261,7 @@ class WgmmaTf32x3(PackedFamily[Config]):
         return f"wgmma_tf32x3 {config.warpgroups_j} {config.nt} {layers} {problem.exact}"
 
     def pack_geometry(self, problem: Problem, config: Config) -> Geometry:
-        p, f = problem.pattern, fold(problem.pattern.d)
+        p, f = problem.pattern, lane_layout(problem.pattern.d)
         # A thread writes the matrices' places of one output, of all halves, j and l of its chunks.
         written = (2 if problem.exact else 1) * f.j * f.run_l * 4
         return packing_launcher.geometry_of(-(-config.packed_elements(p, problem.exact) // written))

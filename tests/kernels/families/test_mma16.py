@@ -4,7 +4,7 @@ import pytest
 from checks import H200
 
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.mma16 import lane_layout
 from ksopt.kernels.problem import SHARED_LIMIT, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -31,13 +31,13 @@ PROBLEMS += [
 
 @pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
 @pytest.mark.parametrize("dtype", mma16.dtypes)
-def test_it_takes_every_fold(case, dtype):
+def test_it_takes_every_class_of_d(case, dtype):
     assert mma16.unsupported_reason(Problem.of_factor(case.pattern, dtype, False), H200) is None
 
 
 @pytest.mark.parametrize("d", FOLDS)
-def test_a_fold_covers_whole_runs(d):
-    f = fold(d)
+def test_a_layout_covers_whole_runs(d):
+    f = lane_layout(d)
     assert f.run * 8 == f.run_l * f.j  # chunks of a run hold whole l
     assert f.length % f.run_l == 0
     assert f.steps * 4 == f.length
@@ -47,7 +47,7 @@ def test_a_fold_covers_whole_runs(d):
 
 @pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
 def test_every_tile_fits_and_divides(case):
-    p, f = case.pattern, fold(case.pattern.d)
+    p, f = case.pattern, lane_layout(case.pattern.d)
     tiles = list(mma16.configs(case, H200))
     assert tiles
     assert len(set(tiles)) == len(tiles)
@@ -67,7 +67,7 @@ def test_every_tile_fits_and_divides(case):
 
 @pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
 def test_a_launch_covers_every_output_once(case):
-    p, f = case.pattern, fold(case.pattern.d)
+    p, f = case.pattern, lane_layout(case.pattern.d)
     for tile in mma16.configs(case, H200):
         geometry = mma16.geometry(case, tile)
         outputs_of_column = tile.outputs * tile.warps_j * f.j

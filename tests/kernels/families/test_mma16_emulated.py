@@ -15,7 +15,7 @@ from ksopt.patterns.chain import Pattern
 
 mma16 = family_of("mma16")
 
-# A shape for every fold d, whose c has a tail: it is no multiple of the unit of l (16 or 32).
+# A shape for every class of d, whose c has a tail: it is no multiple of the unit of l (16 or 32).
 SHAPES = [
     (2, 24, 48, 1),
     (1, 48, 168, 1),

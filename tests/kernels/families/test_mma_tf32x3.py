@@ -51,7 +51,7 @@ def test_warpgroup_products_compile_for_hopper(shape):
         assert wgmma_tf32x3.pack_name(problem).encode() in code
 
 
-def test_every_supported_fold_has_tiles():
+def test_every_supported_d_has_tiles():
     for d in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48, 64, 96, 128):
         problem = problem_of((1, 1024, 1024, d))
         for family in (mma_tf32x3, wgmma_tf32x3):

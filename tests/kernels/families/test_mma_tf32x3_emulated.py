@@ -16,7 +16,7 @@ from ksopt.reference import ks_reference
 
 mma_tf32x3 = family_of("mma_tf32x3")
 
-# A shape for every fold d, whose c has a tail: it is no multiple of the unit of l (8 or 16).
+# A shape for every class of d, whose c has a tail: it is no multiple of the unit of l (8 or 16).
 SHAPES = [
     (2, 24, 20, 1),
     (1, 48, 88, 1),

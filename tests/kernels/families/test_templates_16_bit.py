@@ -9,7 +9,7 @@ from checks import H200
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.mma16 import lane_layout
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 
@@ -18,15 +18,15 @@ PATTERNS = [Pattern(2, 48, 48, d) for d in FOLDS] + [Pattern(4, 64, 64, 16), Pat
 
 
 def mma16(tile, p):
-    f = fold(p.d)
+    f = lane_layout(p.d)
     return {
         "COLUMNS": tile.columns(p),
-        "Fold::J": f.j,
-        "Fold::RUN": f.run,
-        "Fold::RUN_L": f.run_l,
-        "Fold::UNIT": f.unit,
-        "Fold::CHUNKS": f.chunks,
-        "Fold::STEPS": f.steps,
+        "Layout::J": f.j,
+        "Layout::RUN": f.run,
+        "Layout::RUN_L": f.run_l,
+        "Layout::UNIT": f.unit,
+        "Layout::CHUNKS": f.chunks,
+        "Layout::STEPS": f.steps,
     }
 
 
@@ -37,7 +37,7 @@ def wgmma16(tile, p):
         "COLUMN_GROUPS": tile.columns(p) // tile.team(p),
         "MULTIPLIER_REGISTERS": tile.register_limit,
         "AHEAD": int(tile.loads_ahead(p)),
-        "JC": tile.groups_j * fold(p.d).j,
+        "JC": tile.groups_j * lane_layout(p.d).j,
     }
 
 
@@ -49,7 +49,7 @@ def wgmma16_streamed(tile, p):
         "COLUMN_BYTES": tile.packed_elements(p) * 2 // tile.columns(p),
         "MULTIPLIER_REGISTERS": tile.register_limit,
         "AHEAD": int(tile.loads_ahead(p)),
-        "JC": tile.groups_j * fold(p.d).j,
+        "JC": tile.groups_j * lane_layout(p.d).j,
     }
 
 
@@ -92,7 +92,7 @@ def compiler():
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_template_agrees_on_every_number(name):
-    """A sample of tiles of every fold, by static_assert."""
+    """A sample of tiles of every class of d, by static_assert."""
     template, arguments, own_patterns, count, numbers = TEMPLATES[name]
     draw = random.Random(0)
     lines = [f'#include "{name}.cuh"']

@@ -8,7 +8,7 @@ from ksopt.kernels.families import transpose
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 
-# (a, length, d): every fold, tiles of parts of a matrix, of whole rows, of shares of a row.
+# (a, length, d): every class of d, tiles of parts of a matrix, of whole rows, of shares of a row.
 SHAPES = [(1, 48, 1), (3, 16, 2), (2, 48, 3), (5, 96, 4), (1, 64, 6), (2, 24, 12), (7, 48, 8)]
 SHAPES += [(1, 192, 24), (2, 40, 16), (1, 1024, 48), (6, 256, 4), (1, 768, 96), (1, 8, 128)]
 CASES = [

@@ -4,7 +4,7 @@ import pytest
 from checks import H200
 
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.mma16 import lane_layout
 from ksopt.kernels.problem import SHARED_LIMIT, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -25,13 +25,13 @@ PROBLEMS += [problem(4, 64, 64, 16), problem(1, 96, 7, 24), problem(1, 256, 256,
 
 @pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
 @pytest.mark.parametrize("dtype", wgmma16.dtypes)
-def test_it_takes_every_fold(case, dtype):
+def test_it_takes_every_class_of_d(case, dtype):
     assert wgmma16.unsupported_reason(Problem.of_factor(case.pattern, dtype, False), H200) is None
 
 
 @pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
 def test_every_tile_fits_and_covers_every_output_once(case):
-    p, f = case.pattern, fold(case.pattern.d)
+    p, f = case.pattern, lane_layout(case.pattern.d)
     tiles = list(wgmma16.configs(case, H200))
     assert tiles
     assert len(set(tiles)) == len(tiles)

@@ -11,14 +11,14 @@ from cuda_emulator import EmulationError, Instance
 from packed_kernels import without_predicates
 
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.mma16 import lane_layout
 from ksopt.kernels.families.wgmma16 import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 
 wgmma16 = family_of("wgmma16")
 
-# A shape for every fold d; c is a multiple of the unit of l (16 or 32), or is none.
+# A shape for every class of d; c is a multiple of the unit of l (16 or 32), or is none.
 SHAPES = [
     (1, 32, 20, 2),
     (2, 24, 40, 3),
@@ -105,7 +105,7 @@ def test_teams_share_rows_and_groups_of_columns(kernels, at):
 def test_teams_take_groups_that_share_lines_side_by_side(kernels, at, teams):
     """Thirteen tiles of rows, in two or three shares, for three groups of columns or two."""
     problem, config = CASES[at]
-    width = config.groups_j * fold(problem.pattern.d).j * config.team_j
+    width = config.groups_j * lane_layout(problem.pattern.d).j * config.team_j
     assert width < problem.pattern.d
     x, weight = operands(problem, 13 * config.rows - 5, seed=at)
     few = replace(config, max_blocks=teams * config.team(problem.pattern))

@@ -4,7 +4,7 @@ import pytest
 from checks import H200
 
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.mma16 import lane_layout
 from ksopt.kernels.problem import SHARED_LIMIT, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -25,7 +25,7 @@ PROBLEMS += [problem(4, 64, 64, 16), problem(1, 96, 7, 24), problem(1, 768, 768,
 
 @pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
 def test_every_tile_fits_and_covers_every_output_once(case):
-    p, f = case.pattern, fold(case.pattern.d)
+    p, f = case.pattern, lane_layout(case.pattern.d)
     tiles = list(wgmma16_streamed.configs(case, H200))
     assert tiles
     assert len(set(tiles)) == len(tiles)

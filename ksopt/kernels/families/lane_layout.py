@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Fold:
+class LaneLayout:
     """The layout of d consecutive j in chunks: ``Lanes`` of csrc/cuda, with the same names.
 
     Attributes:
@@ -36,16 +36,16 @@ class Fold:
 
 
 @functools.cache  # called for every tile that is considered
-def fold(d: int, elements: int) -> Fold:
-    """The fold of ``d`` where a chunk holds ``elements`` values.
+def lane_layout(d: int, elements: int) -> LaneLayout:
+    """The layout for ``d`` where a chunk holds ``elements`` values.
 
     Args:
         d: 1, 2, 3, 4, 6, 12 or a multiple of 8 for 8 elements; 1, 2, 3, 6 or a multiple of 4 for 4.
         elements: 8 for 16-bit values, 4 for fp32.
 
     Example:
-        >>> fold(4, 8)
-        Fold(j=4, run=1, run_l=2, length=4, steps=1)
+        >>> lane_layout(4, 8)
+        LaneLayout(j=4, run=1, run_l=2, length=4, steps=1)
     """
     wide = d % elements == 0
     j = elements if wide else d
@@ -53,4 +53,4 @@ def fold(d: int, elements: int) -> Fold:
     run_l = run * elements // j
     least = elements // 2  # values of l of a thread in one tensor-core step
     length = max(least, run_l)
-    return Fold(j, run, run_l, length, length // least)
+    return LaneLayout(j, run, run_l, length, length // least)
