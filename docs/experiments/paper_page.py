@@ -32,7 +32,7 @@ from ksopt.report.document import Section
 DOCS = Path(__file__).resolve().parents[1]
 DATA, PAGE, PICTURES = DOCS / "data" / "paper", DOCS / "paper.md", DOCS / "pictures"
 BEGIN, END = "<!-- begin paper -->\n", "<!-- end paper -->"
-_TITLES = "The heuristic"
+_TITLES = ("The heuristic", "The cost models", "Sparsity")
 _PAPERS = ("float32", "float16")
 _FEW = 2
 
@@ -80,10 +80,10 @@ def results(folder: Path) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _shown(page: Sequence[Section], title: str) -> Iterator[str]:
+def _shown(page: Sequence[Section], titles: str | tuple[str, ...]) -> Iterator[str]:
     """The sections whose titles begin so, without figures."""
     for section in page:
-        if section.title.startswith(title) and section.table is not None:
+        if section.title.startswith(titles) and section.table is not None:
             yield from (f"### {section.title}", *section.paragraphs, section.table.markdown())
 
 
