@@ -4,7 +4,8 @@
     python docs/experiments/paper_page.py --rows rows-*  # prints a table
 
 docs/data/paper is the ``--out`` of a run: asked.json, and rows.jsonl and setting.json of each part.
-The page has every number of the paper's own dtypes; docs/data/paper.csv has all. With --rows it
+The page compares the paper's own dtypes with the paper, and has our numbers of the others;
+docs/data/paper.csv has all, with intervals. With --rows it
 prints, of runs that differ in ``--batch``, how well (b+c)/(bc) predicts at each number of rows.
 """
 
@@ -15,20 +16,25 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ksopt.bench.reproduction import heuristic, measured, paper_comparison, report
 from ksopt.bench.reproduction.measured import Measured
+from ksopt.bench.reproduction.paper_comparison import Cell
 from ksopt.bench.reproduction.product_tables import RIVALS
-from ksopt.bench.reproduction.products import KERNEL
+from ksopt.bench.reproduction.products import KERNEL, Product
 from ksopt.bench.reproduction.saved_request import SavedRequest
 from ksopt.measure.measurement import quantile
 from ksopt.report import tables
+from ksopt.report.document import Section
 
 DOCS = Path(__file__).resolve().parents[1]
 DATA, PAGE, PICTURES = DOCS / "data" / "paper", DOCS / "paper.md", DOCS / "pictures"
 BEGIN, END = "<!-- begin paper -->\n", "<!-- end paper -->"
-_TITLES = "The heuristic"
+_TITLES = ("The heuristic", "The cost models", "Sparsity")
+_PAPERS = ("float32", "float16")
+_FEW = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,20 +60,48 @@ def results(folder: Path) -> str:
     """The section of the page: devices, the paper's numbers beside ours, figures, heuristic."""
     run, saved = measured.read(folder), SavedRequest.read(folder)
     page, cells = report.sections(run, saved)
-    blocks = [_devices(run), *_counts(run)]
+    blocks = [_devices(run), *_counts(run), "### Each dtype", overview(run).markdown()]
+    blocks += _losses(run)
+    blocks += _shown(page, report.ABSENT)
     drawn = pictures(folder)
     for item in saved.items:
         own = [one for one in cells if one.item == item.name and one.setting in item.dtypes]
-        blocks += [f"### {item.name}: {item.title[0].lower()}{item.title[1:]}",
-                   paper_comparison.table(own).markdown()]  # fmt: skip
+        blocks += [f"### {item.name}: {item.title}", paper_comparison.table(own).markdown()]
+        others = [one for one in cells if one.item == item.name and one.setting not in item.dtypes]
+        if others:
+            blocks += _in_others(others)
         number = f"figure-{item.number}-"
         if item.kind == "figure":
             blocks += [f"![{item.name}](pictures/paper-{name}.svg)"
                        for name in drawn if name.startswith(number)]  # fmt: skip
-    for section in page:
-        if section.title.startswith(_TITLES) and section.table is not None:
-            blocks += [f"### {section.title}", *section.paragraphs, section.table.markdown()]
+    # In the paper's dtypes: the page is long, and a report of the command has the others.
+    papers = {dtype: of for dtype, of in run.products.items() if dtype in _PAPERS}
+    blocks += _shown(report.sections(replace(run, products=papers), saved)[0], _TITLES)
     return "\n\n".join(blocks) + "\n"
+
+
+def _shown(page: Sequence[Section], titles: str | tuple[str, ...]) -> Iterator[str]:
+    """The sections whose titles begin so, without figures."""
+    for section in page:
+        if section.title.startswith(titles) and section.table is not None:
+            yield from (f"### {section.title}", *section.paragraphs, section.table.markdown())
+
+
+def _in_others(cells: Sequence[Cell]) -> Iterator[str]:
+    """Our numbers in the dtypes that the paper lacks: a sentence if they are few, or a table."""
+    table = paper_comparison.by_setting(cells)
+    if len(table.rows) > _FEW:
+        yield from ("In other dtypes:", table.markdown())
+        return
+    yield (
+        "In other dtypes: "
+        + "; ".join(
+            f"{row}, {column}: "
+            + ", ".join(f"{head} {one}" for head, one in zip(table.heads[2:], ours, strict=True))
+            for row, column, *ours in table.rows
+        )
+        + "."
+    )
 
 
 def pictures(folder: Path) -> list[str]:
@@ -89,11 +123,50 @@ def _devices(run: Measured) -> str:
 
 
 def _counts(run: Measured) -> Iterator[str]:
-    products = ", ".join(f"{len(of)} in {dtype}" for dtype, of in run.products.items())
-    energies = ", ".join(f"{len(of)} in {dtype}" for dtype, of in run.energies.items())
-    yield f"Products of {products or 'no'} patterns; energy of {energies or 'no'} patterns."
+    products = ", ".join(f"{len(of)} ({dtype})" for dtype, of in run.products.items())
+    energies = ", ".join(f"{len(of)} ({dtype})" for dtype, of in run.energies.items())
+    yield f"Patterns whose products were timed: {products or 'none'}; energy: {energies or 'none'}."
     if run.faults:
-        yield "Faults, which have no times: " + "; ".join(run.faults) + "."
+        yield "Faults of ksopt, which have no times: " + "; ".join(run.faults) + "."
+
+
+def overview(run: Measured) -> tables.Table:
+    """How often kernel is the fastest of all ways, and by how much, by dtype."""
+    heads = ("dtype", ">patterns", ">kernel is fastest", ">median speed-up over the best other way",
+             ">least", ">over dense")  # fmt: skip
+    rows = []
+    for dtype, products in run.products.items():
+        ratios, dense = _speed_ups(products, RIVALS), _speed_ups(products, ("dense",))
+        if ratios:
+            over_dense = f"x{quantile(dense, 0.5):.2f}" if dense else "-"
+            won = sum(one > 1 for one in ratios)
+            cells = (str(len(ratios)), str(won), f"x{quantile(ratios, 0.5):.2f}",
+                     f"x{ratios[0]:.2f}", over_dense)  # fmt: skip
+            rows.append((dtype, *cells))
+    return tables.of(heads, rows)
+
+
+def _speed_ups(products: Sequence[Product], others: Sequence[str]) -> list[float]:
+    """The speed-ups of kernel over the best of other ways, ascending."""
+    ratios = (one.speed_up((KERNEL,), others) for one in products)
+    return sorted(ratio for ratio in ratios if ratio is not None)
+
+
+def _losses(run: Measured) -> Iterator[str]:
+    """The patterns on which another way is faster than kernel."""
+    losses = []
+    for dtype, products in run.products.items():
+        for one in products:
+            ratio = one.speed_up((KERNEL,), RIVALS)
+            if ratio is not None and ratio <= 1:
+                (way, layout), us = min(
+                    ((key, us) for key, us in one.times_us.items() if key[0] in RIVALS),
+                    key=lambda pair: pair[1],
+                )
+                kernel = one.least_us((KERNEL,))
+                losses.append(f"{dtype} {one.pattern}: {kernel:.2f} us, {way} {us:.2f} ({layout})")
+    if losses:
+        yield "Another way is as fast as kernel, or faster, on: " + "; ".join(losses) + "."
 
 
 def rows_table(folders: Sequence[Path]) -> str:
@@ -103,9 +176,7 @@ def rows_table(folders: Sequence[Path]) -> str:
     lines: list[tuple[int, tuple[str, ...]]] = []
     for folder in folders:
         for dtype, products in measured.read(folder).products.items():
-            ratios = sorted(
-                ratio for one in products if (ratio := one.speed_up((KERNEL,), RIVALS)) is not None
-            )
+            ratios = _speed_ups(products, RIVALS)
             if ratios:
                 ranks = [heuristic.spearman(one, products, RIVALS)
                          for one in (heuristic.RHO, heuristic.MODELS)]  # fmt: skip

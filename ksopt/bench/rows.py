@@ -55,6 +55,11 @@ class Row:
         """Whether the way computed a wrong result, or could not compute at all."""
         return self.reason.startswith((WRONG, FAILED))
 
+    @property
+    def is_own_fault(self) -> bool:
+        """Whether it is a fault of ksopt; those of PyTorch's ways are only reported."""
+        return self.way == OURS and self.is_fault
+
     def to_json(self) -> dict[str, Any]:
         """The row as JSON values; `from_json` reads them."""
         value = asdict(self)

@@ -20,8 +20,8 @@ examples:
 
 Tables: 3, 4, 5, 6, 7, 8. Figures: 4, 6, 7, 9 to 17.
 
-exit codes: 0 done, or the time was up; 1 a result is wrong, or a device failed; 2 an argument is
-not allowed; 130 stopped with Ctrl-C
+exit codes: 0 done, or the time was up; 1 a result of ksopt is wrong, or a device failed; 2 an
+argument is not allowed; 130 stopped with Ctrl-C
 """
 
 
@@ -56,8 +56,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         KsoptError: see `ksopt.bench.reproduction.run.run_paper`.
     """
-    from ksopt.bench.reproduction import measured, paper_comparison, report
+    from ksopt.bench.reproduction import absences, measured, paper_comparison, report
     from ksopt.bench.reproduction import run as runs
+    from ksopt.bench.reproduction.products import KERNEL
     from ksopt.bench.reproduction.request import PaperRequest
     from ksopt.bench.reproduction.saved_request import SavedRequest
     from ksopt.errors import InvalidInputError, KsoptError
@@ -94,7 +95,9 @@ def run(args: argparse.Namespace) -> int:
             tables.write(paper_comparison.table(of_item))
             print()
         print(f"Page: {args.out / 'paper.html'}; every number: {args.out / 'paper.csv'}")
-    for sentence in (*outcome.remarks, *outcome.failures, *measurements.faults):
+    rivals = [one for one in measurements.absences if one.is_fault and one.way != KERNEL]
+    groups = map(str, absences.grouped(rivals))
+    for sentence in (*outcome.remarks, *outcome.failures, *measurements.faults, *groups):
         print(sentence, file=sys.stderr)
     if outcome.left:
         names = ", ".join(outcome.left)

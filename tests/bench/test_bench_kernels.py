@@ -128,11 +128,11 @@ def last_row_lost(y: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("by", [lambda y: y * 1.001, last_row_lost, lambda y: y[:, :-1]])
-def test_a_wrong_way_gets_no_time_and_fails_the_command(
+def test_a_wrong_way_of_pytorch_gets_no_time_and_is_reported(
     by: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     break_einsum(monkeypatch, by)
-    assert run(tmp_path, "--against", "bmm,einsum", patterns=["(2,8,4,3)"]) == 1
+    assert run(tmp_path, "--against", "bmm,einsum", patterns=["(2,8,4,3)"]) == 0
     wrong = [row for row in rows_of(tmp_path) if row["way"] == "einsum"]
     assert [row["median_us"] for row in wrong] == ["", ""]
     assert all(row["reason"].startswith("wrong: ") for row in wrong)
@@ -150,7 +150,7 @@ def test_times_that_hold_a_part_of_the_hosts_are_listed(tmp_path: Path) -> None:
     assert "Times that hold a part of the host's" in (tmp_path / "bench.md").read_text("utf-8")
 
 
-def test_a_wrong_operator_gets_no_time(
+def test_a_wrong_operator_gets_no_time_and_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     right = entries.ks_linear
@@ -168,7 +168,7 @@ def test_a_way_that_fails_leaves_its_words(monkeypatch: pytest.MonkeyPatch, tmp_
         raise RuntimeError("no such kernel\nand a long trace")
 
     break_einsum(monkeypatch, fail)
-    assert run(tmp_path, "--against", "bmm,einsum", patterns=["(2,8,4,3)"]) == 1
+    assert run(tmp_path, "--against", "bmm,einsum", patterns=["(2,8,4,3)"]) == 0
     assert {row["reason"] for row in rows_of(tmp_path) if row["way"] == "einsum"} == {
         "failed: no such kernel"
     }

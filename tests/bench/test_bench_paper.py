@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ksopt.bench import benchmark
+from ksopt import baselines
+from ksopt.bench import benchmark, entries
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.reproduction import cases, models
 from ksopt.bench.reproduction.catalogue import ITEMS, items
@@ -215,6 +216,35 @@ def test_a_piece_that_fails_is_left_out_and_reported(
     assert "products-float32: (1,8,8,2): RuntimeError: no luck\n" in output
     assert "not complete: products-float32" in output
     assert len((tmp_path / "products-float32" / "rows.jsonl").read_text("utf-8").splitlines()) == 2
+
+
+def einsum_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = baselines.BASELINES["einsum"]
+    wrong = dataclasses.replace(right, core=lambda *args: right.core(*args) + 1)
+    monkeypatch.setattr(entries, "BASELINES", {**baselines.BASELINES, "einsum": wrong})
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_wrong_way_of_pytorch_is_reported_and_does_not_fail_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    einsum_off_by_one(monkeypatch)
+    assert run(tmp_path, "--table", "3") == 0
+    assert "einsum: patterns without a time: 3 + 3 (float32); (" in capsys.readouterr().err
+    page = (tmp_path / "paper.md").read_text("utf-8")
+    assert "Ways without a time" in page
+    assert "Faults of ksopt" not in page
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_wrong_result_of_ksopt_fails_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = entries.ks_linear
+    monkeypatch.setattr(entries, "ks_linear", lambda *args, **named: right(*args, **named) + 1)
+    assert run(tmp_path, "--table", "3") == 1
+    assert "ksopt batch_first: wrong: " in capsys.readouterr().err
+    assert "Faults of ksopt" in (tmp_path / "paper.md").read_text("utf-8")
 
 
 def test_small_models_and_the_papers_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 from ksopt.bench import journal, results_folder
 from ksopt.bench.reproduction import energy, models
+from ksopt.bench.reproduction.absences import Absence
 from ksopt.bench.reproduction.catalogue import ENERGY, PRODUCTS
 from ksopt.bench.reproduction.models import Case, Subject
-from ksopt.bench.reproduction.products import Product
+from ksopt.bench.reproduction.products import KERNEL, NAMES, Product
 from ksopt.bench.reproduction.request import DTYPES
 from ksopt.bench.rows import Row
 
@@ -26,7 +27,8 @@ class Measured:
         idle_w: watts of the idle device beside each of the energies, by dtype.
         cases: modules and ViTs by name and dtype.
         runs: the commands and devices of the runs, from setting.json.
-        faults: of ways that computed a wrong result or could not compute, in sentences.
+        faults: of ksopt, which computed a wrong result or could not compute, in sentences.
+        absences: of ways without a time or energy, with the reasons.
         rows: of the products, as `ksopt bench kernels` stores them, by dtype.
     """
 
@@ -37,6 +39,7 @@ class Measured:
     runs: tuple[Mapping[str, Any], ...] = ()
     faults: tuple[str, ...] = ()
     rows: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
+    absences: tuple[Absence, ...] = ()
 
 
 def read(out: Path) -> Measured:
@@ -49,6 +52,7 @@ def read(out: Path) -> Measured:
     cases: dict[Subject, Case] = {}
     runs: list[Mapping[str, Any]] = []
     faults: list[str] = []
+    absences: list[Absence] = []
     for dtype in DTYPES:
         folder = out / f"{PRODUCTS}-{dtype}"
         if (folder / journal.ROWS).exists():
@@ -58,12 +62,28 @@ def read(out: Path) -> Measured:
             faults += [
                 f"{row.subject} {dtype}: {row.way} {row.layout}: {row.reason}"
                 for row in rows[dtype]
-                if row.is_fault
+                if row.is_own_fault
+            ]
+            absences += [
+                Absence(dtype, NAMES[row.way], row.layout, str(row.subject.chain), row.reason)
+                for row in rows[dtype]
+                if row.latency is None and row.way in NAMES
             ]
             runs += results_folder.read_setting(folder).get("runs", [])
         folder = out / f"{ENERGY}-{dtype}"
         if (folder / journal.ROWS).exists():
             measured = journal.read_lines(folder, energy.FORM).values()
+            lacking = [
+                Absence(f"energy in {dtype}", way, layout, str(one.subject.chain), reason)
+                for one in measured
+                for (way, layout), reason in one.reasons.items()
+            ]
+            absences += lacking
+            faults += [
+                f"{one.pattern} {one.part}: {one.way} {one.layout}: {one.reason}"
+                for one in lacking
+                if one.way == KERNEL and one.is_fault
+            ]
             energies[dtype] = tuple(one.product() for one in measured)
             idle[dtype] = tuple(one.idle_w for one in measured)
             runs += journal.read_setting(folder, energy.FORM).get("runs", [])
@@ -78,4 +98,6 @@ def read(out: Path) -> Measured:
                     for fault in case.faults
                 ]
                 runs += journal.read_setting(folder, models.FORM).get("runs", [])
-    return Measured(products, energies, idle, cases, tuple(runs), tuple(faults), rows)
+    return Measured(
+        products, energies, idle, cases, tuple(runs), tuple(faults), rows, tuple(absences)
+    )

@@ -75,28 +75,61 @@ def cell(
 
 
 def table(cells: Sequence[Cell]) -> Table:
-    """A row per cell: the paper's number, ours with its interval, their ratio."""
+    """A row per cell: the paper's number, ours with its interval, their ratio.
+
+    Interval and number of patterns are left out where no cell is of a sample, remarks where there
+    are none.
+    """
     heads = ("what", "number", "setting", ">paper", ">ours", ">95 % interval", ">ours / paper",
-             ">of", "remark")  # fmt: skip
-    return tables.of(heads, [_shown(one) for one in cells])
+             ">patterns", "remark")  # fmt: skip
+    is_of_sample = any(one.ours is not None and one.ours.count > 1 for one in cells)
+    has_remarks = any(_remark(one) for one in cells)
+    without = (() if is_of_sample else (">95 % interval", ">patterns")) + (
+        () if has_remarks else ("remark",)
+    )
+    places = [place for place, head in enumerate(heads) if head not in without]
+    rows = [_shown(one) for one in cells]
+    return tables.of(
+        tuple(heads[place] for place in places),
+        [tuple(row[place] for place in places) for row in rows],
+    )
+
+
+def by_setting(cells: Sequence[Cell]) -> Table:
+    """A row per quantity with our number in each setting."""
+    settings = tuple(dict.fromkeys(one.setting for one in cells))
+    ours = {(one.row, one.column, one.setting): _ours(one) for one in cells}
+    rows = [
+        (row, column, *(ours.get((row, column, setting), "-") for setting in settings))
+        for row, column in dict.fromkeys((one.row, one.column) for one in cells)
+    ]
+    return tables.of(("what", "number", *(f">{setting}" for setting in settings)), rows)
 
 
 def _shown(one: Cell) -> tuple[str, ...]:
     ours = one.ours
-    interval = ""
+    interval = "-"
     if ours is not None and ours.low != ours.high:
         interval = f"{_number(ours.low, one.unit)} to {_number(ours.high, one.unit)}"
     return (
         one.row,
         one.column,
         one.setting,
-        "" if one.paper is None else _number(one.paper, one.unit),
-        "" if ours is None else _number(ours.value, one.unit),
+        "-" if one.paper is None else _number(one.paper, one.unit),
+        _ours(one),
         interval,
-        "" if one.ratio is None else f"{one.ratio:.2f}",
-        "" if ours is None else str(ours.count),
-        one.absent or (one.source if one.paper is None else ""),
+        "-" if one.ratio is None else f"{one.ratio:.2f}",
+        "-" if ours is None else str(ours.count),
+        _remark(one),
     )
+
+
+def _ours(one: Cell) -> str:
+    return "-" if one.ours is None else _number(one.ours.value, one.unit)
+
+
+def _remark(one: Cell) -> str:
+    return one.absent or (one.source if one.paper is None else "")
 
 
 def _number(value: float, unit: str) -> str:

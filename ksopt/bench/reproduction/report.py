@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ksopt.bench import rows
 from ksopt.bench.reproduction import (
+    absences,
     energy_tables,
     figures,
     heuristic,
@@ -35,6 +36,8 @@ _ENERGY_TEXT = (
     "Energy is what the GPU's own counter (NVML) says while a call is repeated without a pause, "
     "of the whole board. Idle power is what the board drew, its context kept, just before."
 )
+ABSENT = "Ways without a time"
+_ABSENT_TEXT = "Patterns for which a way has no time or energy, in batch_first + in batch_last."
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def view(item: Item, measured: Measured, request: SavedRequest) -> View:
         if item.kind == "figure":
             data = figures.boxes_of(item, products, dtype)
             if not data.is_empty:
-                title = f"{item.name}, {dtype}: {item.title[0].lower() + item.title[1:]}"
+                title = f"{item.name}, {dtype}: {item.title}"
                 drawn.append(Section(title, figure=data.figure(), table=data.table()))
     texts = (_ENERGY_TEXT, *_idle(measured)) if item.needs == ENERGY else ()
     head = Section(_head(item), (), texts, paper_comparison.table(numbers))
@@ -87,7 +90,7 @@ def _others(item: Item, by_dtype: Mapping[str, object], request: SavedRequest) -
 
 
 def _head(item: Item) -> str:
-    return f"{item.name} ({item.section}): {item.title[0].lower() + item.title[1:]}"
+    return f"{item.name} ({item.section}): {item.title}"
 
 
 def _cells(
@@ -120,7 +123,9 @@ def sections(measured: Measured, request: SavedRequest) -> tuple[list[Section], 
     if any(measured.products.values()):
         page += _heuristic(measured)
     if measured.faults:
-        page.append(Section("Faults", ("These have no times.", *measured.faults)))
+        page.append(Section("Faults of ksopt", ("These have no times.", *measured.faults)))
+    if measured.absences:
+        page.append(Section(ABSENT, (), (_ABSENT_TEXT,), absences.table(measured.absences)))
     page += _method(measured)
     return page, [cell for one in views for cell in one.cells]
 
