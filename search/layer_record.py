@@ -136,7 +136,7 @@ class LayerRecord:
                 space["count"],
                 space["exact"],
                 space["complete"],
-                space.get("left_out", {}),  # studies of earlier versions have none
+                space["left_out"],
             ),
             value["candidates"],
             value["sampler"],

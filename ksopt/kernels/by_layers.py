@@ -41,10 +41,8 @@ class ByLayers:
 
 def _layer(problem: Problem, operands: Operands, out: Tensor | None = None) -> Tensor:
     """A layer's result by its plan."""
-    x, weights, bias, residual = (
-        *(operands.x, operands.weights),
-        *(operands.bias, operands.residual),
-    )
+    x, weights = operands.x, operands.weights
+    bias, residual = operands.bias, operands.residual
     around = (problem.epilogue.activation, problem.batch_last, 1)
     y = host_plans.run(x, weights, bias, residual, *around, None, out)
     if y is not None:

@@ -57,14 +57,14 @@ def no_chain(request: LayerRequest) -> str:
     limits = ", ".join([limits, *constraints.words])
     if best is None:
         # There may be a chain that the walk did not reach.
-        is_there = "is there" if certain else "was found"
+        exists = "exists" if certain else "was found"
         reasons = [
             why
             for name in constraints.families
             if (why := obstacle(name, size.in_features, size.out_features, MOST_FACTORS))
         ]
         parts = [
-            f"budget {steps}: no chain {limits}, {is_there} for dims {size}, whatever the budget",
+            f"budget {steps}: no chain {limits}, {exists} for dims {size}, whatever the budget",
             *reasons,
         ]
         remedies = _remedies(request, size.dense_parameters)

@@ -110,7 +110,7 @@ def test_low_rank_is_of_every_rank_that_fits() -> None:
     [
         (
             {"block_sizes": "5"},
-            "no chain of at most 3 factors and rank bound 64, with every b and c 5, is there for "
+            "no chain of at most 3 factors and rank bound 64, with every b and c 5, exists for "
             "dims 64x64, whatever the budget. Without block_sizes there is (1,4,4,16)*(4,4,4,4)*"
             "(16,4,4,1) with 768 weights (18.75% of the dense layer)",
         ),
@@ -215,7 +215,7 @@ def test_several_sizes_are_limited_alike(quick: None, tmp_path: Path) -> None:
     assert all(keeps_to(one.request, trial.facts.chain) for trial in one.trials)
     ((dims, why),) = result.unmet.items()
     assert str(dims) == "30x50"
-    assert "is there for dims 30x50, whatever the budget" in why
+    assert "exists for dims 30x50, whatever the budget" in why
     assert "--block-sizes multiple:4 --chainable --aligned" in result.request.command
     again = replay(str(tmp_path))
     assert again.request.command == result.request.command
