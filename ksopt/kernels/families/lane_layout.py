@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LaneLayout:
-    """The layout of d consecutive j in chunks: ``Lanes`` of csrc/cuda, with the same names.
+    """The layout of d consecutive j in chunks: ``LaneLayout`` of csrc/cuda, with the same names.
 
     Attributes:
         j: values of j that a thread holds at a time.
