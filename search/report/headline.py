@@ -75,7 +75,7 @@ def _lead(layer: LayerResult) -> list[str]:
     size, answer = layer.size, choice_of_layer(layer)
     linear = f"nn.Linear({size.in_features}, {size.out_features})"
     if answer is None or answer.chosen is None:
-        return [f"Keep {linear} dense.", _why_dense(layer)]
+        return [f"Keep {linear} dense.", _why_dense(layer) + _alone(layer)]
     tried = sum(trial.ratio_seen is not None for trial in layer.trials)
     whole = sum(trial.ratio is not None for trial in layer.trials)
     to_the_end = f", {whole} of them to the end" if whole < tried else ""
@@ -166,6 +166,21 @@ def _fastest(layer: LayerResult) -> Finalist | None:
     if any(answer.verdict is Verdict.UNJUDGED for answer in layer.recommendations):
         return None
     return min(layer.finalists, key=lambda one: one.ratio, default=None)
+
+
+def _alone(layer: LayerResult) -> str:
+    """Sentence on what surrounds a layer in a model, if it may change the answer; else empty.
+
+    On a GPU one launch computes several chains of one input, and what follows a product.
+    """
+    request = layer.request
+    if layer.device.type != "cuda" or request.siblings > 1 or set(request.epilogue) - {"bias"}:
+        return ""
+    return (
+        " It was timed alone. Chains gain more where several read one input, as q, k and v do "
+        "(--siblings 3), or where an activation follows (--epilogue bias gelu); --model reads "
+        "both from a model."
+    )
 
 
 def _why_dense(layer: LayerResult) -> str:

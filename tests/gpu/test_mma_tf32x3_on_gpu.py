@@ -20,8 +20,8 @@ wgmma_tf32x3 = family_of("wgmma_tf32x3")
 
 pytestmark = pytest.mark.gpu
 
-# Every class of d, resident and streamed weights, c with and without a tail. The last two have weights
-# that are too large for the L2 cache.
+# Every class of d, resident and streamed weights, c with and without a tail. The last two have
+# weights that are too large for the L2 cache.
 SHAPES = [
     (2, 64, 64, 1), (1, 48, 52, 2), (1, 96, 96, 3), (1, 48, 192, 6), (4, 64, 64, 4),
     (1, 128, 512, 8), (2, 48, 36, 12), (4, 64, 64, 16), (1, 1024, 256, 4), (1, 96, 384, 24),

@@ -15,7 +15,7 @@ from ksopt.patterns.chain import Pattern
 
 decode_mma16 = family_of("decode_mma16")
 
-# A shape for every class of d, whose c has a tail (it is no multiple of the unit of l, 16 or 32) and
+# A shape for every class of d, whose c has a tail (no multiple of the unit of l, 16 or 32) and
 # whose b mostly has one too (no multiple of 8).
 SHAPES = [
     (2, 20, 48, 1),

@@ -99,6 +99,18 @@ def test_what_cannot_be_judged_has_no_speedup(search: Search) -> None:
     assert [row[:4] for row in section.table.rows] == [("50%", "", "cannot be judged", "")]
 
 
+def test_a_layer_that_stays_dense_on_a_gpu_may_not_where_it_is_not_alone(search: Search) -> None:
+    result = search(trials=3)
+    (answer,) = result.layers[0].recommendations
+    dense = replace(answer, verdict=Verdict.KEEP_DENSE, chosen=None)
+    layer = with_layer(result, recommendations=(dense,)).layers[0]
+    on_a_gpu = replace(layer, device=replace(layer.device, type="cuda"))
+    assert "--siblings" not in headline.of_layer(layer).lead[1]
+    assert "--siblings 3" in headline.of_layer(on_a_gpu).lead[1]
+    several = replace(on_a_gpu, request=replace(on_a_gpu.request, siblings=3))
+    assert "--siblings" not in headline.of_layer(several).lead[1]
+
+
 def test_a_few_slow_chains_do_not_squash_the_plot(search: Search) -> None:
     layer = with_times(search(trials=3), [50.0])
     trials = [replace(one, latency=exact(50.0), dense=exact(100.0)) for one in layer.trials]
