@@ -48,19 +48,19 @@ def opened(
     folder: Path, request: BenchRequest, record: DeviceRecord
 ) -> Iterator[Journal[Subject, Rows]]:
     """The folder's journal; see `ksopt.bench.journal.opened`."""
-    with journal.opened(folder, FORM, identity(request, record)) as book:
-        yield book
+    with journal.opened(folder, FORM, identity(request, record)) as results:
+        yield results
 
 
-def begin_run(book: Journal[Subject, Rows], request: BenchRequest, record: DeviceRecord) -> None:
+def begin_run(results: Journal[Subject, Rows], request: BenchRequest, record: DeviceRecord) -> None:
     """Record a run in setting.json: its command and its device."""
-    book.begin_run(request.command, record, rooflines=[])
+    results.begin_run(request.command, record, rooflines=[])
 
 
-def add_roofline(book: Journal[Subject, Rows], roofline: Roofline) -> None:
+def add_roofline(results: Journal[Subject, Rows], roofline: Roofline) -> None:
     """Record the roofline that one GPU of this run measured."""
-    book.run["rooflines"].append(asdict(roofline))
-    book.write_setting()
+    results.run["rooflines"].append(asdict(roofline))
+    results.write_setting()
 
 
 def identity(request: BenchRequest, record: DeviceRecord) -> dict[str, Any]:

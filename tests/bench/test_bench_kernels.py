@@ -667,8 +667,8 @@ def test_the_table_of_all_is_medians(tmp_path: Path) -> None:
 def test_rows_survive_the_journal(tmp_path: Path) -> None:
     rows = list(line(10.0, 8.0, 30.0).rows)
     here = results_folder.DeviceRecord(**record())
-    with results_folder.opened(tmp_path, request(), here) as book:
-        book.add(rows)
+    with results_folder.opened(tmp_path, request(), here) as results:
+        results.add(rows)
     assert results_folder.read_rows(tmp_path) == {rows[0].subject: tuple(rows)}
 
 

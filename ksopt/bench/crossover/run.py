@@ -51,17 +51,17 @@ def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lam
     record = devices.record(request.device)
     identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
     grid, sites = Grid.of(request), request.sites
-    with journal.opened(out, FORM, identity) as book:
-        if all(site in book.measured for site in sites):
+    with journal.opened(out, FORM, identity) as results:
+        if all(site in results.measured for site in sites):
             return ""
-        book.begin_run(request.command, record, grid=request.grid())
+        results.begin_run(request.command, record, grid=request.grid())
         done = 0
         with Compilers(Target.of(torch.device(request.device))) as compilers:
             try:
                 while True:
-                    left = [site for site in sites if site not in book.measured]
+                    left = [site for site in sites if site not in results.measured]
                     ahead = surface.next_sites(
-                        grid, left, tie_margins(request, book.measured), _AHEAD
+                        grid, left, tie_margins(request, results.measured), _AHEAD
                     )
                     if not ahead:
                         return ""
@@ -71,9 +71,9 @@ def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lam
                     for site in ahead:
                         _compile(request, site, compilers)
                     result = measure_site(request, ahead[0])
-                    book.add(result)
+                    results.add(result)
                     done += 1
-                    progress(_sentence(request, result, len(book.measured), len(sites), began))
+                    progress(_sentence(request, result, len(results.measured), len(sites), began))
             except KeyboardInterrupt:
                 return "interrupted"
 

@@ -65,19 +65,19 @@ def run_models(
         _check(request, model)
     record = devices.record(request.device)
     identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
-    with journal.opened(out, FORM, identity) as book:
-        missing = [subject for subject in request.subjects if subject not in book.measured]
+    with journal.opened(out, FORM, identity) as results:
+        missing = [subject for subject in request.subjects if subject not in results.measured]
         if missing:
-            book.begin_run(request.command, record)
-        on_stored(book)
+            results.begin_run(request.command, record)
+        on_stored(results)
         try:
             for subject in missing:
                 if timeout_s is not None and time.monotonic() - began >= timeout_s:
                     return "timeout"
                 started = time.monotonic()
-                book.add(_measured(request, subject, progress))
+                results.add(_measured(request, subject, progress))
                 progress(f"{subject}: {time.monotonic() - started:.0f} s")
-                on_stored(book)
+                on_stored(results)
         except KeyboardInterrupt:
             return "interrupted"
     return ""

@@ -93,8 +93,8 @@ def opened(
     """The folder's journal; see `ksopt.bench.journal.opened`. A longer sample may follow."""
     identity = request.identity()
     del identity["subjects"]
-    with journal.opened(folder, FORM, journal.identity(identity, record, code_digest())) as book:
-        yield book
+    with journal.opened(folder, FORM, journal.identity(identity, record, code_digest())) as results:
+        yield results
 
 
 class EnergyBench:

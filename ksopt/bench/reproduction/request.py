@@ -9,10 +9,10 @@ import torch
 from ksopt.bench import paper
 from ksopt.bench.options import BenchOptions
 from ksopt.bench.paper import Stratum
-from ksopt.bench.reproduction import catalogue
-from ksopt.bench.reproduction.catalogue import ENERGY, MODELS, PRODUCTS, SIZES, Item
+from ksopt.bench.reproduction import tables_and_figures
 from ksopt.bench.reproduction.options import PaperOptions
 from ksopt.bench.reproduction.products import WAYS
+from ksopt.bench.reproduction.tables_and_figures import ENERGY, MODELS, PRODUCTS, SIZES, Item
 from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
 from ksopt.patterns.chain import Pattern
@@ -81,7 +81,7 @@ class PaperRequest:
             >>> [(part.name, len(part.patterns)) for part in request.parts]
             [('products-float32', 4)]
         """
-        items = catalogue.items(options.table, options.figure, options.all)
+        items = tables_and_figures.items(options.table, options.figure, options.all)
         device = devices.resolve(options.device)
         is_gpu = device.type == "cuda"
         is_small = options.small or not is_gpu

@@ -1,6 +1,6 @@
-"""``python -m ksopt.bench.reproduction.worker``: measures pieces on the GPU that its parent names.
+"""``python -m ksopt.bench.reproduction.worker``: measures tasks on the GPU that its parent names.
 
-It reads JSON lines from stdin, first a request and then one piece per line. It answers with JSON
+It reads JSON lines from stdin, first a request and then one task per line. It answers with JSON
 lines, an empty one once it is ready. Only the parent writes to disk. The worker ends when stdin
 does, so it does not outlive its parent.
 """
@@ -18,28 +18,28 @@ import torch
 from ksopt.bench import pool
 from ksopt.bench.pool import Worker
 from ksopt.bench.prepared_ways import DeviceLost
-from ksopt.bench.reproduction import station
+from ksopt.bench.reproduction import measuring
+from ksopt.bench.reproduction.measuring import Answer, PaperBench
 from ksopt.bench.reproduction.options import PaperOptions
-from ksopt.bench.reproduction.pieces import Piece
 from ksopt.bench.reproduction.request import PaperRequest
-from ksopt.bench.reproduction.station import Answer, Station
+from ksopt.bench.reproduction.tasks import Task
 from ksopt.kernels.compile_ahead import Compilers, Target, affordable
 from ksopt.system import worker_process
 
 
 def measure_with(
     request: PaperRequest,
-    pieces: Sequence[Piece],
+    tasks: Sequence[Task],
     devices: Sequence[str],
     is_over: Callable[[], bool],
 ) -> Generator[Answer, None, None]:
-    """Measure each piece once, on several devices at once, with a process for each device.
+    """Measure each task once, on several devices at once, with a process for each device.
 
     Args:
         request: of the run.
-        pieces: in the order to begin them.
+        tasks: in the order to begin them.
         devices: torch's names; one process each.
-        is_over: whether to begin no further piece; those already begun are waited for.
+        is_over: whether to begin no further task; those already begun are waited for.
 
     Raises:
         KsoptError: a process failed.
@@ -52,25 +52,25 @@ def measure_with(
                 "options": asdict(request.options),
                 "device": device,
                 # The shares are about even, and each kernel is compiled once, by any of them.
-                "ahead": [_to_json(piece) for piece in pieces[number :: len(devices)]],
+                "ahead": [_to_json(task) for task in tasks[number :: len(devices)]],
                 "workers": len(devices),
             },
         )
         for number, device in enumerate(devices)
     ]
     parts = {part.name: part for part in request.parts}
-    for answer in pool.answers(workers, [_to_json(piece) for piece in pieces], is_over):
+    for answer in pool.answers(workers, [_to_json(task) for task in tasks], is_over):
         if "result" in answer:
-            piece = Piece(parts[answer["part"]], answer["name"])
-            yield Answer(piece, answer["result"], answer.get("roofline"), answer.get("failure", ""))
+            task = Task(parts[answer["part"]], answer["name"])
+            yield Answer(task, answer["result"], answer.get("roofline"), answer.get("failure", ""))
 
 
-def _to_json(piece: Piece) -> dict[str, str]:
-    return {"part": piece.part.name, "name": piece.name}
+def _to_json(task: Task) -> dict[str, str]:
+    return {"part": task.part.name, "name": task.name}
 
 
 def main() -> int:
-    """Measure the pieces from stdin until it ends."""
+    """Measure the tasks from stdin until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this
     answer = worker_process.answers()
     first = worker_process.first_task()
@@ -81,17 +81,17 @@ def main() -> int:
     try:
         request = PaperRequest.of(PaperOptions(**first["options"]))
         parts = {part.name: part for part in request.parts}
-        ahead = [Piece(parts[one["part"]], one["name"]) for one in first["ahead"]]
+        ahead = [Task(parts[one["part"]], one["name"]) for one in first["ahead"]]
         device = torch.device(first["device"])
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        bench = Station(request, str(device))
+        bench = PaperBench(request, str(device))
         with Compilers(Target.of(device), affordable(first["workers"])) as compilers:
-            station.compile_for(request, ahead, compilers)
+            measuring.compile_for(request, ahead, compilers)
             answer({})
             while True:
                 task = lines.get()
-                measured = bench.measure(Piece(parts[task["part"]], task["name"]))
+                measured = bench.measure(Task(parts[task["part"]], task["name"]))
                 more = {"roofline": measured.roofline, "failure": measured.failure}
                 answer({**task, "result": measured.result, **more})
     except DeviceLost as error:

@@ -1,4 +1,4 @@
-"""Measures pieces of a run on one device."""
+"""Measures tasks of a run on one device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ksopt.bench import worker as kernels_worker
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.prepared_ways import DeviceLost
 from ksopt.bench.reproduction import models
-from ksopt.bench.reproduction.catalogue import ENERGY
 from ksopt.bench.reproduction.energy import EnergyBench
-from ksopt.bench.reproduction.pieces import Piece
 from ksopt.bench.reproduction.request import PaperRequest, Part
+from ksopt.bench.reproduction.tables_and_figures import ENERGY
+from ksopt.bench.reproduction.tasks import Task
 from ksopt.bench.request import BenchRequest
 from ksopt.errors import KsoptError
 from ksopt.kernels.compile_ahead import Compilers
@@ -23,23 +23,23 @@ from ksopt.kernels.compile_ahead import Compilers
 
 @dataclass(frozen=True)
 class Answer:
-    """The measurements of a piece, as a process hands them over.
+    """The measurements of a task, as a process hands them over.
 
     Attributes:
-        piece: what was measured.
+        task: what was measured.
         result: as the journal of its part stores it; None if it could not be measured.
         roofline: of the device, beside the first product in a dtype.
         failure: the reason there is no result.
     """
 
-    piece: Piece
+    task: Task
     result: Any
     roofline: dict[str, Any] | None = None
     failure: str = ""
 
 
-class Station:
-    """Measures pieces on one device, one after the other.
+class PaperBench:
+    """Measures tasks on one device, one after the other.
 
     Args:
         request: of the run.
@@ -53,39 +53,39 @@ class Station:
         self._requests: dict[Part, BenchRequest] = {}
         self._rooflines: set[str] = set()
 
-    def measure(self, piece: Piece) -> Answer:
-        """Check and measure a piece. One that fails leaves the device to the next.
+    def measure(self, task: Task) -> Answer:
+        """Check and measure a task. One that fails leaves the device to the next.
 
         Raises:
             DeviceLost: the device no longer works.
         """
         try:
-            return self._measured(piece)
+            return self._measured(task)
         except DeviceLost:
             raise
         except (RuntimeError, KsoptError) as error:
             self._bench = None
-            self._check_device(piece)
+            self._check_device(task)
             sentence = next(iter(str(error).strip().splitlines()), "")
-            return Answer(piece, None, failure=f"{type(error).__name__}: {sentence}")
+            return Answer(task, None, failure=f"{type(error).__name__}: {sentence}")
 
-    def _measured(self, piece: Piece) -> Answer:
-        part = piece.part
-        if not piece.is_product:
+    def _measured(self, task: Task) -> Answer:
+        part = task.part
+        if not task.is_product:
             self._bench = None
-            module = models.Subject(piece.name, part.dtype)
+            module = models.Subject(task.name, part.dtype)
             case = models.measure_case(self._request, module, self._device)
-            return Answer(piece, case.to_json())
-        bench, subject = self._bench_of(part), piece.product(self._request)
+            return Answer(task, case.to_json())
+        bench, subject = self._bench_of(part), task.product(self._request)
         if isinstance(bench, EnergyBench):
-            return Answer(piece, bench.measure(subject).to_json())
+            return Answer(task, bench.measure(subject).to_json())
         roofline = None
         if part.dtype not in self._rooflines:
             self._rooflines.add(part.dtype)
             roofline = asdict(bench.roofline)
-        return Answer(piece, [row.to_json() for row in bench.measure(subject)], roofline)
+        return Answer(task, [row.to_json() for row in bench.measure(subject)], roofline)
 
-    def _check_device(self, after: Piece) -> None:
+    def _check_device(self, after: Task) -> None:
         device = torch.device(self._device)
         if device.type != "cuda":
             return
@@ -108,12 +108,12 @@ class Station:
         return self._bench[1]
 
 
-def compile_for(request: PaperRequest, pieces: Sequence[Piece], compilers: Compilers) -> None:
+def compile_for(request: PaperRequest, tasks: Sequence[Task], compilers: Compilers) -> None:
     """Queue the kernels of products for compilation, in order."""
     requests = {
         part: BenchRequest.of(request.bench_options(part))
-        for part in dict.fromkeys(piece.part for piece in pieces if piece.is_product)
+        for part in dict.fromkeys(task.part for task in tasks if task.is_product)
     }
-    for piece in pieces:
-        if piece.is_product:
-            kernels_worker.compile_for([piece.product(request)], requests[piece.part], compilers)
+    for task in tasks:
+        if task.is_product:
+            kernels_worker.compile_for([task.product(request)], requests[task.part], compilers)
