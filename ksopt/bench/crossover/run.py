@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from ksopt.bench import journal
-from ksopt.bench.crossover import surface
+from ksopt.bench.crossover import sampling
+from ksopt.bench.crossover.interpolation import Grid
 from ksopt.bench.crossover.measuring import measure_site
 from ksopt.bench.crossover.request import CrossoverRequest, Site
 from ksopt.bench.crossover.results import FORM, SiteResult
-from ksopt.bench.crossover.surface import Grid
 from ksopt.jit import source_digest
 from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
@@ -60,7 +60,7 @@ def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lam
             try:
                 while True:
                     left = [site for site in sites if site not in results.measured]
-                    ahead = surface.next_sites(
+                    ahead = sampling.next_sites(
                         grid, left, tie_margins(request, results.measured), _AHEAD
                     )
                     if not ahead:
