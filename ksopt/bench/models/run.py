@@ -29,7 +29,7 @@ _CODE = (
     *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.nn.layers", "ksopt.epilogue"),
     *("ksopt.precision", "ksopt.bench.models.build", "ksopt.bench.models.chains"),
     *("ksopt.bench.models.accuracy", "ksopt.bench.models.measuring"),
-    "ksopt.bench.models.spellings",
+    "ksopt.bench.models.plain_layers",
 )
 
 Progress = Callable[[str], None]

@@ -29,7 +29,7 @@ _SECONDS = 2.0
 _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.nn.layers"),
     *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.epilogue", "ksopt.precision"),
-    *("ksopt.bench.models.spellings", "ksopt.bench.models.chains"),
+    *("ksopt.bench.models.plain_layers", "ksopt.bench.models.chains"),
     *("ksopt.bench.reproduction.module_cases", "ksopt.bench.reproduction.transformer"),
     *("ksopt.bench.reproduction.models",),
 )
