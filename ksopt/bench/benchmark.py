@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.bench import entries
-from ksopt.bench.prepared_ways import DeviceLost, FirstCall, Key, PreparedWays
+from ksopt.bench.errors import DeviceLost
+from ksopt.bench.prepared_ways import Key, PreparedWays
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
 from ksopt.errors import KsoptError
@@ -21,6 +22,7 @@ from ksopt.kernels.recorded_weights import prepared_weights
 from ksopt.measure import cuda_graphs
 from ksopt.measure.accuracy import AccuracyCheck
 from ksopt.measure.roofline import Roofline, measure_roofline
+from ksopt.measure.timed_call import TimedCall
 from ksopt.measure.timing import Measurement, measure
 from ksopt.reference import LAYOUTS, is_batch_last
 
@@ -163,7 +165,7 @@ class Bench:
             if name == "dense" and not subject.is_pattern:
                 # A layer of its own: its weights are the product's, rounded.
                 check = AccuracyCheck(x, [entries.dense_weight(weights)], layout)
-            checked = FirstCall(way, self.device)
+            checked = TimedCall(way, self.device)
             fault = check.fault_of(checked)
             is_rival = fault is None and name not in _NO_RIVALS
             if is_rival and ready.is_far_behind(checked.us, 2 * _HOPELESS, _LONG_US):

@@ -11,7 +11,7 @@ import torch
 
 from ksopt.bench import results_folder, worker
 from ksopt.bench.benchmark import Bench
-from ksopt.bench.prepared_ways import DeviceLost
+from ksopt.bench.errors import DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Line
 from ksopt.errors import InvalidInputError

@@ -15,9 +15,9 @@ from dataclasses import asdict
 from ksopt import precision
 from ksopt.bench import pool
 from ksopt.bench.benchmark import Bench
+from ksopt.bench.errors import DeviceLost
 from ksopt.bench.options import BenchOptions
 from ksopt.bench.pool import Worker
-from ksopt.bench.prepared_ways import DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
 from ksopt.kernels.compile_ahead import Compilers, Target, affordable

@@ -16,7 +16,7 @@ from ksopt.bench.crossover import layers
 from ksopt.bench.crossover.layers import Dense, Layer
 from ksopt.bench.crossover.request import CrossoverRequest, Site
 from ksopt.bench.crossover.results import DENSE_FUSED, FP8, SiteResult, Timed
-from ksopt.bench.prepared_ways import DeviceLost
+from ksopt.bench.errors import DeviceLost
 from ksopt.errors import KsoptError
 from ksopt.measure.timing import Measurement, measure
 from ksopt.patterns.chain import Chain

@@ -10,7 +10,7 @@ import torch
 
 from ksopt.bench import worker as kernels_worker
 from ksopt.bench.benchmark import Bench
-from ksopt.bench.prepared_ways import DeviceLost
+from ksopt.bench.errors import DeviceLost
 from ksopt.bench.reproduction import models
 from ksopt.bench.reproduction.energy import EnergyBench
 from ksopt.bench.reproduction.request import PaperRequest, Part

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ksopt.bench import run as kernels
-from ksopt.bench.prepared_ways import DeviceLost
+from ksopt.bench.errors import DeviceLost
 from ksopt.bench.reproduction import measuring, part_journal, worker
 from ksopt.bench.reproduction.measuring import Answer, PaperBench
 from ksopt.bench.reproduction.request import PaperRequest, Part

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ksopt.bench import pool
+from ksopt.bench.errors import DeviceLost
 from ksopt.bench.pool import Worker
-from ksopt.bench.prepared_ways import DeviceLost
 from ksopt.bench.reproduction import measuring
 from ksopt.bench.reproduction.measuring import Answer, PaperBench
 from ksopt.bench.reproduction.options import PaperOptions
