@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ksopt.bench import worker as kernels_worker
+from ksopt.bench import worker
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.errors import DeviceLost
 from ksopt.bench.reproduction import models
@@ -50,8 +50,15 @@ class PaperBench:
         self._request, self._device = request, device
         # Of the part measured last: each holds an input as large as the largest so far.
         self._bench: tuple[Part, Bench | EnergyBench] | None = None
-        self._requests: dict[Part, BenchRequest] = {}
+        self._requests: dict[str, BenchRequest] = {}  # by name of a part
         self._rooflines: set[str] = set()
+
+    def compile_ahead(self, tasks: Sequence[Task], compilers: Compilers) -> None:
+        """Queue the kernels of the products among tasks for compilation, in order."""
+        for task in tasks:
+            if task.is_product:
+                request = self._request_of(task.part)
+                worker.compile_for([task.product(self._request)], request, compilers)
 
     def measure(self, task: Task) -> Answer:
         """Check and measure a task. One that fails leaves the device to the next.
@@ -98,22 +105,14 @@ class PaperBench:
     def _bench_of(self, part: Part) -> Bench | EnergyBench:
         if self._bench is None or self._bench[0] != part:
             self._bench = None  # frees its memory first
-            if part not in self._requests:
-                self._requests[part] = BenchRequest.of(self._request.bench_options(part))
-            request = self._requests[part]
+            request = self._request_of(part)
             if part.kind == ENERGY:
                 self._bench = (part, EnergyBench(request, device=self._device))
             else:
                 self._bench = (part, Bench(request, self._device))
         return self._bench[1]
 
-
-def compile_for(request: PaperRequest, tasks: Sequence[Task], compilers: Compilers) -> None:
-    """Queue the kernels of products for compilation, in order."""
-    requests = {
-        part: BenchRequest.of(request.bench_options(part))
-        for part in dict.fromkeys(task.part for task in tasks if task.is_product)
-    }
-    for task in tasks:
-        if task.is_product:
-            kernels_worker.compile_for([task.product(request)], requests[task.part], compilers)
+    def _request_of(self, part: Part) -> BenchRequest:
+        if part.name not in self._requests:
+            self._requests[part.name] = BenchRequest.of(self._request.bench_options(part))
+        return self._requests[part.name]

@@ -12,7 +12,7 @@ import torch
 
 from ksopt.bench import run as kernels
 from ksopt.bench.errors import DeviceLost
-from ksopt.bench.reproduction import measuring, part_journal, worker
+from ksopt.bench.reproduction import part_journal, worker
 from ksopt.bench.reproduction.measuring import Answer, PaperBench
 from ksopt.bench.reproduction.request import PaperRequest, Part
 from ksopt.bench.reproduction.tables_and_figures import ENERGY, PRODUCTS
@@ -128,7 +128,7 @@ def _here(
     """Measure in this process."""
     bench = PaperBench(request, request.device)
     with Compilers(Target.of(torch.device(request.device)) if tasks else None) as compilers:
-        measuring.compile_for(request, tasks, compilers)
+        bench.compile_ahead(tasks, compilers)
         for task in tasks:
             if is_over():
                 return
