@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ksopt import precision
-from ksopt.bench import entries
+from ksopt.bench import implementations
 from ksopt.bench.errors import DeviceLost
 from ksopt.bench.prepared_ways import Key, PreparedWays
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
@@ -115,7 +115,7 @@ class Bench:
                     x, check = inputs[layout], checks[layout]
                     self._prepare((name, layout), subject, x, weights, check, ready)
                     if name == OURS and (OURS, layout) in ready.calls:
-                        ready.chosen[layout] = entries.chosen(x, weights, layout)
+                        ready.chosen[layout] = implementations.chosen(x, weights, layout)
                 yield
         finally:
             ready.calls.clear()
@@ -150,21 +150,21 @@ class Bench:
         """Bind a way, check it, and put it down as a call to time or as a reason not to."""
         name, layout = key
         most = self._most_elements
-        why = entries.why_not(name, subject.chain, x.dtype, self.device.type, layout, most)
+        why = implementations.why_not(name, subject.chain, x.dtype, self.device.type, layout, most)
         why = why or self._why_hopeless(name, subject) or self._why_not_compiled(name, subject)
         if why:
             ready.reasons[key] = why
             return
         try:
             if name == PRODUCT_ONLY:
-                call, whole = entries.product_only(weights[0], x, layout)
-                way: entries.Way = lambda _: whole()  # noqa: E731
+                call, whole = implementations.product_only(weights[0], x, layout)
+                way: implementations.Way = lambda _: whole()  # noqa: E731
             else:
-                way = entries.bind(name, weights, layout)
+                way = implementations.bind(name, weights, layout)
                 call = partial(way, x)
             if name == "dense" and not subject.is_pattern:
                 # A layer of its own: its weights are the product's, rounded.
-                check = AccuracyCheck(x, [entries.dense_weight(weights)], layout)
+                check = AccuracyCheck(x, [implementations.dense_weight(weights)], layout)
             checked = TimedCall(way, self.device)
             fault = check.fault_of(checked)
             is_rival = fault is None and name not in _NO_RIVALS
@@ -195,7 +195,7 @@ class Bench:
         # A chain is compared with the dense layer whatever it takes.
         if not subject.is_pattern or self.request.every_way:
             return ""
-        flops = 2 * entries.written_elements(name, subject.chain[0]) * subject.batch
+        flops = 2 * implementations.written_elements(name, subject.chain[0]) * subject.batch
         least_us = self.roofline.floor_us(0, flops)
         floor_us = self.roofline.chain_floor_us(subject.chain, subject.batch)
         if least_us <= _MOST_FLOORS * floor_us:
@@ -223,7 +223,7 @@ class Bench:
     def _most_elements(self) -> int:
         """Elements that a way may write out, zeros included."""
         if not self.request.every_way or self.device.type != "cuda":
-            return entries.MOST_ELEMENTS
+            return implementations.MOST_ELEMENTS
         memory = torch.cuda.get_device_properties(self.device).total_memory
         return int(memory * _MOST_MEMORY) // self.request.torch_dtype.itemsize
 
@@ -236,7 +236,7 @@ class Bench:
             raise DeviceLost(f"{after} broke {self.device}: {_first_line(error)}", []) from error
 
     def _graph(
-        self, name: str, layout: str, way: entries.Way, x: Tensor, weights: Sequence[Tensor]
+        self, name: str, layout: str, way: implementations.Way, x: Tensor, weights: Sequence[Tensor]
     ) -> tuple[Callable[[], object], int]:
         size = sum(weight.nbytes for weight in weights)
         # Of dense the zeros are read as well, so fewer copies fill the cache.
@@ -251,10 +251,10 @@ class Bench:
 
     def _copies(
         self, name: str, layout: str, weights: Sequence[Tensor], count: int
-    ) -> list[entries.Way]:
+    ) -> list[implementations.Way]:
         """The same way with copies of the weights: memory that no other call has read."""
         return [
-            entries.bind(name, [_stored(weight.clone()) for weight in weights], layout)
+            implementations.bind(name, [_stored(weight.clone()) for weight in weights], layout)
             for _ in range(count)
         ]
 
@@ -372,7 +372,7 @@ class Bench:
         predicted_us = None
         if subject.is_pattern:
             where = (self.device, layout)
-            predicted_us = entries.predicted_us(way, chain[0], batch, dtype, *where)
+            predicted_us = implementations.predicted_us(way, chain[0], batch, dtype, *where)
         return Row(
             subject=subject,
             way=way,

@@ -22,7 +22,7 @@ SCHEMA = "ksopt.bench/1"
 _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure"),
     *("ksopt.baselines", "ksopt.batched", "ksopt.epilogue", "ksopt.functional", "ksopt.ops"),
-    *("ksopt.bench.benchmark", "ksopt.bench.entries", "ksopt.bench.prepared_ways"),
+    *("ksopt.bench.benchmark", "ksopt.bench.implementations", "ksopt.bench.prepared_ways"),
     "ksopt.precision",
 )
 Rows = tuple[Row, ...]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ksopt import baselines
-from ksopt.bench import benchmark, entries
+from ksopt.bench import benchmark, implementations, paper_patterns
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.reproduction import models, module_cases
 from ksopt.bench.reproduction.options import PaperOptions
@@ -121,9 +121,8 @@ def test_pieces_take_turns_and_the_papers_own_come_first(monkeypatch: pytest.Mon
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns that a CPU multiplies by in no time, and two modules."""
     few = (Pattern(1, 8, 8, 2), Pattern(2, 4, 16, 3), Pattern(1, 16, 4, 1))
-    from ksopt.bench import paper
 
-    monkeypatch.setattr(paper, "patterns", lambda: few)
+    monkeypatch.setattr(paper_patterns, "patterns", lambda: few)
     monkeypatch.setattr(module_cases, "names", lambda kind: ("Linear N x N + bias", "Block"))
 
 
@@ -221,7 +220,7 @@ def test_a_piece_that_fails_is_left_out_and_reported(
 def einsum_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     right = baselines.BASELINES["einsum"]
     wrong = dataclasses.replace(right, core=lambda *args: right.core(*args) + 1)
-    monkeypatch.setattr(entries, "BASELINES", {**baselines.BASELINES, "einsum": wrong})
+    monkeypatch.setattr(implementations, "BASELINES", {**baselines.BASELINES, "einsum": wrong})
 
 
 @pytest.mark.usefixtures("tiny")
@@ -240,8 +239,10 @@ def test_a_wrong_way_of_pytorch_is_reported_and_does_not_fail_the_command(
 def test_a_wrong_result_of_ksopt_fails_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = entries.ks_linear
-    monkeypatch.setattr(entries, "ks_linear", lambda *args, **named: right(*args, **named) + 1)
+    right = implementations.ks_linear
+    monkeypatch.setattr(
+        implementations, "ks_linear", lambda *args, **named: right(*args, **named) + 1
+    )
     assert run(tmp_path, "--table", "3") == 1
     assert "ksopt batch_first: wrong: " in capsys.readouterr().err
     assert "Faults of ksopt" in (tmp_path / "paper.md").read_text("utf-8")
