@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.bench import implementations
-from ksopt.bench.errors import DeviceLost
+from ksopt.bench.errors import DeviceLost, first_line, raise_if_lost
 from ksopt.bench.prepared_ways import Key, PreparedWays
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
@@ -187,8 +187,8 @@ class Bench:
         except torch.OutOfMemoryError:
             ready.reasons[key] = (FAILED if name == OURS else "") + "out of memory"
         except (RuntimeError, KsoptError) as error:
-            ready.reasons[key] = FAILED + _first_line(error)
-            self._refuse_lost_device(f"{name} on {subject}")
+            ready.reasons[key] = FAILED + first_line(error)
+            raise_if_lost(self.device, f"{name} on {subject}")
 
     def _why_hopeless(self, name: str, subject: Subject) -> str:
         """Why a way's arithmetic alone makes it too slow to try; empty if it does not."""
@@ -226,14 +226,6 @@ class Bench:
             return implementations.MOST_ELEMENTS
         memory = torch.cuda.get_device_properties(self.device).total_memory
         return int(memory * _MOST_MEMORY) // self.request.torch_dtype.itemsize
-
-    def _refuse_lost_device(self, after: str) -> None:
-        if self.device.type != "cuda":
-            return
-        try:
-            torch.cuda.synchronize(self.device)
-        except RuntimeError as error:
-            raise DeviceLost(f"{after} broke {self.device}: {_first_line(error)}", []) from error
 
     def _graph(
         self, name: str, layout: str, way: implementations.Way, x: Tensor, weights: Sequence[Tensor]
@@ -285,9 +277,9 @@ class Bench:
             ready.reasons.update(dict.fromkeys(ready.calls, f"{FAILED}out of memory"))
             return ready.times
         except RuntimeError as error:
-            reason = f"{FAILED}while the ways were timed in turns: {_first_line(error)}"
+            reason = f"{FAILED}while the ways were timed in turns: {first_line(error)}"
             ready.reasons.update(dict.fromkeys(ready.calls, reason))
-            self._refuse_lost_device("timing")
+            raise_if_lost(self.device, "timing")
             return ready.times
         raced = {key: times[name].each_of(ready.shares.get(key, 1)) for name, key in names.items()}
         return raced | ready.times
@@ -414,7 +406,3 @@ def _in_series(calls: Sequence[Callable[[], object]]) -> None:
 def _stored(weight: Tensor) -> Tensor:
     """The weight as a layer's parameter, whose prepared forms may be cached."""
     return torch.nn.Parameter(weight, requires_grad=False)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

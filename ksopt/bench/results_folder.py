@@ -12,19 +12,13 @@ from ksopt.bench import journal
 from ksopt.bench.journal import Form, Journal
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
-from ksopt.jit import source_digest
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.roofline import Roofline
 
 ROWS = journal.ROWS
 SCHEMA = "ksopt.bench/1"
-# The sources that a time can depend on. No other change (reports, search, docs) affects a time.
-_CODE = (
-    *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure"),
-    *("ksopt.baselines", "ksopt.batched", "ksopt.epilogue", "ksopt.functional", "ksopt.ops"),
-    *("ksopt.bench.benchmark", "ksopt.bench.implementations", "ksopt.bench.prepared_ways"),
-    "ksopt.precision",
-)
+CODE = ("ksopt.bench.benchmark", "ksopt.bench.implementations", "ksopt.bench.prepared_ways")
+"""The modules that a time can depend on, beside those of every benchmark."""
 Rows = tuple[Row, ...]
 
 
@@ -65,12 +59,7 @@ def add_roofline(results: Journal[Subject, Rows], roofline: Roofline) -> None:
 
 def identity(request: BenchRequest, record: DeviceRecord) -> dict[str, Any]:
     """The values that all measurements of a folder share."""
-    return journal.identity(request.identity(), record, code_digest())
-
-
-def code_digest() -> str:
-    """The digest of every source that a time can depend on; `DeviceRecord` has the commit."""
-    return source_digest.digest(*_CODE)
+    return journal.identity(request.identity(), record, CODE)
 
 
 def read_rows(folder: Path) -> dict[Subject, Rows]:

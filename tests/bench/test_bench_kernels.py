@@ -444,11 +444,11 @@ def test_a_lost_device_leaves_what_it_was_lost_on(
     def fail(y: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("an illegal memory access was encountered")
 
-    def lost(self: Bench, after: str) -> None:
+    def lost(device: torch.device, after: str) -> None:
         raise benchmark.DeviceLost(f"{after} broke it", [])
 
     break_einsum(monkeypatch, fail)
-    monkeypatch.setattr(Bench, "_refuse_lost_device", lost)
+    monkeypatch.setattr(benchmark, "raise_if_lost", lost)
     assert run(tmp_path, "--against", "bmm,einsum") == 1
     assert "einsum on (2,8,4,3) batch 16 broke it" in capsys.readouterr().err
     reasons = {row["way"]: row["reason"] for row in rows_of(tmp_path)}
@@ -463,7 +463,7 @@ def test_a_lost_device_leaves_what_it_was_lost_on(
 
 def test_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, patterns=["(1,4,4,1)"])
-    monkeypatch.setattr(results_folder, "code_digest", lambda: "0" * 12)
+    monkeypatch.setattr(results_folder, "CODE", results_folder.CODE[1:])
     assert run(tmp_path, patterns=["(1,4,4,1)"]) == 2
 
 

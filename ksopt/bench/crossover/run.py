@@ -15,17 +15,12 @@ from ksopt.bench.crossover.interpolation import Grid
 from ksopt.bench.crossover.measuring import measure_site
 from ksopt.bench.crossover.request import CrossoverRequest, Site
 from ksopt.bench.crossover.results import FORM, SiteResult
-from ksopt.jit import source_digest
 from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
 from ksopt.precision import fp32_products
 
-# The sources that a time can depend on. No other change (reports, search, docs) affects a time.
-_CODE = (
-    *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.nn.layers"),
-    *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.epilogue", "ksopt.precision"),
-    *("ksopt.bench.crossover.layers", "ksopt.bench.crossover.measuring"),
-)
+# Beside those of every benchmark, the modules that a time can depend on.
+_CODE = ("ksopt.nn.layers", "ksopt.bench.crossover.layers", "ksopt.bench.crossover.measuring")
 _LONGEST = 2.0  # times the mean of those before is what one more layer may take
 _AHEAD = 2  # layers whose kernels are compiled while another one is timed
 
@@ -49,7 +44,7 @@ def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lam
     """
     began = time.monotonic()
     record = devices.record(request.device)
-    identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
+    identity = journal.identity(request.identity(), record, _CODE)
     grid, sites = Grid.of(request), request.sites
     with journal.opened(out, FORM, identity) as results:
         if all(site in results.measured for site in sites):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ksopt.bench.errors import first_line
 from ksopt.bench.models.accuracy import (
     Outputs,
     faults_of,
@@ -135,8 +136,8 @@ def measure_case(
                 run = _compiled(model, way, how)
                 result, outputs = _first_calls(built, way, run, how, result)
             except RuntimeError as error:  # torch's compiler, a device without memory
-                line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-                results.append(replace(result, faults=(f"failed: {line[:300]}",)))
+                reason = f"failed: {first_line(error)[:300]}"
+                results.append(replace(result, faults=(reason,)))
                 continue
             errors = relative_errors(outputs, truths[truth_of])
             del outputs

@@ -10,7 +10,7 @@ import torch
 
 from ksopt.bench import worker
 from ksopt.bench.benchmark import Bench
-from ksopt.bench.errors import DeviceLost
+from ksopt.bench.errors import DeviceLost, first_line, raise_if_lost
 from ksopt.bench.reproduction import models
 from ksopt.bench.reproduction.energy import EnergyBench
 from ksopt.bench.reproduction.request import PaperRequest, Part
@@ -72,9 +72,11 @@ class PaperBench:
             raise
         except (RuntimeError, KsoptError) as error:
             self._bench = None
-            self._check_device(task)
-            sentence = next(iter(str(error).strip().splitlines()), "")
-            return Answer(task, None, failure=f"{type(error).__name__}: {sentence}")
+            device = torch.device(self._device)
+            raise_if_lost(device, task)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            return Answer(task, None, failure=f"{type(error).__name__}: {first_line(error)}")
 
     def _measured(self, task: Task) -> Answer:
         part = task.part
@@ -91,16 +93,6 @@ class PaperBench:
             self._rooflines.add(part.dtype)
             roofline = asdict(bench.roofline)
         return Answer(task, [row.to_json() for row in bench.measure(subject)], roofline)
-
-    def _check_device(self, after: Task) -> None:
-        device = torch.device(self._device)
-        if device.type != "cuda":
-            return
-        try:
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
-        except RuntimeError as error:
-            raise DeviceLost(f"{after} broke {device}: {error}", []) from error
 
     def _bench_of(self, part: Part) -> Bench | EnergyBench:
         if self._bench is None or self._bench[0] != part:

@@ -19,19 +19,16 @@ from ksopt.bench.journal import Form, Journal
 from ksopt.bench.reproduction import module_cases
 from ksopt.bench.reproduction.module_cases import Built
 from ksopt.bench.reproduction.request import PaperRequest
-from ksopt.jit import source_digest
 from ksopt.measure.accuracy import TF32_ROUNDING, allowed_error, relative_error
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.timing import Measurement, measure
 
 _SECONDS = 2.0
-# The sources that a time can depend on. No other change (reports, search, docs) affects a time.
+# Beside those of every benchmark, the modules that a time can depend on.
 _CODE = (
-    *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.nn.layers"),
-    *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.epilogue", "ksopt.precision"),
-    *("ksopt.bench.models.plain_layers", "ksopt.bench.models.chains"),
+    *("ksopt.nn.layers", "ksopt.bench.models.plain_layers", "ksopt.bench.models.chains"),
     *("ksopt.bench.reproduction.module_cases", "ksopt.bench.reproduction.transformer"),
-    *("ksopt.bench.reproduction.models",),
+    "ksopt.bench.reproduction.models",
 )
 
 
@@ -87,7 +84,7 @@ def opened(
     folder: Path, request: PaperRequest, record: DeviceRecord
 ) -> Generator[Journal[Subject, Case]]:
     """The folder's journal; see `ksopt.bench.journal.opened`."""
-    identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
+    identity = journal.identity(request.identity(), record, _CODE)
     with journal.opened(folder, FORM, identity) as results:
         yield results
 
