@@ -4,7 +4,7 @@
 
 Every kernel is checked against float64 first, on results that hold NaN, for rows up to 8,200 and
 for the timed rows. Times, in us: "cold", one call alone with an empty L2 cache; "graph", of
-consecutive calls in a CUDA graph. "a launch a factor" is ksopt's earlier implementation: its
+consecutive calls in a CUDA graph. "one launch per factor" is ksopt's earlier implementation: its
 kernel, or torch.bmm, for each weight, and a sum of rows where the first kernel does not compute it.
 """
 
@@ -87,7 +87,7 @@ def check(kernel: launcher.ChainGradients, rows_of_operands: launcher.FourRows) 
     return worst
 
 
-def a_launch_a_factor(
+def one_launch_per_factor(
     chain: Chain, rows_of_operands: launcher.FourRows, spec: DeviceSpec
 ) -> Callable[[], object]:
     """ksopt's earlier implementation: the launches that `weight_gradients` selects."""
@@ -161,10 +161,10 @@ def _compare(
     dense_x, dense_grad = (torch.randn(rows, n, device="cuda").to(dtype) for n in dense)
     ways: dict[str, Callable[[], object]] = {
         "dense": lambda: (dense_grad.T @ dense_x, dense_grad.sum(0)),
-        "a launch a factor": a_launch_a_factor(chain, rows_of_operands, spec),
+        "one launch per factor": one_launch_per_factor(chain, rows_of_operands, spec),
     }
     by_factors = chain_gradients.by_factors_us(chain, options.dtype, rows, spec, True)
-    notes = {"a launch a factor": f"predicted {by_factors:.1f}"}
+    notes = {"one launch per factor": f"predicted {by_factors:.1f}"}
     for _, launch in zip(range(options.tiles), distinct(chain, rows, spec), strict=False):
         config = launch.config
         tiles = ", ".join(f"{tile.m}x{tile.n}" for tile in (config.left, config.right))

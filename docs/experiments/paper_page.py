@@ -19,11 +19,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ksopt.bench.reproduction import heuristic, measured, paper_comparison, report
-from ksopt.bench.reproduction.measured import Measured
+from ksopt.bench.reproduction import heuristic, paper_comparison, report
 from ksopt.bench.reproduction.paper_comparison import Cell
 from ksopt.bench.reproduction.product_tables import RIVALS
 from ksopt.bench.reproduction.products import KERNEL, Product
+from ksopt.bench.reproduction.results import Results
 from ksopt.bench.reproduction.saved_request import SavedRequest
 from ksopt.measure.measurement import quantile
 from ksopt.report import tables
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory() as name:
         out = Path(name)
-        report.write(measured.read(DATA), SavedRequest.read(DATA), out)
+        report.write(Results.read(DATA), SavedRequest.read(DATA), out)
         shutil.copy(out / "paper.csv", DATA.with_suffix(".csv"))
         for picture in pictures(DATA):
             shutil.copy(out / "figures" / f"{picture}.svg", PICTURES / f"paper-{picture}.svg")
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def results(folder: Path) -> str:
     """The section of the page: devices, the paper's numbers beside ours, figures, heuristic."""
-    run, saved = measured.read(folder), SavedRequest.read(folder)
+    run, saved = Results.read(folder), SavedRequest.read(folder)
     page, cells = report.sections(run, saved)
     blocks = [_devices(run), *_counts(run), "### Each dtype", overview(run).markdown()]
     blocks += _losses(run)
@@ -106,14 +106,14 @@ def _in_others(cells: Sequence[Cell]) -> Iterator[str]:
 
 def pictures(folder: Path) -> list[str]:
     """The names of the figures in the paper's dtypes, without a suffix."""
-    run, saved = measured.read(folder), SavedRequest.read(folder)
+    run, saved = Results.read(folder), SavedRequest.read(folder)
     page, _ = report.sections(run, saved)
     names = {f"figure-{item.number}-{dtype}" for item in saved.items for dtype in item.dtypes}
     return [section.figure.name for section in page
             if section.figure is not None and section.figure.name in names]  # fmt: skip
 
 
-def _devices(run: Measured) -> str:
+def _devices(run: Results) -> str:
     devices = dict.fromkeys(
         f"{one['device']['name']} (torch {one['device']['torch']}, driver "
         f"{one['device']['driver']}, commit {one['device']['commit']})"
@@ -122,7 +122,7 @@ def _devices(run: Measured) -> str:
     return f"Measured on {'; '.join(devices)}."
 
 
-def _counts(run: Measured) -> Iterator[str]:
+def _counts(run: Results) -> Iterator[str]:
     products = ", ".join(f"{len(of)} ({dtype})" for dtype, of in run.products.items())
     energies = ", ".join(f"{len(of)} ({dtype})" for dtype, of in run.energies.items())
     yield f"Patterns whose products were timed: {products or 'none'}; energy: {energies or 'none'}."
@@ -130,7 +130,7 @@ def _counts(run: Measured) -> Iterator[str]:
         yield "Faults of ksopt, which have no times: " + "; ".join(run.faults) + "."
 
 
-def overview(run: Measured) -> tables.Table:
+def overview(run: Results) -> tables.Table:
     """How often kernel is the fastest of all ways, and by how much, by dtype."""
     heads = ("dtype", ">patterns", ">kernel is fastest", ">median speed-up over the best other way",
              ">least", ">over dense")  # fmt: skip
@@ -152,7 +152,7 @@ def _speed_ups(products: Sequence[Product], others: Sequence[str]) -> list[float
     return sorted(ratio for ratio in ratios if ratio is not None)
 
 
-def _losses(run: Measured) -> Iterator[str]:
+def _losses(run: Results) -> Iterator[str]:
     """The patterns on which another way is faster than kernel."""
     losses = []
     for dtype, products in run.products.items():
@@ -175,7 +175,7 @@ def rows_table(folders: Sequence[Path]) -> str:
              ">Spearman of (b+c)/(bc)", ">Spearman of the cost models")  # fmt: skip
     lines: list[tuple[int, tuple[str, ...]]] = []
     for folder in folders:
-        for dtype, products in measured.read(folder).products.items():
+        for dtype, products in Results.read(folder).products.items():
             ratios = _speed_ups(products, RIVALS)
             if ratios:
                 ranks = [heuristic.spearman(one, products, RIVALS)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ksopt.bench import paper, random_subjects
+from ksopt.bench import paper_patterns, random_subjects
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels.backends import cpu
@@ -94,7 +94,7 @@ def problem_with_rows(text: str) -> tuple[Pattern, int]:
         (Pattern(a=1, b=2, c=3, d=4), 100)
     """
     pattern, _, rows = text.partition("@")
-    return Pattern.parse(pattern), int(rows or paper.BATCH)
+    return Pattern.parse(pattern), int(rows or paper_patterns.BATCH)
 
 
 def time_tiles(
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python docs/experiments/tiles.py")
     parser.add_argument("family", choices=names())
     parser.add_argument("--tiles", type=int, default=60, help="random tiles a pattern (60)")
-    parser.add_argument("--batch", type=int, default=paper.BATCH)
+    parser.add_argument("--batch", type=int, default=paper_patterns.BATCH)
     parser.add_argument("--patterns", nargs="+", metavar="PATTERN@ROWS", help="these instead")
     parser.add_argument("--each", metavar="FIELD", help="two tiles of each value of FIELD, too")
     parser.add_argument(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import chain_weight_gradients
-from ksopt.bench import paper
+from ksopt.bench import paper_patterns
 from ksopt.kernels import weight_gradients
 from ksopt.kernels.families import weight_grad_wgmma16 as kernels
 from ksopt.kernels.problem import DeviceSpec
@@ -116,8 +116,9 @@ def main() -> None:
     for n, m, text in LAYERS:
         for pattern in Chain.parse(text):
             _compare(options, pattern, (n, m))
-    for pattern in paper.stratified_sample(options.sample, options.seed) if options.sample else ():
-        _compare(options, pattern, None)
+    if options.sample:
+        for pattern in paper_patterns.stratified_sample(options.sample, options.seed):
+            _compare(options, pattern, None)
 
 
 def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | None) -> None:

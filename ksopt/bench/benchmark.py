@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ksopt import precision
-from ksopt.bench import entries
-from ksopt.bench.prepared_ways import DeviceLost, FirstCall, Key, PreparedWays
+from ksopt.bench import implementations
+from ksopt.bench.errors import DeviceLost, first_line, raise_if_lost
+from ksopt.bench.prepared_ways import Key, PreparedWays
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
 from ksopt.errors import KsoptError
@@ -21,6 +22,7 @@ from ksopt.kernels.recorded_weights import prepared_weights
 from ksopt.measure import cuda_graphs
 from ksopt.measure.accuracy import AccuracyCheck
 from ksopt.measure.roofline import Roofline, measure_roofline
+from ksopt.measure.timed_call import TimedCall
 from ksopt.measure.timing import Measurement, measure
 from ksopt.reference import LAYOUTS, is_batch_last
 
@@ -113,7 +115,7 @@ class Bench:
                     x, check = inputs[layout], checks[layout]
                     self._prepare((name, layout), subject, x, weights, check, ready)
                     if name == OURS and (OURS, layout) in ready.calls:
-                        ready.chosen[layout] = entries.chosen(x, weights, layout)
+                        ready.chosen[layout] = implementations.chosen(x, weights, layout)
                 yield
         finally:
             ready.calls.clear()
@@ -148,22 +150,22 @@ class Bench:
         """Bind a way, check it, and put it down as a call to time or as a reason not to."""
         name, layout = key
         most = self._most_elements
-        why = entries.why_not(name, subject.chain, x.dtype, self.device.type, layout, most)
+        why = implementations.why_not(name, subject.chain, x.dtype, self.device.type, layout, most)
         why = why or self._why_hopeless(name, subject) or self._why_not_compiled(name, subject)
         if why:
             ready.reasons[key] = why
             return
         try:
             if name == PRODUCT_ONLY:
-                call, whole = entries.product_only(weights[0], x, layout)
-                way: entries.Way = lambda _: whole()  # noqa: E731
+                call, whole = implementations.product_only(weights[0], x, layout)
+                way: implementations.Way = lambda _: whole()  # noqa: E731
             else:
-                way = entries.bind(name, weights, layout)
+                way = implementations.bind(name, weights, layout)
                 call = partial(way, x)
             if name == "dense" and not subject.is_pattern:
                 # A layer of its own: its weights are the product's, rounded.
-                check = AccuracyCheck(x, [entries.dense_weight(weights)], layout)
-            checked = FirstCall(way, self.device)
+                check = AccuracyCheck(x, [implementations.dense_weight(weights)], layout)
+            checked = TimedCall(way, self.device)
             fault = check.fault_of(checked)
             is_rival = fault is None and name not in _NO_RIVALS
             if is_rival and ready.is_far_behind(checked.us, 2 * _HOPELESS, _LONG_US):
@@ -185,15 +187,15 @@ class Bench:
         except torch.OutOfMemoryError:
             ready.reasons[key] = (FAILED if name == OURS else "") + "out of memory"
         except (RuntimeError, KsoptError) as error:
-            ready.reasons[key] = FAILED + _first_line(error)
-            self._refuse_lost_device(f"{name} on {subject}")
+            ready.reasons[key] = FAILED + first_line(error)
+            raise_if_lost(self.device, f"{name} on {subject}")
 
     def _why_hopeless(self, name: str, subject: Subject) -> str:
         """Why a way's arithmetic alone makes it too slow to try; empty if it does not."""
         # A chain is compared with the dense layer whatever it takes.
         if not subject.is_pattern or self.request.every_way:
             return ""
-        flops = 2 * entries.written_elements(name, subject.chain[0]) * subject.batch
+        flops = 2 * implementations.written_elements(name, subject.chain[0]) * subject.batch
         least_us = self.roofline.floor_us(0, flops)
         floor_us = self.roofline.chain_floor_us(subject.chain, subject.batch)
         if least_us <= _MOST_FLOORS * floor_us:
@@ -221,20 +223,12 @@ class Bench:
     def _most_elements(self) -> int:
         """Elements that a way may write out, zeros included."""
         if not self.request.every_way or self.device.type != "cuda":
-            return entries.MOST_ELEMENTS
+            return implementations.MOST_ELEMENTS
         memory = torch.cuda.get_device_properties(self.device).total_memory
         return int(memory * _MOST_MEMORY) // self.request.torch_dtype.itemsize
 
-    def _refuse_lost_device(self, after: str) -> None:
-        if self.device.type != "cuda":
-            return
-        try:
-            torch.cuda.synchronize(self.device)
-        except RuntimeError as error:
-            raise DeviceLost(f"{after} broke {self.device}: {_first_line(error)}", []) from error
-
     def _graph(
-        self, name: str, layout: str, way: entries.Way, x: Tensor, weights: Sequence[Tensor]
+        self, name: str, layout: str, way: implementations.Way, x: Tensor, weights: Sequence[Tensor]
     ) -> tuple[Callable[[], object], int]:
         size = sum(weight.nbytes for weight in weights)
         # Of dense the zeros are read as well, so fewer copies fill the cache.
@@ -249,10 +243,10 @@ class Bench:
 
     def _copies(
         self, name: str, layout: str, weights: Sequence[Tensor], count: int
-    ) -> list[entries.Way]:
+    ) -> list[implementations.Way]:
         """The same way with copies of the weights: memory that no other call has read."""
         return [
-            entries.bind(name, [_stored(weight.clone()) for weight in weights], layout)
+            implementations.bind(name, [_stored(weight.clone()) for weight in weights], layout)
             for _ in range(count)
         ]
 
@@ -283,9 +277,9 @@ class Bench:
             ready.reasons.update(dict.fromkeys(ready.calls, f"{FAILED}out of memory"))
             return ready.times
         except RuntimeError as error:
-            reason = f"{FAILED}while the ways were timed in turns: {_first_line(error)}"
+            reason = f"{FAILED}while the ways were timed in turns: {first_line(error)}"
             ready.reasons.update(dict.fromkeys(ready.calls, reason))
-            self._refuse_lost_device("timing")
+            raise_if_lost(self.device, "timing")
             return ready.times
         raced = {key: times[name].each_of(ready.shares.get(key, 1)) for name, key in names.items()}
         return raced | ready.times
@@ -370,7 +364,7 @@ class Bench:
         predicted_us = None
         if subject.is_pattern:
             where = (self.device, layout)
-            predicted_us = entries.predicted_us(way, chain[0], batch, dtype, *where)
+            predicted_us = implementations.predicted_us(way, chain[0], batch, dtype, *where)
         return Row(
             subject=subject,
             way=way,
@@ -412,7 +406,3 @@ def _in_series(calls: Sequence[Callable[[], object]]) -> None:
 def _stored(weight: Tensor) -> Tensor:
     """The weight as a layer's parameter, whose prepared forms may be cached."""
     return torch.nn.Parameter(weight, requires_grad=False)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

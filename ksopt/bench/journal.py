@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 from ksopt import settings
 from ksopt.errors import InvalidInputError
+from ksopt.jit import source_digest
 from ksopt.measure.device import DeviceRecord
 from ksopt.system import untrusted
 from ksopt.system.atomic_files import make_folder, remove_empty, write_whole
@@ -24,6 +25,12 @@ from ksopt.system.locks import Busy, lock_open_file
 
 ROWS = "rows.jsonl"
 SETTING = "setting.json"
+# The sources that the times of every benchmark can depend on; each adds its own. No other change
+# (reports, search, docs) affects a time.
+_CODE = (
+    *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops"),
+    *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.epilogue", "ksopt.precision"),
+)
 Subject = TypeVar("Subject")
 Result = TypeVar("Result")
 
@@ -134,14 +141,14 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def identity(
-    request: Mapping[str, object], record: DeviceRecord, code_digest: str
+    request: Mapping[str, object], record: DeviceRecord, own_code: Sequence[str]
 ) -> dict[str, Any]:
     """The values that all measurements of a folder share, as JSON values.
 
     Args:
         request: the values of the request.
         record: of the device.
-        code_digest: of every source that a time can depend on.
+        own_code: the modules of this benchmark that a time can depend on.
     """
     machine = {
         "device name": record.name,
@@ -150,7 +157,7 @@ def identity(
         "cuda": record.cuda,
         "threads": record.threads if record.type == "cpu" else None,
         "tuning": settings.tuning(),
-        "code": code_digest,
+        "code": source_digest.digest(*_CODE, *own_code),
     }
     read_back: dict[str, Any] = json.loads(json.dumps({**request, **machine}))
     return read_back

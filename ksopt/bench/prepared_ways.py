@@ -1,57 +1,13 @@
-"""The prepared ways of one product, and the error of a lost device."""
+"""The prepared ways of one product: what is called, and why others are not."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from ksopt.bench.rows import Row
-from ksopt.errors import KsoptError
 from ksopt.measure.timing import Measurement
 
 Key = tuple[str, str]  # way, layout
-
-
-class DeviceLost(KsoptError, RuntimeError):
-    """The device no longer works in this process, which a faulty kernel can cause.
-
-    Attributes:
-        rows: of the subject being measured, to be stored.
-    """
-
-    def __init__(self, message: str, rows: list[Row]) -> None:
-        super().__init__(message)
-        self.rows = rows
-
-
-class FirstCall:
-    """A way that is timed call by call: for some the one that is checked is long enough.
-
-    Args:
-        way: (x) -> y.
-        device: where it computes.
-    """
-
-    def __init__(self, way: Callable[[Tensor], Tensor], device: torch.device) -> None:
-        self._way, self._device = way, device
-        self.us = 0.0
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The result of the way."""
-        self._wait()
-        began = time.perf_counter()
-        y = self._way(x)
-        self._wait()
-        self.us = 1e6 * (time.perf_counter() - began)
-        return y
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 @dataclass

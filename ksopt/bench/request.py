@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ksopt.baselines import BASELINES
-from ksopt.bench import paper, random_subjects
+from ksopt.bench import paper_patterns, random_subjects
 from ksopt.bench.options import BenchOptions
 from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
@@ -105,7 +105,7 @@ class BenchRequest:
             is_batch_last(options.layout)
         if options.graph and not gpu:
             raise InvalidInputError(f"--graph replays CUDA graphs, and the device is {device}")
-        default = paper.BATCH if gpu else CPU_BATCH
+        default = paper_patterns.BATCH if gpu else CPU_BATCH
         batches = _batches(options.batch) if options.batch is not None else (default,)
         checked_int(options.inductor_sample, "inductor_sample", "bench", minimum=0)
         checked_int(options.seed, "seed", "bench", minimum=0)
@@ -213,12 +213,12 @@ def _subjects_of(
 def _chains_of(word: str, seed: int) -> list[Chain]:
     """The patterns of a word of --patterns, as chains of one factor."""
     if word == "paper":
-        return [Chain((pattern,)) for pattern in paper.patterns()]
+        return [Chain((pattern,)) for pattern in paper_patterns.patterns()]
     if word.startswith("sample:"):
         count = word.removeprefix("sample:")
         if not count.isdigit():
             raise InvalidInputError(f"patterns {word!r}: N of sample:N must be a whole number")
-        return [Chain((pattern,)) for pattern in paper.stratified_sample(int(count), seed)]
+        return [Chain((pattern,)) for pattern in paper_patterns.stratified_sample(int(count), seed)]
     if word.strip().startswith("("):
         return [_pattern(word, "")]
     path = Path(word)

@@ -12,19 +12,13 @@ from ksopt.bench import journal
 from ksopt.bench.journal import Form, Journal
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
-from ksopt.jit import source_digest
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.roofline import Roofline
 
 ROWS = journal.ROWS
 SCHEMA = "ksopt.bench/1"
-# The sources that a time can depend on. No other change (reports, search, docs) affects a time.
-_CODE = (
-    *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure"),
-    *("ksopt.baselines", "ksopt.batched", "ksopt.epilogue", "ksopt.functional", "ksopt.ops"),
-    *("ksopt.bench.benchmark", "ksopt.bench.entries", "ksopt.bench.prepared_ways"),
-    "ksopt.precision",
-)
+CODE = ("ksopt.bench.benchmark", "ksopt.bench.implementations", "ksopt.bench.prepared_ways")
+"""The modules that a time can depend on, beside those of every benchmark."""
 Rows = tuple[Row, ...]
 
 
@@ -48,29 +42,24 @@ def opened(
     folder: Path, request: BenchRequest, record: DeviceRecord
 ) -> Iterator[Journal[Subject, Rows]]:
     """The folder's journal; see `ksopt.bench.journal.opened`."""
-    with journal.opened(folder, FORM, identity(request, record)) as book:
-        yield book
+    with journal.opened(folder, FORM, identity(request, record)) as results:
+        yield results
 
 
-def begin_run(book: Journal[Subject, Rows], request: BenchRequest, record: DeviceRecord) -> None:
+def begin_run(results: Journal[Subject, Rows], request: BenchRequest, record: DeviceRecord) -> None:
     """Record a run in setting.json: its command and its device."""
-    book.begin_run(request.command, record, rooflines=[])
+    results.begin_run(request.command, record, rooflines=[])
 
 
-def add_roofline(book: Journal[Subject, Rows], roofline: Roofline) -> None:
+def add_roofline(results: Journal[Subject, Rows], roofline: Roofline) -> None:
     """Record the roofline that one GPU of this run measured."""
-    book.run["rooflines"].append(asdict(roofline))
-    book.write_setting()
+    results.run["rooflines"].append(asdict(roofline))
+    results.write_setting()
 
 
 def identity(request: BenchRequest, record: DeviceRecord) -> dict[str, Any]:
     """The values that all measurements of a folder share."""
-    return journal.identity(request.identity(), record, code_digest())
-
-
-def code_digest() -> str:
-    """The digest of every source that a time can depend on; `DeviceRecord` has the commit."""
-    return source_digest.digest(*_CODE)
+    return journal.identity(request.identity(), record, CODE)
 
 
 def read_rows(folder: Path) -> dict[Subject, Rows]:

@@ -11,7 +11,7 @@ import torch
 
 from ksopt.bench import results_folder, worker
 from ksopt.bench.benchmark import Bench
-from ksopt.bench.prepared_ways import DeviceLost
+from ksopt.bench.errors import DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Line
 from ksopt.errors import InvalidInputError
@@ -68,12 +68,12 @@ def run_bench(
     limits.check_workers(workers)
     names = devices_of(request.device, workers)
     check_memory(request)
-    with results_folder.opened(out, request, devices.record(request.device)) as book:
-        missing = [subject for subject in request.subjects if subject not in book.measured]
+    with results_folder.opened(out, request, devices.record(request.device)) as results:
+        missing = [subject for subject in request.subjects if subject not in results.measured]
         measured, stopped = 0, ""
         if not missing:
             return Outcome(out, stopped, measured)
-        results_folder.begin_run(book, request, devices.record(request.device))
+        results_folder.begin_run(results, request, devices.record(request.device))
 
         def is_over() -> bool:
             return timeout_s is not None and time.monotonic() - began >= timeout_s
@@ -85,17 +85,17 @@ def run_bench(
         try:
             for answer in answers:
                 if isinstance(answer, Roofline):
-                    results_folder.add_roofline(book, answer)
+                    results_folder.add_roofline(results, answer)
                     continue
-                book.add(tuple(answer))
+                results.add(tuple(answer))
                 measured += 1
                 if progress is not None:
-                    progress(len(book.measured), len(request.subjects), Line.of(answer))
+                    progress(len(results.measured), len(request.subjects), Line.of(answer))
             stopped = "timeout" if measured < len(missing) else ""
         except KeyboardInterrupt:
             stopped = "interrupted"
         except DeviceLost as error:
-            book.add(tuple(error.rows))
+            results.add(tuple(error.rows))
             raise
         finally:
             answers.close()

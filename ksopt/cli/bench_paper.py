@@ -56,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         KsoptError: see `ksopt.bench.reproduction.run.run_paper`.
     """
-    from ksopt.bench.reproduction import absences, measured, paper_comparison, report
+    from ksopt.bench.reproduction import absences, paper_comparison, report
     from ksopt.bench.reproduction import run as runs
     from ksopt.bench.reproduction.products import KERNEL
     from ksopt.bench.reproduction.request import PaperRequest
+    from ksopt.bench.reproduction.results import Results
     from ksopt.bench.reproduction.saved_request import SavedRequest
     from ksopt.errors import InvalidInputError, KsoptError
     from ksopt.report import tables
@@ -82,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
         except InvalidInputError:
             raise
         except KsoptError:  # report the earlier measurements
-            report.write(measured.read(args.out), saved, args.out)
+            report.write(Results.read(args.out), saved, args.out)
             raise
-    measurements = measured.read(args.out)
+    measurements = Results.read(args.out)
     every = report.write(measurements, saved, args.out)
     if args.json:
         sys.stdout.write(paper_comparison.to_json(every))

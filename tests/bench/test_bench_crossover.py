@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from ksopt.bench import heat_map
-from ksopt.bench.crossover import layers, measuring, report, surface, views
+from ksopt.bench.crossover import interpolation, layers, measuring, report, sampling, views
 from ksopt.bench.crossover import run as runs
+from ksopt.bench.crossover.interpolation import Grid
 from ksopt.bench.crossover.options import CrossoverOptions
 from ksopt.bench.crossover.request import CrossoverRequest, Plane, Site
 from ksopt.bench.crossover.results import DENSE, DENSE_FUSED, FP8, SiteResult, Timed
-from ksopt.bench.crossover.surface import Grid
 from ksopt.cli import main
 from ksopt.measure.timing import Measurement
 
@@ -52,24 +52,24 @@ GRID = Grid((16, 32, 64, 128, 256), (1, 4, 16, 64))
 def test_the_middle_and_the_corners_come_first_in_every_map() -> None:
     other = Plane("bfloat16", "training")
     sites = [Site(plane, w, r) for plane in (PLANE, other) for w in GRID.widths for r in GRID.rows]
-    first = surface.next_sites(GRID, sites, {}, 10)
+    first = sampling.next_sites(GRID, sites, {}, 10)
     places = [(64, 16), (256, 64), (256, 1), (16, 64), (16, 1)]
     assert first == [Site(plane, *place) for place in places for plane in (PLANE, other)]
-    assert len(surface.next_sites(GRID, sites, {}, 1000)) == len(sites)
+    assert len(sampling.next_sites(GRID, sites, {}, 1000)) == len(sites)
 
 
 def test_then_the_site_whose_winner_is_in_doubt() -> None:
     sites = [Site(PLANE, w, r) for w in GRID.widths for r in GRID.rows]
     sure, tied = log(4.0), log(1.02)
     values = {(16, 1): sure, (16, 64): sure, (64, 16): sure, (256, 1): tied, (256, 64): tied}
-    (following, *_) = surface.next_sites(GRID, sites, known(values))
+    (following, *_) = sampling.next_sites(GRID, sites, known(values))
     assert following.width == 256  # between the two that are nearly equal
 
 
 def test_what_is_measured_never_comes_again() -> None:
     sites = [Site(PLANE, w, r) for w in GRID.widths for r in GRID.rows]
     measured_margins: dict[Site, float] = {}
-    while ahead := surface.next_sites(GRID, sites, measured_margins, 1):
+    while ahead := sampling.next_sites(GRID, sites, measured_margins, 1):
         assert ahead[0] not in measured_margins
         measured_margins[ahead[0]] = 0.1
     assert set(measured_margins) == set(sites)
@@ -77,15 +77,15 @@ def test_what_is_measured_never_comes_again() -> None:
 
 def test_an_estimate_lies_between_its_inputs() -> None:
     values = known({(16, 1): 0.0, (64, 1): 1.0})
-    middle = surface.estimate(GRID, Site(PLANE, 32, 1), values)
+    middle = interpolation.estimate(GRID, Site(PLANE, 32, 1), values)
     assert middle == pytest.approx(0.5)
-    assert surface.estimate(GRID, Site(PLANE, 64, 1), values) == 1.0
-    near = surface.estimate(GRID, Site(PLANE, 64, 4), values)
+    assert interpolation.estimate(GRID, Site(PLANE, 64, 1), values) == 1.0
+    near = interpolation.estimate(GRID, Site(PLANE, 64, 4), values)
     assert near is not None
     assert 0.5 < near < 1.0
-    assert surface.estimate(GRID, Site(PLANE, 256, 64), values) is None  # too far
+    assert interpolation.estimate(GRID, Site(PLANE, 256, 64), values) is None  # too far
     other = Site(Plane("float32", "training"), 32, 1)
-    assert surface.estimate(GRID, other, values) is None  # another map
+    assert interpolation.estimate(GRID, other, values) is None  # another map
 
 
 # The views, of synthetic times.

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ksopt import baselines
-from ksopt.bench import benchmark, entries, results_folder, summary, worker
+from ksopt.bench import benchmark, implementations, results_folder, summary, worker
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.options import BenchOptions
 from ksopt.bench.request import EAGER, BenchRequest, Subject
@@ -119,7 +119,7 @@ def test_floor_bytes_and_flops_are_the_products(tmp_path: Path) -> None:
 def break_einsum(monkeypatch: pytest.MonkeyPatch, by: object) -> None:
     einsum = baselines.BASELINES["einsum"]
     wrong = dataclasses.replace(einsum, core=lambda *args: by(einsum.core(*args)))  # type: ignore[operator]
-    monkeypatch.setattr(entries, "BASELINES", {**baselines.BASELINES, "einsum": wrong})
+    monkeypatch.setattr(implementations, "BASELINES", {**baselines.BASELINES, "einsum": wrong})
 
 
 def last_row_lost(y: torch.Tensor) -> torch.Tensor:
@@ -153,8 +153,10 @@ def test_times_that_hold_a_part_of_the_hosts_are_listed(tmp_path: Path) -> None:
 def test_a_wrong_operator_gets_no_time_and_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    right = entries.ks_linear
-    monkeypatch.setattr(entries, "ks_linear", lambda *args, **named: right(*args, **named) + 1)
+    right = implementations.ks_linear
+    monkeypatch.setattr(
+        implementations, "ks_linear", lambda *args, **named: right(*args, **named) + 1
+    )
     assert run(tmp_path, patterns=["(2,8,4,3)"]) == 1
     (row,) = (row for row in rows_of(tmp_path) if row["way"] == OURS)
     assert row["median_us"] == ""
@@ -283,9 +285,9 @@ def test_a_way_that_is_far_behind_is_checked_and_timed_by_two_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = 0
-    real = entries.bind
+    real = implementations.bind
 
-    def bind(name: str, weights: Any, layout: str) -> entries.Way:
+    def bind(name: str, weights: Any, layout: str) -> implementations.Way:
         way = real(name, weights, layout)
 
         def slow(x: torch.Tensor) -> torch.Tensor:
@@ -296,7 +298,7 @@ def test_a_way_that_is_far_behind_is_checked_and_timed_by_two_calls(
 
         return slow if name == "dense" else way
 
-    monkeypatch.setattr(entries, "bind", bind)
+    monkeypatch.setattr(implementations, "bind", bind)
     monkeypatch.setattr(benchmark, "_LONG_US", 15_000.0)
     asked = request(patterns=["(1,8,8,2)"], against="bmm_paper,einsum,dense", layout="both")
     rows = benchmark.Bench(asked).measure(asked.subjects[0])
@@ -442,11 +444,11 @@ def test_a_lost_device_leaves_what_it_was_lost_on(
     def fail(y: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("an illegal memory access was encountered")
 
-    def lost(self: Bench, after: str) -> None:
+    def lost(device: torch.device, after: str) -> None:
         raise benchmark.DeviceLost(f"{after} broke it", [])
 
     break_einsum(monkeypatch, fail)
-    monkeypatch.setattr(Bench, "_refuse_lost_device", lost)
+    monkeypatch.setattr(benchmark, "raise_if_lost", lost)
     assert run(tmp_path, "--against", "bmm,einsum") == 1
     assert "einsum on (2,8,4,3) batch 16 broke it" in capsys.readouterr().err
     reasons = {row["way"]: row["reason"] for row in rows_of(tmp_path)}
@@ -461,7 +463,7 @@ def test_a_lost_device_leaves_what_it_was_lost_on(
 
 def test_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, patterns=["(1,4,4,1)"])
-    monkeypatch.setattr(results_folder, "code_digest", lambda: "0" * 12)
+    monkeypatch.setattr(results_folder, "CODE", results_folder.CODE[1:])
     assert run(tmp_path, patterns=["(1,4,4,1)"]) == 2
 
 
@@ -569,7 +571,7 @@ def test_what_inductor_compiles_is_right(
     x = torch.randn((40, 6) if layout == "batch_last" else (6, 40))
     from ksopt.reference import ks_reference
 
-    result = entries.bind(name, [weight], layout)(x)
+    result = implementations.bind(name, [weight], layout)(x)
     torch.testing.assert_close(result, ks_reference(x, weight, layout))
 
 
@@ -667,8 +669,8 @@ def test_the_table_of_all_is_medians(tmp_path: Path) -> None:
 def test_rows_survive_the_journal(tmp_path: Path) -> None:
     rows = list(line(10.0, 8.0, 30.0).rows)
     here = results_folder.DeviceRecord(**record())
-    with results_folder.opened(tmp_path, request(), here) as book:
-        book.add(rows)
+    with results_folder.opened(tmp_path, request(), here) as results:
+        results.add(rows)
     assert results_folder.read_rows(tmp_path) == {rows[0].subject: tuple(rows)}
 
 
@@ -695,6 +697,6 @@ def test_the_product_alone_permutes_nothing_that_is_timed(pattern: str, layout: 
     weight = torch.randn(Chain.parse(pattern)[0].weight_shape)
     features = weight.shape[0] * weight.shape[2] * weight.shape[3]
     x = torch.randn(features, 5) if layout == "batch_last" else torch.randn(5, features)
-    call, whole = entries.product_only(weight, x, layout)
+    call, whole = implementations.product_only(weight, x, layout)
     torch.testing.assert_close(whole(), baselines.BASELINES["bmm"].bind(weight, layout)(x))
     assert call().shape[0] == weight.shape[0] * weight.shape[3]

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from ksopt import baselines
-from ksopt.bench import benchmark, entries
+from ksopt.bench import benchmark, implementations, paper_patterns
 from ksopt.bench.benchmark import Bench
-from ksopt.bench.reproduction import cases, models
-from ksopt.bench.reproduction.catalogue import ITEMS, items
+from ksopt.bench.reproduction import models, module_cases
 from ksopt.bench.reproduction.options import PaperOptions
-from ksopt.bench.reproduction.pieces import in_turns, pieces_of
 from ksopt.bench.reproduction.products import FIRST, LAST
 from ksopt.bench.reproduction.request import PaperRequest
 from ksopt.bench.reproduction.saved_request import SavedRequest
+from ksopt.bench.reproduction.tables_and_figures import ITEMS, items
+from ksopt.bench.reproduction.tasks import in_turns, tasks_of
 from ksopt.cli import main
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Pattern
@@ -93,23 +93,23 @@ def test_all_of_it_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pieces_take_turns_and_the_papers_own_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ksopt.measure.device.resolve", lambda name: torch.device("cuda:0"))
     request = PaperRequest.of(PaperOptions(all=True, quick=True))
-    order = in_turns(request, [piece for part in request.parts for piece in pieces_of(part)])
+    order = in_turns(request, [task for part in request.parts for task in tasks_of(part)])
     assert len(order) == len(set(order)) == 4 * 48 + 24 + 4 * 11 + 2 * 4
-    extra = [request.is_extra(piece.part) for piece in order]
+    extra = [request.is_extra(task.part) for task in order]
     assert extra == sorted(extra)
     first = order[: extra.index(True)]
-    assert {piece.part.name for piece in first} == {
+    assert {task.part.name for task in first} == {
         *("products-float32", "products-float16", "energy-float32"),
         *("modules-float32", "sizes-float16", "sizes-float32"),
     }
     modules = 11 + 2 * 4
-    assert not any(piece.is_product for piece in first[:modules])
+    assert not any(task.is_product for task in first[:modules])
     # A run that is cut short has about the same share of every sample, each from its beginning.
     cut = first[: modules + 60]
-    counts = Counter(piece.part.name for piece in cut)
+    counts = Counter(task.part.name for task in cut)
     assert counts["products-float32"] == counts["products-float16"] == 24
     assert counts["energy-float32"] == 12
-    own = [piece.name for piece in cut if piece.part.name == "products-float32"]
+    own = [task.name for task in cut if task.part.name == "products-float32"]
     part = next(part for part in request.parts if part.name == "products-float32")
     assert own == [str(pattern) for pattern in part.patterns[:24]]
 
@@ -121,10 +121,9 @@ def test_pieces_take_turns_and_the_papers_own_come_first(monkeypatch: pytest.Mon
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns that a CPU multiplies by in no time, and two modules."""
     few = (Pattern(1, 8, 8, 2), Pattern(2, 4, 16, 3), Pattern(1, 16, 4, 1))
-    from ksopt.bench import paper
 
-    monkeypatch.setattr(paper, "patterns", lambda: few)
-    monkeypatch.setattr(cases, "names", lambda kind: ("Linear N x N + bias", "Block"))
+    monkeypatch.setattr(paper_patterns, "patterns", lambda: few)
+    monkeypatch.setattr(module_cases, "names", lambda kind: ("Linear N x N + bias", "Block"))
 
 
 def run(out: Path, *words: str) -> int:
@@ -221,7 +220,7 @@ def test_a_piece_that_fails_is_left_out_and_reported(
 def einsum_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     right = baselines.BASELINES["einsum"]
     wrong = dataclasses.replace(right, core=lambda *args: right.core(*args) + 1)
-    monkeypatch.setattr(entries, "BASELINES", {**baselines.BASELINES, "einsum": wrong})
+    monkeypatch.setattr(implementations, "BASELINES", {**baselines.BASELINES, "einsum": wrong})
 
 
 @pytest.mark.usefixtures("tiny")
@@ -240,8 +239,10 @@ def test_a_wrong_way_of_pytorch_is_reported_and_does_not_fail_the_command(
 def test_a_wrong_result_of_ksopt_fails_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = entries.ks_linear
-    monkeypatch.setattr(entries, "ks_linear", lambda *args, **named: right(*args, **named) + 1)
+    right = implementations.ks_linear
+    monkeypatch.setattr(
+        implementations, "ks_linear", lambda *args, **named: right(*args, **named) + 1
+    )
     assert run(tmp_path, "--table", "3") == 1
     assert "ksopt batch_first: wrong: " in capsys.readouterr().err
     assert "Faults of ksopt" in (tmp_path / "paper.md").read_text("utf-8")

@@ -10,9 +10,9 @@ import torch
 
 from ksopt.bench.crossover.options import CrossoverOptions
 from ksopt.bench.crossover.request import PASSES, PRECISIONS, CrossoverRequest
-from ksopt.bench.reproduction.catalogue import ITEMS
 from ksopt.bench.reproduction.options import PaperOptions
 from ksopt.bench.reproduction.request import DTYPES, PaperRequest
+from ksopt.bench.reproduction.tables_and_figures import ITEMS
 from ksopt.cli import main
 from ksopt.system import option_fields
 

@@ -12,10 +12,10 @@ from ksopt.bench import benchmark
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.prepared_ways import PreparedWays
 from ksopt.bench.reproduction import (
-    cases,
     energy,
     energy_tables,
     models,
+    module_cases,
 )
 from ksopt.bench.reproduction.energy import Energies, EnergyBench
 from ksopt.bench.reproduction.models import Case, Subject
@@ -42,23 +42,23 @@ def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
 # The modules.
 
 
-@pytest.mark.parametrize("name", cases.names("modules"))
+@pytest.mark.parametrize("name", module_cases.names("modules"))
 def test_the_versions_of_a_module_compute_the_same(name: str) -> None:
-    built = cases.build(name, torch.float64, torch.device("cpu"), small=True)
+    built = module_cases.build(name, torch.float64, torch.device("cpu"), small=True)
     with torch.no_grad():
         assert models._faults(built, 1e-12) == {}
-    dense = built.versions[cases.DENSE](built.inputs[cases.DENSE])
-    assert dense.shape == built.versions[cases.BMM](built.inputs[cases.BMM]).shape
+    dense = built.versions[module_cases.DENSE](built.inputs[module_cases.DENSE])
+    assert dense.shape == built.versions[module_cases.BMM](built.inputs[module_cases.BMM]).shape
     weights = {
         key: sum(one.numel() for one in module.parameters())
         for key, module in built.versions.items()
     }
-    assert weights[cases.KERNEL] == weights[cases.BMM] < weights[cases.DENSE]
+    assert weights[module_cases.KERNEL] == weights[module_cases.BMM] < weights[module_cases.DENSE]
 
 
 def test_the_papers_chains_stand_in_a_vit_s_16() -> None:
-    built = cases.build("Block", torch.float32, torch.device("meta"), small=False)
-    kernel = built.versions[cases.KERNEL]
+    built = module_cases.build("Block", torch.float32, torch.device("meta"), small=False)
+    kernel = built.versions[module_cases.KERNEL]
     chains = [str(one.chain) for one in kernel.modules() if hasattr(one, "chain")]
     assert chains.count("(1,192,48,2)*(2,48,192,1)") == 3
     assert chains.count("(1,768,192,2)*(6,64,64,1)") == 1
@@ -66,17 +66,17 @@ def test_the_papers_chains_stand_in_a_vit_s_16() -> None:
 
 
 def test_a_wrong_kernel_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cases.by_ks_linear
+    real = module_cases.by_ks_linear
 
     def wrong(layer: torch.nn.Module) -> torch.nn.Module:
         layer_ks = real(layer)
         layer_ks.weights[0].data[0] *= 1.01
         return layer_ks
 
-    monkeypatch.setattr(cases, "by_ks_linear", wrong)
+    monkeypatch.setattr(module_cases, "by_ks_linear", wrong)
     request = PaperRequest.of(PaperOptions(table=(7,), device="cpu"))
     case = models.measure_case(request, Subject("Linear N x N", "float32"), "cpu")
-    assert set(case.times) == {cases.DENSE, cases.BMM}
+    assert set(case.times) == {module_cases.DENSE, module_cases.BMM}
     assert "relative error" in case.faults[0]
 
 
@@ -150,10 +150,10 @@ def test_energies_are_stored_and_drawn(tmp_path: Path) -> None:
         request.subjects[0], 50.0,
         {("kernel", FIRST): PerCall(2.0, 1e-3), ("bmm", FIRST): PerCall(4.0, 1e-3)},
     )  # fmt: skip
-    with energy.opened(tmp_path, request, devices.record("cpu")) as book:
-        book.add(one)
-    with energy.opened(tmp_path, request, devices.record("cpu")) as book:
-        assert book.measured == {request.subjects[0]: one}
+    with energy.opened(tmp_path, request, devices.record("cpu")) as results:
+        results.add(one)
+    with energy.opened(tmp_path, request, devices.record("cpu")) as results:
+        assert results.measured == {request.subjects[0]: one}
     product = one.product()
     assert product.energy_ratio(over_idle=False) == 0.5
     assert product.energy_ratio(over_idle=True) is None  # less than the idle power remains

@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 
 from ksopt.bench.reproduction import (
-    cases,
     figures,
     heuristic,
     model_tables,
+    module_cases,
     product_tables,
     report,
     statistics,
 )
-from ksopt.bench.reproduction.catalogue import ITEMS, items
-from ksopt.bench.reproduction.measured import Measured
 from ksopt.bench.reproduction.models import Case, Subject
 from ksopt.bench.reproduction.paper_comparison import Cell
 from ksopt.bench.reproduction.paper_numbers import printed
 from ksopt.bench.reproduction.products import FIRST, LAST, Product
+from ksopt.bench.reproduction.results import Results
 from ksopt.bench.reproduction.saved_request import SavedRequest
 from ksopt.bench.reproduction.statistics import Estimate
+from ksopt.bench.reproduction.tables_and_figures import ITEMS, items
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 
@@ -90,7 +90,7 @@ def item(kind: str, number: int) -> Any:
 
 
 def drawn(number: int, *products: Product) -> dict[tuple[str, str], list[float]]:
-    data = figures.boxes_of(item("figure", number), products, "float32")
+    data = figures.box_plot_of(item("figure", number), products, "float32")
     return {key: list(values) for key, values in data.values.items() if values}
 
 
@@ -150,7 +150,7 @@ def test_tables_of_modules_are_ratios_to_the_dense_version() -> None:
 
     case = Case(
         Subject("Block", "float32"),
-        {cases.DENSE: took(10), cases.BMM: took(9), cases.KERNEL: took(5)},
+        {module_cases.DENSE: took(10), module_cases.BMM: took(9), module_cases.KERNEL: took(5)},
     )
     broken = Case(Subject("Linear N x N", "float32"), {}, ("out of memory",))
     by_subject = {one.subject: one for one in (case, broken)}
@@ -162,7 +162,10 @@ def test_tables_of_modules_are_ratios_to_the_dense_version() -> None:
     assert absent["Linear N x N"] == "out of memory"
     assert absent["GPT-2 medium"] == "nothing was measured for it"
 
-    vit = Case(Subject("ViT-S/16", "float32"), {cases.COMPLETE: took(8e4), cases.LINEAR: took(2e4)})
+    vit = Case(
+        Subject("ViT-S/16", "float32"),
+        {module_cases.COMPLETE: took(8e4), module_cases.LINEAR: took(2e4)},
+    )
     cells = model_tables.sizes("Table 6", {vit.subject: vit}, ("float32",), False)
     assert value(cells, "ViT-S/16", "float32 share") == 25.0
     assert value(cells, "ViT-S/16", "float32 complete") == pytest.approx(0.08)
@@ -176,7 +179,7 @@ def test_the_papers_numbers_do_not_stand_beside_small_models() -> None:
 
 
 def test_every_number_of_the_paper_is_that_of_a_cell() -> None:
-    empty = Measured({}, {}, {}, {})
+    empty = Results({}, {}, {}, {})
     saved = SavedRequest(ITEMS, False, (), {"products": 627, "energy": 651})
     _, cells = report.sections(empty, saved)
     shown = {(one.item, one.row, one.column) for one in cells}
@@ -188,11 +191,11 @@ def test_every_number_of_the_paper_is_that_of_a_cell() -> None:
 
 def test_dtypes_that_the_paper_lacks_stand_beside_its_own_once() -> None:
     products = dict.fromkeys(("float32", "float16", "bfloat16"), (FAST, SLOW))
-    measured = Measured(products, {}, {}, {})
+    results = Results(products, {}, {}, {})
 
     def settings(*numbers: int) -> dict[str, set[str]]:
         saved = SavedRequest(items(numbers, (), False), False, (), {"products": 2, "energy": 1})
-        _, cells = report.sections(measured, saved)
+        _, cells = report.sections(results, saved)
         return {name: {one.setting for one in cells if one.item == name}
                 for name in {one.item for one in cells}}  # fmt: skip
 

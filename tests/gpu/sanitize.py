@@ -19,7 +19,7 @@ import sys
 
 import torch
 
-from ksopt.bench.paper import stratified_sample
+from ksopt.bench.paper_patterns import stratified_sample
 from ksopt.kernels.families import (
     chain_grads_wgmma16,
     input_grad_tile,

@@ -10,7 +10,7 @@ import torch
 from devices import H200
 
 from ksopt import ops
-from ksopt.bench.paper import stratified_sample
+from ksopt.bench.paper_patterns import stratified_sample
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import dispatch, registry, tuning_cache, weight_cache
 from ksopt.kernels.backends import cpu, cuda

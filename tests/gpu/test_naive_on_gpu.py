@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ksopt.bench.paper import stratified_sample
+from ksopt.bench.paper_patterns import stratified_sample
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.families.base import family_of

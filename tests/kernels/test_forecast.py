@@ -9,7 +9,7 @@ import pytest
 
 from ksopt import Chain, Pattern
 from ksopt.bench import random_subjects
-from ksopt.bench.paper import stratified_sample
+from ksopt.bench.paper_patterns import stratified_sample
 from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
 from ksopt.jit import resources

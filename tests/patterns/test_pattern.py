@@ -489,7 +489,7 @@ def test_large_chains_without_a_closed_form() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "ksopt.bench.paper",
+        "ksopt.bench.paper_patterns",
         "ksopt.patterns.validate",
         "ksopt.patterns.pattern",
         "ksopt.patterns.named_chains",

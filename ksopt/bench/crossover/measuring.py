@@ -16,7 +16,7 @@ from ksopt.bench.crossover import layers
 from ksopt.bench.crossover.layers import Dense, Layer
 from ksopt.bench.crossover.request import CrossoverRequest, Site
 from ksopt.bench.crossover.results import DENSE_FUSED, FP8, SiteResult, Timed
-from ksopt.bench.prepared_ways import DeviceLost
+from ksopt.bench.errors import DeviceLost, first_line
 from ksopt.errors import KsoptError
 from ksopt.measure.timing import Measurement, measure
 from ksopt.patterns.chain import Chain
@@ -44,7 +44,7 @@ class _Ready:
         except torch.OutOfMemoryError:
             self.reasons[name] = "out of memory"
         except (RuntimeError, KsoptError) as error:
-            message = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            message = first_line(error)
             # Only torch knows whether this product exists on the device.
             is_optional = name in (FP8, DENSE_FUSED)
             self.reasons[name] = f"{'not there' if is_optional else 'failed'}: {message[:200]}"
@@ -112,7 +112,7 @@ def _timed(ready: _Ready, device: torch.device) -> dict[str, Measurement]:
         ready.calls.clear()
         return {}
     except RuntimeError as error:
-        message = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        message = first_line(error)
         raise DeviceLost(f"timing on {device} failed: {message}", []) from error
 
 

@@ -10,22 +10,17 @@ from pathlib import Path
 import torch
 
 from ksopt.bench import journal
-from ksopt.bench.crossover import surface
+from ksopt.bench.crossover import sampling
+from ksopt.bench.crossover.interpolation import Grid
 from ksopt.bench.crossover.measuring import measure_site
 from ksopt.bench.crossover.request import CrossoverRequest, Site
 from ksopt.bench.crossover.results import FORM, SiteResult
-from ksopt.bench.crossover.surface import Grid
-from ksopt.jit import source_digest
 from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
 from ksopt.precision import fp32_products
 
-# The sources that a time can depend on. No other change (reports, search, docs) affects a time.
-_CODE = (
-    *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.nn.layers"),
-    *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.epilogue", "ksopt.precision"),
-    *("ksopt.bench.crossover.layers", "ksopt.bench.crossover.measuring"),
-)
+# Beside those of every benchmark, the modules that a time can depend on.
+_CODE = ("ksopt.nn.layers", "ksopt.bench.crossover.layers", "ksopt.bench.crossover.measuring")
 _LONGEST = 2.0  # times the mean of those before is what one more layer may take
 _AHEAD = 2  # layers whose kernels are compiled while another one is timed
 
@@ -49,19 +44,19 @@ def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lam
     """
     began = time.monotonic()
     record = devices.record(request.device)
-    identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
+    identity = journal.identity(request.identity(), record, _CODE)
     grid, sites = Grid.of(request), request.sites
-    with journal.opened(out, FORM, identity) as book:
-        if all(site in book.measured for site in sites):
+    with journal.opened(out, FORM, identity) as results:
+        if all(site in results.measured for site in sites):
             return ""
-        book.begin_run(request.command, record, grid=request.grid())
+        results.begin_run(request.command, record, grid=request.grid())
         done = 0
         with Compilers(Target.of(torch.device(request.device))) as compilers:
             try:
                 while True:
-                    left = [site for site in sites if site not in book.measured]
-                    ahead = surface.next_sites(
-                        grid, left, tie_margins(request, book.measured), _AHEAD
+                    left = [site for site in sites if site not in results.measured]
+                    ahead = sampling.next_sites(
+                        grid, left, tie_margins(request, results.measured), _AHEAD
                     )
                     if not ahead:
                         return ""
@@ -71,9 +66,9 @@ def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lam
                     for site in ahead:
                         _compile(request, site, compilers)
                     result = measure_site(request, ahead[0])
-                    book.add(result)
+                    results.add(result)
                     done += 1
-                    progress(_sentence(request, result, len(book.measured), len(sites), began))
+                    progress(_sentence(request, result, len(results.measured), len(sites), began))
             except KeyboardInterrupt:
                 return "interrupted"
 

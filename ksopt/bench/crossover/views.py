@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
 
-from ksopt.bench.crossover import surface
+from ksopt.bench.crossover import interpolation
+from ksopt.bench.crossover.interpolation import Grid
 from ksopt.bench.crossover.request import Budget, CrossoverRequest, Plane, Site
 from ksopt.bench.crossover.results import DENSE, FP8, SiteResult
-from ksopt.bench.crossover.surface import Grid
 from ksopt.report import tables
 from ksopt.report.tables import Table
 
@@ -76,7 +76,7 @@ def cells(request: CrossoverRequest, measured: Mapping[Site, SiteResult]) -> lis
         over: dict[str, dict[str, float]] = {}
         for rival in (DENSE, FP8):
             values = {
-                budget.text: surface.estimate(grid, site, logs[budget.text, rival])
+                budget.text: interpolation.estimate(grid, site, logs[budget.text, rival])
                 if site not in measured
                 else measured[site].log_speed_up(budget.text, rival)
                 for budget in request.budgets

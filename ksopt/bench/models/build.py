@@ -1,7 +1,7 @@
 """Whole models of the library ``transformers``, from their configurations, with random weights.
 
 A model comes three times: dense, with layers as an author would write them in plain PyTorch
-(`spellings.py`), and with `ksopt.KSLinear` of the same chains and weights.
+(`plain_layers.py`), and with `ksopt.KSLinear` of the same chains and weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ksopt.bench.models.chains import choices
-from ksopt.bench.models.spellings import SideBySide, Spelled, spelled
+from ksopt.bench.models.plain_layers import PlainLayer, SideBySide, plain_layer
 from ksopt.conversion.layers import set_module
 from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError, UnavailableError
@@ -31,7 +31,7 @@ class Size:
 
     Args:
         family: "vit", "gpt2" or "llama".
-        spelling: in which an author writes its layers, of `spellings.SPELLINGS`.
+        op: that multiplies in its plain layers, of `plain_layers.MONARCH_LAYERS`.
         hidden: features between layers.
         inner: features inside the MLP.
         heads: of attention.
@@ -43,7 +43,7 @@ class Size:
     """
 
     family: str
-    spelling: str
+    op: str
     hidden: int
     inner: int
     heads: int
@@ -162,7 +162,7 @@ def build(
                 names = ", ".join(choice.place.names)
                 raise InvalidInputError(f"the plan has other structures than chains for {names}")
             for name in choice.place.names:
-                set_module(ks, name, spelled(chains, has_bias, size.spelling))
+                set_module(ks, name, plain_layer(chains, has_bias, size.op))
         linear = copy.deepcopy(ks)
         for choice in chosen:
             for name in choice.place.names:
@@ -193,13 +193,13 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     gradients: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         own = list(module.named_parameters(path, recurse=False))
-        if isinstance(module, Spelled):
+        if isinstance(module, PlainLayer):
             factors = module.factors(_gradient)
             gradients |= {f"{path}.weights.{at}": factor for at, factor in enumerate(factors)}
             own = [(f"{path}.bias", module.bias)] if module.bias is not None else []
         elif path.endswith(".weights") and isinstance(module, nn.ParameterList):
             parent = model.get_submodule(path.removesuffix(".weights"))
-            own = [] if isinstance(parent, Spelled) else own
+            own = [] if isinstance(parent, PlainLayer) else own
         gradients |= {name: _gradient(one) for name, one in own if one.grad is not None}
     return gradients
 
@@ -217,7 +217,7 @@ def by_ks_linear(layer: nn.Module) -> nn.Module:
 
 
 def _single(layer: nn.Module) -> KSLinear:
-    assert isinstance(layer, Spelled)
+    assert isinstance(layer, PlainLayer)
     chain = layer.chain
     layer_ks = KSLinear(chain.in_features, chain.out_features, chain, bias=layer.bias is not None)
     with torch.no_grad():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ksopt.bench.errors import first_line
 from ksopt.bench.models.accuracy import (
     Outputs,
     faults_of,
@@ -38,6 +38,7 @@ from ksopt.bench.models.results import (
 )
 from ksopt.compile import backend
 from ksopt.compile.sites import Report, Verdict
+from ksopt.measure.timed_call import TimedCall
 from ksopt.measure.timing import Measurement, measure
 
 _LEARNING_RATE = 1e-6  # a step changes the weights, as in training, and the loss hardly
@@ -135,8 +136,8 @@ def measure_case(
                 run = _compiled(model, way, how)
                 result, outputs = _first_calls(built, way, run, how, result)
             except RuntimeError as error:  # torch's compiler, a device without memory
-                line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-                results.append(replace(result, faults=(f"failed: {line[:300]}",)))
+                reason = f"failed: {first_line(error)[:300]}"
+                results.append(replace(result, faults=(reason,)))
                 continue
             errors = relative_errors(outputs, truths[truth_of])
             del outputs
@@ -241,11 +242,8 @@ def _first_calls(
         reports = stack.enter_context(backend.collected())
         if how.fresh_caches:
             stack.enter_context(_fresh_caches())
-        began = time.perf_counter()
-        outputs = call()
-        _wait(device)
-        first_s = time.perf_counter() - began
-        del outputs
+        first = TimedCall(call, device)
+        first()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         plain = _plain_call(built, way.twin, run, how, lambda: None)
@@ -258,7 +256,7 @@ def _first_calls(
         own = sum(one.numel() * one.element_size() for one in model.parameters())
         peak = torch.cuda.max_memory_allocated(device) - before + own
     outputs = call()
-    result = replace(result, first_s=first_s, peak_bytes=peak)
+    result = replace(result, first_s=first.us / 1e6, peak_bytes=peak)
     if way.backend == "ksopt":
         total = _sum(reports)
         # A KSLinear need not be recognised.

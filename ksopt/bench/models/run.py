@@ -16,20 +16,17 @@ from ksopt.bench.models.build import build
 from ksopt.bench.models.measuring import How
 from ksopt.bench.models.request import ModelsRequest
 from ksopt.bench.models.results import Case, Subject
-from ksopt.jit import source_digest
 from ksopt.measure import device as devices
 
 SCHEMA = "ksopt.bench.models/1"
 FORM: Form[Subject, Case] = Form(
     "ksopt bench models", SCHEMA, lambda case: case.subject, Case.to_json, Case.of_json
 )
-# The sources that a time can depend on. No other change (reports, search, docs) affects a time.
+# Beside those of every benchmark, the modules that a time can depend on.
 _CODE = (
-    *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.compile"),
-    *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.nn.layers", "ksopt.epilogue"),
-    *("ksopt.precision", "ksopt.bench.models.build", "ksopt.bench.models.chains"),
-    *("ksopt.bench.models.accuracy", "ksopt.bench.models.measuring"),
-    "ksopt.bench.models.spellings",
+    *("ksopt.compile", "ksopt.nn.layers", "ksopt.bench.models.build", "ksopt.bench.models.chains"),
+    *("ksopt.bench.models.plain_layers", "ksopt.bench.models.accuracy"),
+    "ksopt.bench.models.measuring",
 )
 
 Progress = Callable[[str], None]
@@ -64,20 +61,20 @@ def run_models(
     for model in dict.fromkeys(subject.model for subject in request.subjects):
         _check(request, model)
     record = devices.record(request.device)
-    identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
-    with journal.opened(out, FORM, identity) as book:
-        missing = [subject for subject in request.subjects if subject not in book.measured]
+    identity = journal.identity(request.identity(), record, _CODE)
+    with journal.opened(out, FORM, identity) as results:
+        missing = [subject for subject in request.subjects if subject not in results.measured]
         if missing:
-            book.begin_run(request.command, record)
-        on_stored(book)
+            results.begin_run(request.command, record)
+        on_stored(results)
         try:
             for subject in missing:
                 if timeout_s is not None and time.monotonic() - began >= timeout_s:
                     return "timeout"
                 started = time.monotonic()
-                book.add(_measured(request, subject, progress))
+                results.add(_measured(request, subject, progress))
                 progress(f"{subject}: {time.monotonic() - started:.0f} s")
-                on_stored(book)
+                on_stored(results)
         except KeyboardInterrupt:
             return "interrupted"
     return ""

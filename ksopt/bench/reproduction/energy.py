@@ -16,7 +16,7 @@ from ksopt.bench.journal import Form, Journal
 from ksopt.bench.prepared_ways import PreparedWays
 from ksopt.bench.reproduction.products import NAMES, Product
 from ksopt.bench.request import BenchRequest, Subject
-from ksopt.bench.results_folder import code_digest
+from ksopt.bench.results_folder import CODE
 from ksopt.measure import energy as meters
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.energy import Meter, PerCall
@@ -93,8 +93,8 @@ def opened(
     """The folder's journal; see `ksopt.bench.journal.opened`. A longer sample may follow."""
     identity = request.identity()
     del identity["subjects"]
-    with journal.opened(folder, FORM, journal.identity(identity, record, code_digest())) as book:
-        yield book
+    with journal.opened(folder, FORM, journal.identity(identity, record, CODE)) as results:
+        yield results
 
 
 class EnergyBench:

@@ -1,4 +1,4 @@
-"""Figures 4, 6, 7 and 9 to 17 as boxes, and their cells beside the paper's numbers."""
+"""Figures 4, 6, 7 and 9 to 17 as box plots, and their cells beside the paper's numbers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ksopt.bench.reproduction import boxes, statistics
-from ksopt.bench.reproduction.boxes import Boxes
-from ksopt.bench.reproduction.catalogue import Item
+from ksopt.bench.reproduction import box_plots, statistics
+from ksopt.bench.reproduction.box_plots import PROXY, RHO, SIZE, BoxPlot
 from ksopt.bench.reproduction.paper_comparison import Cell, cell
 from ksopt.bench.reproduction.products import FIRST, GENERIC, KERNEL, LAST, SPECIALISED, Product
 from ksopt.bench.reproduction.statistics import Estimate
+from ksopt.bench.reproduction.tables_and_figures import Item
 from ksopt.measure.measurement import quantile
 
 _HALF = {13: 6, 14: 9, 15: 10, 16: 11, 17: 12}
 """The figures in half precision, and the float32 figures that they repeat."""
 
 
-def boxes_of(item: Item, products: Sequence[Product], dtype: str) -> Boxes:
+def box_plot_of(item: Item, products: Sequence[Product], dtype: str) -> BoxPlot:
     """The data of a figure.
 
     Args:
@@ -30,13 +30,13 @@ def boxes_of(item: Item, products: Sequence[Product], dtype: str) -> Boxes:
     kind = _HALF.get(item.number, item.number)
     if kind == 12:
         what = "time of batch-size-first / time of batch-size-last"
-        return boxes.by_way(name, what, products, layout_ratio)
-    axis = {4: boxes.RHO, 6: boxes.RHO, 7: boxes.PROXY, 9: boxes.RHO}.get(kind, boxes.SIZE)
+        return box_plots.by_way(name, what, products, layout_ratio)
+    axis = {4: RHO, 6: RHO, 7: PROXY, 9: RHO}.get(kind, SIZE)
     is_share = kind in (4, 9)
     shown = [one for one in products if is_special(one)] if kind == 6 else products
     line = 0.0 if is_share else 1.0
     series = _series(kind, dtype)
-    return Boxes.of(name, _WHAT[kind], axis, shown, series, is_log=not is_share, line=line)
+    return BoxPlot.of(name, _WHAT[kind], axis, shown, series, is_log=not is_share, line=line)
 
 
 _WHAT = {
@@ -85,7 +85,7 @@ def cells_of(
     """The numbers that the paper's text states for a figure, and ours.
 
     Args:
-        item, products, dtype: as for `boxes_of`.
+        item, products, dtype: as for `box_plot_of`.
         population: number of patterns in all.
         is_papers: whether the dtype is the paper's.
     """
@@ -108,9 +108,9 @@ def cells_of(
                 unit="", is_papers=is_papers,
                 absent="it has no time in both layouts; products-DTYPE.csv says why",
             )
-            for way in boxes.WAYS
+            for way in box_plots.WAYS
         ]  # fmt: skip
-    drawn = boxes_of(item, products, dtype)
+    drawn = box_plot_of(item, products, dtype)
     ratios = [value for values in drawn.values.values() for value in values]
     return [
         cell(
@@ -161,7 +161,7 @@ def _energy(
 
 def _largest(item: Item, products: Sequence[Product], dtype: str, layout: str) -> Estimate | None:
     """The largest 95th percentile of any class, where its whisker ends."""
-    drawn = boxes_of(item, products, dtype)
+    drawn = box_plot_of(item, products, dtype)
     ends = [
         (quantile(values, 0.95), len(values))
         for (_, label), values in drawn.values.items()

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from ksopt.bench.reproduction import boxes, statistics
-from ksopt.bench.reproduction.boxes import Boxes
+from ksopt.bench.reproduction import box_plots, statistics
+from ksopt.bench.reproduction.box_plots import BoxPlot
 from ksopt.bench.reproduction.product_tables import RIVALS
 from ksopt.bench.reproduction.products import KERNEL, Product
 from ksopt.measure.measurement import quantile
@@ -65,8 +65,8 @@ def by_width(products: Mapping[str, Sequence[Product]]) -> Table:
              ">Spearman of (b+c)/(bc)", ">Spearman of the cost models")  # fmt: skip
     rows = []
     for dtype, own in products.items():
-        for group in boxes.WIDTH.names:
-            inside = [one for one in own if boxes.WIDTH.of(one) == group]
+        for group in box_plots.WIDTH.names:
+            inside = [one for one in own if box_plots.WIDTH.of(one) == group]
             ratios = sorted(
                 ratio for one in inside if (ratio := one.speed_up((KERNEL,), RIVALS)) is not None
             )
@@ -102,11 +102,11 @@ def winners(products: Mapping[str, Sequence[Product]]) -> Table:
     heads = ("dtype", "(b+c)/(bc)", ">patterns", ">kernel is fastest", ">median speed-up")
     rows = []
     for dtype, own in products.items():
-        for group in boxes.RHO.names:
+        for group in box_plots.RHO.names:
             ratios = sorted(
                 ratio
                 for one in own
-                if boxes.RHO.of(one) == group
+                if box_plots.RHO.of(one) == group
                 and (ratio := one.speed_up((KERNEL,), RIVALS)) is not None
             )
             if ratios:
@@ -213,17 +213,17 @@ def pairs(products: Mapping[str, Sequence[Product]]) -> Table:
     return tables.of(heads, rows)
 
 
-def by_sparsity(products: Mapping[str, Sequence[Product]]) -> Boxes:
+def by_sparsity(products: Mapping[str, Sequence[Product]]) -> BoxPlot:
     """Speed-up of kernel over dense against the share of zeros; a series per dtype."""
     values = {
         (group, dtype): sorted(
             ratio
             for one in own
-            if boxes.SPARSITY.of(one) == group
+            if box_plots.SPARSITY.of(one) == group
             and (ratio := one.speed_up((KERNEL,), ("dense",))) is not None
         )
-        for group in boxes.SPARSITY.names
+        for group in box_plots.SPARSITY.names
         for dtype, own in products.items()
     }
     what = "time of dense / time of kernel"
-    return Boxes("sparsity", what, boxes.SPARSITY, values, tuple(products), True, 1.0)
+    return BoxPlot("sparsity", what, box_plots.SPARSITY, values, tuple(products), True, 1.0)

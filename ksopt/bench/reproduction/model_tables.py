@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ksopt.bench.reproduction import cases
-from ksopt.bench.reproduction.cases import BMM, COMPLETE, DENSE, KERNEL, LINEAR
+from ksopt.bench.reproduction import module_cases
 from ksopt.bench.reproduction.models import Case, Subject
+from ksopt.bench.reproduction.module_cases import BMM, COMPLETE, DENSE, KERNEL, LINEAR
 from ksopt.bench.reproduction.paper_comparison import Cell, cell
 from ksopt.bench.reproduction.statistics import Estimate
 
@@ -24,7 +24,7 @@ def modules(
     """
     cells = []
     for dtype in dtypes:
-        for row in cases.TABLE_4 if item == "Table 4" else cases.TABLE_7:
+        for row in module_cases.TABLE_4 if item == "Table 4" else module_cases.TABLE_7:
             case = measured.get(Subject(row, dtype))
             for way in (BMM, KERNEL):
                 cells.append(
@@ -54,7 +54,7 @@ def sizes(
     cells = []
     for dtype in dtypes:
         is_papers = dtype in ("float16", "float32") and not is_small
-        for row in cases.TABLE_6:
+        for row in module_cases.TABLE_6:
             case = measured.get(Subject(row, dtype))
             for name in (COMPLETE, LINEAR):
                 seconds = None if case is None else case.seconds(name)

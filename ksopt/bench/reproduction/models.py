@@ -16,28 +16,25 @@ import torch
 from ksopt import precision
 from ksopt.bench import journal
 from ksopt.bench.journal import Form, Journal
-from ksopt.bench.reproduction import cases
-from ksopt.bench.reproduction.cases import Built
+from ksopt.bench.reproduction import module_cases
+from ksopt.bench.reproduction.module_cases import Built
 from ksopt.bench.reproduction.request import PaperRequest
-from ksopt.jit import source_digest
 from ksopt.measure.accuracy import TF32_ROUNDING, allowed_error, relative_error
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.timing import Measurement, measure
 
 _SECONDS = 2.0
-# The sources that a time can depend on. No other change (reports, search, docs) affects a time.
+# Beside those of every benchmark, the modules that a time can depend on.
 _CODE = (
-    *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.nn.layers"),
-    *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.epilogue", "ksopt.precision"),
-    *("ksopt.bench.models.spellings", "ksopt.bench.models.chains"),
-    *("ksopt.bench.reproduction.cases", "ksopt.bench.reproduction.transformer"),
-    *("ksopt.bench.reproduction.models",),
+    *("ksopt.nn.layers", "ksopt.bench.models.plain_layers", "ksopt.bench.models.chains"),
+    *("ksopt.bench.reproduction.module_cases", "ksopt.bench.reproduction.transformer"),
+    "ksopt.bench.reproduction.models",
 )
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A case of `ksopt.bench.reproduction.cases.names` in a dtype."""
+    """A case of `ksopt.bench.reproduction.module_cases.names` in a dtype."""
 
     name: str
     dtype: str
@@ -87,9 +84,9 @@ def opened(
     folder: Path, request: PaperRequest, record: DeviceRecord
 ) -> Generator[Journal[Subject, Case]]:
     """The folder's journal; see `ksopt.bench.journal.opened`."""
-    identity = journal.identity(request.identity(), record, source_digest.digest(*_CODE))
-    with journal.opened(folder, FORM, identity) as book:
-        yield book
+    identity = journal.identity(request.identity(), record, _CODE)
+    with journal.opened(folder, FORM, identity) as results:
+        yield results
 
 
 def measure_case(request: PaperRequest, subject: Subject, device_name: str) -> Case:
@@ -109,7 +106,7 @@ def measure_case(request: PaperRequest, subject: Subject, device_name: str) -> C
         try:
             small, seed = request.is_small, request.options.seed
             # Not in inference mode: ksopt caches prepared weights only if it can read the version.
-            built = cases.build(subject.name, dtype, device, small=small, seed=seed)
+            built = module_cases.build(subject.name, dtype, device, small=small, seed=seed)
             with torch.inference_mode():
                 faults = _faults(built, TF32_ROUNDING if is_tf32 else torch.finfo(dtype).eps)
                 calls = {
@@ -136,7 +133,7 @@ def _faults(built: Built, rounding: float) -> dict[str, str]:
     exact = inputs.double() if inputs.is_floating_point() else inputs
     truth = copy.deepcopy(module).double()(exact)
     allowed = allowed_error(relative_error(module(inputs), truth), rounding)
-    error = relative_error(built.versions[cases.KERNEL](inputs), truth)
+    error = relative_error(built.versions[module_cases.KERNEL](inputs), truth)
     if error <= allowed:
         return {}
-    return {cases.KERNEL: f"relative error {error:.1e}, allowed {allowed:.1e}"}
+    return {module_cases.KERNEL: f"relative error {error:.1e}, allowed {allowed:.1e}"}

@@ -16,12 +16,12 @@ from ksopt.bench.reproduction import (
     paper_comparison,
     product_tables,
 )
-from ksopt.bench.reproduction.cases import names
-from ksopt.bench.reproduction.catalogue import ENERGY, MODELS, PRODUCTS, SIZES, Item
-from ksopt.bench.reproduction.measured import Measured
+from ksopt.bench.reproduction.module_cases import names
 from ksopt.bench.reproduction.paper_comparison import Cell
 from ksopt.bench.reproduction.products import Product
+from ksopt.bench.reproduction.results import Results
 from ksopt.bench.reproduction.saved_request import SavedRequest
+from ksopt.bench.reproduction.tables_and_figures import ENERGY, MODELS, PRODUCTS, SIZES, Item
 from ksopt.errors import InvalidInputError
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.measurement import quantile
@@ -48,20 +48,20 @@ class View:
     cells: tuple[Cell, ...]
 
 
-def view(item: Item, measured: Measured, request: SavedRequest) -> View:
+def view(item: Item, results: Results, request: SavedRequest) -> View:
     """The view of a table or figure, in the paper's dtypes and in each measured one."""
     if item.needs in (MODELS, SIZES):
         kind = model_tables.modules if item.needs == MODELS else model_tables.sizes
         dtypes = item.dtypes + tuple(
             dict.fromkeys(
                 subject.dtype
-                for subject in measured.cases
+                for subject in results.cases
                 if subject.dtype not in item.dtypes and subject.name in names(item.needs)
             )
         )
-        cells = kind(item.name, measured.cases, dtypes, request.is_small)
+        cells = kind(item.name, results.cases, dtypes, request.is_small)
         return View((Section(_head(item), (), (), paper_comparison.table(cells)),), tuple(cells))
-    by_dtype = measured.products if item.needs == PRODUCTS else measured.energies
+    by_dtype = results.products if item.needs == PRODUCTS else results.energies
     others = _others(item, by_dtype, request)
     numbers: list[Cell] = []
     drawn: list[Section] = []
@@ -69,14 +69,14 @@ def view(item: Item, measured: Measured, request: SavedRequest) -> View:
         products = by_dtype.get(dtype, ())
         numbers += _cells(item, products, dtype, request)
         if item.kind == "figure":
-            data = figures.boxes_of(item, products, dtype)
+            data = figures.box_plot_of(item, products, dtype)
             if not data.is_empty:
                 title = f"{item.name}, {dtype}: {item.title}"
                 drawn.append(Section(title, figure=data.figure(), table=data.table()))
-    texts = (_ENERGY_TEXT, *_idle(measured)) if item.needs == ENERGY else ()
+    texts = (_ENERGY_TEXT, *_idle(results)) if item.needs == ENERGY else ()
     head = Section(_head(item), (), texts, paper_comparison.table(numbers))
-    if item.needs == ENERGY and any(measured.energies.values()):
-        table = energy_tables.by_way(measured.energies)
+    if item.needs == ENERGY and any(results.energies.values()):
+        table = energy_tables.by_way(results.energies)
         drawn.append(Section("Energy of a call and of a token", table=table))
     return View((head, *drawn), tuple(numbers))
 
@@ -104,34 +104,34 @@ def _cells(
     return make(item.name, products, dtype, population, is_papers)
 
 
-def _idle(measured: Measured) -> tuple[str, ...]:
+def _idle(results: Results) -> tuple[str, ...]:
     return tuple(
         f"Idle power beside {dtype}: {quantile(sorted(watts), 0.5):.0f} W in the median, "
         f"{min(watts):.0f} to {max(watts):.0f} W."
-        for dtype, watts in measured.idle_w.items()
+        for dtype, watts in results.idle_w.items()
         if watts
     )
 
 
-def sections(measured: Measured, request: SavedRequest) -> tuple[list[Section], list[Cell]]:
+def sections(results: Results, request: SavedRequest) -> tuple[list[Section], list[Cell]]:
     """The sections of the page, and every cell."""
-    views = [view(item, measured, request) for item in request.items]
+    views = [view(item, results, request) for item in request.items]
     page: list[Section] = []
     if request.remarks:
         page.append(Section("What is left out or smaller", request.remarks))
     page += [section for one in views for section in one.sections]
-    if any(measured.products.values()):
-        page += _heuristic(measured)
-    if measured.faults:
-        page.append(Section("Faults of ksopt", ("These have no times.", *measured.faults)))
-    if measured.absences:
-        page.append(Section(ABSENT, (), (_ABSENT_TEXT,), absences.table(measured.absences)))
-    page += _method(measured)
+    if any(results.products.values()):
+        page += _heuristic(results)
+    if results.faults:
+        page.append(Section("Faults of ksopt", ("These have no times.", *results.faults)))
+    if results.absences:
+        page.append(Section(ABSENT, (), (_ABSENT_TEXT,), absences.table(results.absences)))
+    page += _method(results)
     return page, [cell for one in views for cell in one.cells]
 
 
-def _heuristic(measured: Measured) -> list[Section]:
-    products = {dtype: own for dtype, own in measured.products.items() if own}
+def _heuristic(results: Results) -> list[Section]:
+    products = {dtype: own for dtype, own in results.products.items() if own}
     sparsity = heuristic.by_sparsity(products)
     errors = heuristic.model_errors(products)
     correlation = (
@@ -171,7 +171,7 @@ def _heuristic(measured: Measured) -> list[Section]:
     ]  # fmt: skip
 
 
-def _method(measured: Measured) -> list[Section]:
+def _method(results: Results) -> list[Section]:
     text = (
         "Every way was first checked against float64, its result's memory filled with NaN "
         "beforehand; a wrong one has no time. All were then timed in turns, L2 emptied before each "
@@ -181,7 +181,7 @@ def _method(measured: Measured) -> list[Section]:
         "A100-40GB) with torch 2.2, warm caches and torch.utils.benchmark."
     )
     method = [Section("How it was measured", (), (text,))]
-    for run in measured.runs:
+    for run in results.runs:
         record = DeviceRecord(**run["device"]).rows()
         table = tables.of(("what", "value"), record)
         command = str(run["command"])
@@ -191,15 +191,15 @@ def _method(measured: Measured) -> list[Section]:
     return method
 
 
-def write(measured: Measured, request: SavedRequest, out: Path) -> list[Cell]:
+def write(results: Results, request: SavedRequest, out: Path) -> list[Cell]:
     """Write paper.html, paper.md, paper.csv, products-DTYPE.csv and the figures; return all cells.
 
     Raises:
         InvalidInputError: the folder cannot be written.
     """
-    page, every = sections(measured, request)
+    page, every = sections(results, request)
     devices = dict.fromkeys(f"{run['device']['name']}, torch {run['device']['torch']}, commit "
-                          f"{run['device']['commit']}" for run in measured.runs)  # fmt: skip
+                          f"{run['device']['commit']}" for run in results.runs)  # fmt: skip
     where = "; ".join(devices)
     texts = {
         "paper.csv": paper_comparison.to_csv(every),
@@ -207,9 +207,9 @@ def write(measured: Measured, request: SavedRequest, out: Path) -> list[Cell]:
         "paper.html": document.html(_TITLE, where, page),
         **{
             f"energy-{dtype}.csv": energy_tables.to_csv(of)
-            for dtype, of in measured.energies.items()
+            for dtype, of in results.energies.items()
         },
-        **{f"products-{dtype}.csv": rows.rows_csv(of) for dtype, of in measured.rows.items()},
+        **{f"products-{dtype}.csv": rows.rows_csv(of) for dtype, of in results.rows.items()},
     }
     try:
         make_folder(out)

@@ -6,13 +6,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ksopt.bench import paper
+from ksopt.bench import paper_patterns
 from ksopt.bench.options import BenchOptions
-from ksopt.bench.paper import Stratum
-from ksopt.bench.reproduction import catalogue
-from ksopt.bench.reproduction.catalogue import ENERGY, MODELS, PRODUCTS, SIZES, Item
+from ksopt.bench.paper_patterns import (
+    BATCH,
+    Stratum,
+    energy_patterns,
+    proportional_sample,
+)
+from ksopt.bench.reproduction import tables_and_figures
 from ksopt.bench.reproduction.options import PaperOptions
 from ksopt.bench.reproduction.products import WAYS
+from ksopt.bench.reproduction.tables_and_figures import ENERGY, MODELS, PRODUCTS, SIZES, Item
 from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
 from ksopt.patterns.chain import Pattern
@@ -81,7 +86,7 @@ class PaperRequest:
             >>> [(part.name, len(part.patterns)) for part in request.parts]
             [('products-float32', 4)]
         """
-        items = catalogue.items(options.table, options.figure, options.all)
+        items = tables_and_figures.items(options.table, options.figure, options.all)
         device = devices.resolve(options.device)
         is_gpu = device.type == "cuda"
         is_small = options.small or not is_gpu
@@ -116,7 +121,7 @@ class PaperRequest:
             items=items,
             parts=tuple(parts),
             device=str(device),
-            batch=options.batch or (paper.BATCH if is_gpu and not options.small else CPU_BATCH),
+            batch=options.batch or (BATCH if is_gpu and not options.small else CPU_BATCH),
             is_small=is_small,
             remarks=tuple(remarks),
         )
@@ -160,12 +165,12 @@ class PaperRequest:
 def _patterns(kind: str, options: PaperOptions, is_small: bool) -> tuple[Pattern, ...]:
     if kind not in (PRODUCTS, ENERGY):
         return ()
-    population = paper.patterns() if kind == PRODUCTS else paper.energy_patterns()
+    population = paper_patterns.patterns() if kind == PRODUCTS else energy_patterns()
     if is_small:
         population = tuple(one for one in population if max(one.shape) <= _SMALL_SIDE)
     quick = (QUICK if kind == PRODUCTS else QUICK_ENERGY) if options.quick else len(population)
     strata = Stratum.of if kind == PRODUCTS else _energy_stratum
-    return paper.proportional_sample(population, options.sample or quick, options.seed, strata)
+    return proportional_sample(population, options.sample or quick, options.seed, strata)
 
 
 def _energy_stratum(pattern: Pattern) -> float:

@@ -1,4 +1,4 @@
-"""Runs `ksopt bench paper`: measures the pieces that its folders lack, and stores each one."""
+"""Runs `ksopt bench paper`: measures the tasks that its folders lack, and stores each one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from ksopt.bench import run as kernels
-from ksopt.bench.prepared_ways import DeviceLost
-from ksopt.bench.reproduction import book, station, worker
-from ksopt.bench.reproduction.catalogue import ENERGY, PRODUCTS
-from ksopt.bench.reproduction.pieces import Piece, in_turns
+from ksopt.bench.errors import DeviceLost
+from ksopt.bench.reproduction import part_journal, worker
+from ksopt.bench.reproduction.measuring import Answer, PaperBench
 from ksopt.bench.reproduction.request import PaperRequest, Part
-from ksopt.bench.reproduction.station import Answer, Station
+from ksopt.bench.reproduction.tables_and_figures import ENERGY, PRODUCTS
+from ksopt.bench.reproduction.tasks import Task, in_turns
 from ksopt.bench.request import BenchRequest
 from ksopt.errors import InvalidInputError
 from ksopt.kernels.compile_ahead import Compilers, Target
@@ -35,7 +35,7 @@ class Outcome:
         left: names of the incomplete parts.
         is_interrupted: whether Ctrl-C ended it.
         remarks: parts that could not be measured, each with the reason.
-        failures: pieces that could not be measured, each with the reason.
+        failures: tasks that could not be measured, each with the reason.
     """
 
     left: tuple[str, ...]
@@ -52,14 +52,14 @@ def run_paper(
     minutes: float | None = None,
     progress: Progress = lambda _: None,
 ) -> Outcome:
-    """Measure the pieces that the folders do not hold yet.
+    """Measure the tasks that the folders do not hold yet.
 
     Args:
         request: the parts to measure.
         out: the folder, with a subfolder for each part.
         workers: GPUs to measure on at once, with a process for each.
-        minutes: after which no further piece begins.
-        progress: called with a line of text after each piece.
+        minutes: after which no further task begins.
+        progress: called with a line of text after each task.
 
     Raises:
         InvalidInputError: a folder holds other measurements, or there are fewer GPUs than workers.
@@ -71,12 +71,13 @@ def run_paper(
     parts, remarks = _measurable(request)
     with ExitStack() as stack:
         record = devices.record(request.device)
-        books = {
-            part: stack.enter_context(book.opened(request, part, record, out)) for part in parts
+        journals = {
+            part: stack.enter_context(part_journal.opened(request, part, record, out))
+            for part in parts
         }
-        left = in_turns(request, [piece for one in books.values() for piece in one.missing])
-        for part in dict.fromkeys(piece.part for piece in left):
-            books[part].begin_run()
+        left = in_turns(request, [task for one in journals.values() for task in one.missing])
+        for part in dict.fromkeys(task.part for task in left):
+            journals[part].begin_run()
 
         def is_over() -> bool:
             return minutes is not None and time.monotonic() - began >= 60 * minutes
@@ -88,21 +89,21 @@ def run_paper(
         is_interrupted, failures = False, []
         try:
             for done, answer in enumerate(answers, 1):
-                one = books[answer.piece.part]
+                one = journals[answer.task.part]
                 if answer.failure:
-                    failures.append(f"{answer.piece}: {answer.failure}")
+                    failures.append(f"{answer.task}: {answer.failure}")
                 else:
                     one.add(answer)
                 left_s = (time.monotonic() - began) / done * (len(left) - done)
                 progress(
-                    f"{answer.piece} ({one.measured} of {one.total}); all: {done} of {len(left)}, "
+                    f"{answer.task} ({one.measured} of {one.total}); all: {done} of {len(left)}, "
                     f"{left_s / 60:.1f} min left"
                 )
         except KeyboardInterrupt:
             is_interrupted = True
         finally:
             answers.close()
-        incomplete = tuple(part.name for part, one in books.items() if one.missing)
+        incomplete = tuple(part.name for part, one in journals.items() if one.missing)
     return Outcome(incomplete, is_interrupted, remarks, tuple(failures))
 
 
@@ -122,19 +123,19 @@ def _measurable(request: PaperRequest) -> tuple[list[Part], tuple[str, ...]]:
 
 
 def _here(
-    request: PaperRequest, pieces: Sequence[Piece], is_over: Callable[[], bool]
+    request: PaperRequest, tasks: Sequence[Task], is_over: Callable[[], bool]
 ) -> Generator[Answer, None, None]:
     """Measure in this process."""
-    bench = Station(request, request.device)
-    with Compilers(Target.of(torch.device(request.device)) if pieces else None) as compilers:
-        station.compile_for(request, pieces, compilers)
-        for piece in pieces:
+    bench = PaperBench(request, request.device)
+    with Compilers(Target.of(torch.device(request.device)) if tasks else None) as compilers:
+        bench.compile_ahead(tasks, compilers)
+        for task in tasks:
             if is_over():
                 return
             try:
-                answer = bench.measure(piece)
+                answer = bench.measure(task)
             except DeviceLost as error:
                 if error.rows:
-                    yield Answer(piece, [row.to_json() for row in error.rows])
+                    yield Answer(task, [row.to_json() for row in error.rows])
                 raise
             yield answer

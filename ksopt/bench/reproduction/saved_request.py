@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ksopt.bench.reproduction.catalogue import ENERGY, ITEMS, PRODUCTS, Item
 from ksopt.bench.reproduction.request import PaperRequest
+from ksopt.bench.reproduction.tables_and_figures import ENERGY, ITEMS, PRODUCTS, Item
 from ksopt.errors import InvalidInputError
 from ksopt.system import untrusted
 from ksopt.system.atomic_files import make_folder, write_whole

@@ -1,106 +1,79 @@
-"""``python -m ksopt.bench.reproduction.worker``: measures pieces on the GPU that its parent names.
-
-It reads JSON lines from stdin, first a request and then one piece per line. It answers with JSON
-lines, an empty one once it is ready. Only the parent writes to disk. The worker ends when stdin
-does, so it does not outlive its parent.
-"""
+"""``python -m ksopt.bench.reproduction.worker``: measures on one device its parent's tasks."""
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from ksopt.bench import pool
-from ksopt.bench.pool import Worker
-from ksopt.bench.prepared_ways import DeviceLost
-from ksopt.bench.reproduction import station
+from ksopt.bench.reproduction.measuring import Answer, PaperBench
 from ksopt.bench.reproduction.options import PaperOptions
-from ksopt.bench.reproduction.pieces import Piece
-from ksopt.bench.reproduction.request import PaperRequest
-from ksopt.bench.reproduction.station import Answer, Station
-from ksopt.kernels.compile_ahead import Compilers, Target, affordable
-from ksopt.system import worker_process
+from ksopt.bench.reproduction.request import PaperRequest, Part
+from ksopt.bench.reproduction.tasks import Task
+from ksopt.kernels.compile_ahead import Compilers
 
 
 def measure_with(
     request: PaperRequest,
-    pieces: Sequence[Piece],
+    tasks: Sequence[Task],
     devices: Sequence[str],
     is_over: Callable[[], bool],
 ) -> Generator[Answer, None, None]:
-    """Measure each piece once, on several devices at once, with a process for each device.
+    """Measure each task once, on several devices at once, with a process for each device.
 
     Args:
         request: of the run.
-        pieces: in the order to begin them.
+        tasks: in the order to begin them.
         devices: torch's names; one process each.
-        is_over: whether to begin no further piece; those already begun are waited for.
+        is_over: whether to begin no further task; those already begun are waited for.
 
     Raises:
         KsoptError: a process failed.
     """
-    workers = [
-        Worker(
-            "ksopt.bench.reproduction.worker",
-            device,
-            {
-                "options": asdict(request.options),
-                "device": device,
-                # The shares are about even, and each kernel is compiled once, by any of them.
-                "ahead": [_to_json(piece) for piece in pieces[number :: len(devices)]],
-                "workers": len(devices),
-            },
-        )
-        for number, device in enumerate(devices)
-    ]
-    parts = {part.name: part for part in request.parts}
-    for answer in pool.answers(workers, [_to_json(piece) for piece in pieces], is_over):
+    module, options = "ksopt.bench.reproduction.worker", asdict(request.options)
+    sent = [{"part": task.part.name, "name": task.name} for task in tasks]
+    for answer in pool.answers(module, options, sent, devices, is_over):
         if "result" in answer:
-            piece = Piece(parts[answer["part"]], answer["name"])
-            yield Answer(piece, answer["result"], answer.get("roofline"), answer.get("failure", ""))
+            task = _task(answer, request.parts)
+            yield Answer(task, answer["result"], answer.get("roofline"), answer.get("failure", ""))
 
 
-def _to_json(piece: Piece) -> dict[str, str]:
-    return {"part": piece.part.name, "name": piece.name}
+class PaperRunner:
+    """Measures tasks; see `ksopt.bench.pool.TaskRunner`.
+
+    Args:
+        options: of the benchmark.
+        device: torch's name.
+    """
+
+    ready: Mapping[str, Any] = {}
+
+    def __init__(self, options: Mapping[str, Any], device: str) -> None:
+        self._request = PaperRequest.of(PaperOptions(**options))
+        self.device = torch.device(device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self._bench = PaperBench(self._request, device)
+
+    def compile_ahead(self, tasks: Sequence[pool.Task], compilers: Compilers) -> None:
+        """Queue the kernels of tasks for compilation, in order."""
+        self._bench.compile_ahead([_task(one, self._request.parts) for one in tasks], compilers)
+
+    def run(self, task: pool.Task) -> dict[str, Any]:
+        """The measurements of a task, or the reason why there are none."""
+        answer = self._bench.measure(_task(task, self._request.parts))
+        return {"result": answer.result, "roofline": answer.roofline, "failure": answer.failure}
 
 
-def main() -> int:
-    """Measure the pieces from stdin until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this
-    answer = worker_process.answers()
-    first = worker_process.first_task()
-    if first is None:
-        return 0  # the parent has ended
-    lines = worker_process.listen()
-    task: dict[str, Any] = {}
-    try:
-        request = PaperRequest.of(PaperOptions(**first["options"]))
-        parts = {part.name: part for part in request.parts}
-        ahead = [Piece(parts[one["part"]], one["name"]) for one in first["ahead"]]
-        device = torch.device(first["device"])
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        bench = Station(request, str(device))
-        with Compilers(Target.of(device), affordable(first["workers"])) as compilers:
-            station.compile_for(request, ahead, compilers)
-            answer({})
-            while True:
-                task = lines.get()
-                measured = bench.measure(Piece(parts[task["part"]], task["name"]))
-                more = {"roofline": measured.roofline, "failure": measured.failure}
-                answer({**task, "result": measured.result, **more})
-    except DeviceLost as error:
-        rows = [row.to_json() for row in error.rows]
-        answer({"error": str(error), **({**task, "result": rows} if rows else {})})
-    except Exception as error:  # the parent tells the user
-        answer({"error": f"{type(error).__name__}: {error}"})
-    return 1
+def _task(sent: Mapping[str, Any], parts: Sequence[Part]) -> Task:
+    """The task of what was sent."""
+    part = next(part for part in parts if part.name == sent["part"])
+    return Task(part, sent["name"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(pool.serve(PaperRunner))

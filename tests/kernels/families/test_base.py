@@ -6,7 +6,7 @@ import pytest
 import torch
 from checks import H200
 
-from ksopt.bench.paper import stratified_sample
+from ksopt.bench.paper_patterns import stratified_sample
 from ksopt.kernels import launcher, registry
 from ksopt.kernels.families.base import KernelFamily, families
 from ksopt.kernels.problem import DeviceSpec, Problem, SecondLayer

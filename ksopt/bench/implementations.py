@@ -255,7 +255,7 @@ def chosen(x: Tensor, weights: Sequence[Tensor], layout: str) -> str:
 
 
 def _chosen_for_all(x: Tensor, weights: Sequence[Tensor], batch_last: bool) -> str | None:
-    """What computes a chain in one launch, or by one matrix; None for a launch a factor."""
+    """What computes a chain in one launch, or by one matrix; None for one launch per factor."""
     operands = Operands(x, tuple(weights))
     problem = problem_of(operands, "none", batch_last, 1)
     decision, _ = plan_autotuner.decision_of(operands, (batch_last, "none", 1), lambda: problem)

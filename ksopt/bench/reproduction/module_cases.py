@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ksopt.bench.models.build import by_ks_linear
 from ksopt.bench.models.chains import chain_of
-from ksopt.bench.models.spellings import SideBySide, Spelled, spelled
+from ksopt.bench.models.plain_layers import PlainLayer, SideBySide, plain_layer
 from ksopt.bench.reproduction import transformer
 from ksopt.bench.reproduction.transformer import (
     GPT2_MEDIUM,
@@ -97,12 +97,12 @@ def build(
 
 def _author(n_in: int, n_out: int, bias: bool, count: int) -> nn.Module:
     """Layers of the paper's chain (appendix B.7), multiplied by bmm as Monarch's authors do."""
-    return spelled([chain_of("paper", n_in, n_out)] * count, bias, "bmm")
+    return plain_layer([chain_of("paper", n_in, n_out)] * count, bias, "bmm")
 
 
 def _generic(n_in: int, n_out: int, bias: bool, count: int) -> nn.Module:
     """Layers of half a square layer's weights, for widths that the paper's chains do not divide."""
-    return spelled([chain_of("half", n_in, n_out)] * count, bias, "bmm")
+    return plain_layer([chain_of("half", n_in, n_out)] * count, bias, "bmm")
 
 
 def _replaced(
@@ -129,7 +129,7 @@ def _replaced(
 
 def _by_kernel(module: nn.Module) -> nn.Module:
     """The module with `KSLinear` in place of an author's layers."""
-    if isinstance(module, (Spelled, SideBySide)):
+    if isinstance(module, (PlainLayer, SideBySide)):
         return by_ks_linear(module)
     for name, child in list(module.named_children()):
         setattr(module, name, _by_kernel(child))

@@ -1,4 +1,4 @@
-"""The folder of a part: what it holds, what it lacks, and the place to add more."""
+"""The journal of a part of a run: its measured tasks, its missing ones, and a place for more."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from ksopt.bench import results_folder
 from ksopt.bench.journal import Form, Journal
 from ksopt.bench.reproduction import energy, models
-from ksopt.bench.reproduction.catalogue import ENERGY, PRODUCTS
-from ksopt.bench.reproduction.pieces import Piece, pieces_of
+from ksopt.bench.reproduction.measuring import Answer
 from ksopt.bench.reproduction.request import PaperRequest, Part
-from ksopt.bench.reproduction.station import Answer
+from ksopt.bench.reproduction.tables_and_figures import ENERGY, PRODUCTS
+from ksopt.bench.reproduction.tasks import Task, tasks_of
 from ksopt.bench.request import BenchRequest
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.roofline import Roofline
 
 
 @dataclass(frozen=True)
-class Book:
-    """A part's journal; `opened` opens it.
+class PartJournal:
+    """The results of a part and the tasks that it lacks; open it with `opened`.
 
     Attributes:
         request: of the run.
@@ -39,19 +39,19 @@ class Book:
     form: Form[Any, Any]
 
     @property
-    def missing(self) -> list[Piece]:
-        """The pieces that are not measured yet, in order."""
-        pieces = pieces_of(self.part)
-        return [piece for piece in pieces if self._subject(piece) not in self.journal.measured]
+    def missing(self) -> list[Task]:
+        """The tasks that are not measured yet, in order."""
+        tasks = tasks_of(self.part)
+        return [task for task in tasks if self._subject(task) not in self.journal.measured]
 
     @property
     def total(self) -> int:
-        """The number of the part's pieces."""
-        return len(pieces_of(self.part))
+        """The number of the part's tasks."""
+        return len(tasks_of(self.part))
 
     @property
     def measured(self) -> int:
-        """The number of its measured pieces."""
+        """The number of its measured tasks."""
         return self.total - len(self.missing)
 
     def begin_run(self) -> None:
@@ -68,15 +68,17 @@ class Book:
             results_folder.add_roofline(self.journal, Roofline(**answer.roofline))
         self.journal.add(self.form.of_json(answer.result))
 
-    def _subject(self, piece: Piece) -> Hashable:
-        if piece.is_product:
-            return piece.product(self.request)
-        return models.Subject(piece.name, self.part.dtype)
+    def _subject(self, task: Task) -> Hashable:
+        if task.is_product:
+            return task.product(self.request)
+        return models.Subject(task.name, self.part.dtype)
 
 
 @contextmanager
-def opened(request: PaperRequest, part: Part, record: DeviceRecord, out: Path) -> Generator[Book]:
-    """The book of a part, locked until the end; see `ksopt.bench.journal.opened`.
+def opened(
+    request: PaperRequest, part: Part, record: DeviceRecord, out: Path
+) -> Generator[PartJournal]:
+    """The journal of a part, locked until the end; see `ksopt.bench.journal.opened`.
 
     Args:
         request: of the run.
@@ -88,11 +90,11 @@ def opened(request: PaperRequest, part: Part, record: DeviceRecord, out: Path) -
     if part.kind == PRODUCTS:
         own = BenchRequest.of(request.bench_options(part))
         with results_folder.opened(folder, own, record) as journal:
-            yield Book(request, part, record, journal, results_folder.FORM)
+            yield PartJournal(request, part, record, journal, results_folder.FORM)
     elif part.kind == ENERGY:
         own = BenchRequest.of(request.bench_options(part))
         with energy.opened(folder, own, record) as energies:
-            yield Book(request, part, record, energies, energy.FORM)
+            yield PartJournal(request, part, record, energies, energy.FORM)
     else:
         with models.opened(folder, request, record) as cases:
-            yield Book(request, part, record, cases, models.FORM)
+            yield PartJournal(request, part, record, cases, models.FORM)

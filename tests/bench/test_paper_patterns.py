@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from ksopt.bench.paper import (
+from ksopt.bench.paper_patterns import (
     BATCH,
     Stratum,
     energy_patterns,

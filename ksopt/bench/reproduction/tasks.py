@@ -1,19 +1,19 @@
-"""The pieces of a run, each measured by itself on one device, and the order to begin them."""
+"""The tasks of a run, each measured by itself on one device, and the order to begin them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ksopt.bench.reproduction import cases
-from ksopt.bench.reproduction.catalogue import ENERGY, MODELS, PRODUCTS, SIZES
+from ksopt.bench.reproduction import module_cases
 from ksopt.bench.reproduction.request import PaperRequest, Part
+from ksopt.bench.reproduction.tables_and_figures import ENERGY, MODELS, PRODUCTS, SIZES
 from ksopt.bench.request import Subject as Product
 from ksopt.patterns.chain import Chain
 
 
 @dataclass(frozen=True)
-class Piece:
+class Task:
     """The product of a pattern, its energy, or a module, in one dtype.
 
     Attributes:
@@ -37,14 +37,14 @@ class Piece:
         return Product(Chain.parse(self.name), request.batch)
 
 
-def pieces_of(part: Part) -> tuple[Piece, ...]:
-    """All pieces of a part, in the order to measure them."""
-    names = map(str, part.patterns) if part.patterns else cases.names(part.kind)
-    return tuple(Piece(part, name) for name in names)
+def tasks_of(part: Part) -> tuple[Task, ...]:
+    """All tasks of a part, in the order to measure them."""
+    names = map(str, part.patterns) if part.patterns else module_cases.names(part.kind)
+    return tuple(Task(part, name) for name in names)
 
 
-def in_turns(request: PaperRequest, left: Iterable[Piece]) -> list[Piece]:
-    """The pieces in the order to begin them.
+def in_turns(request: PaperRequest, left: Iterable[Task]) -> list[Task]:
+    """The tasks in the order to begin them.
 
     Parts in the paper's dtypes come first, those in other dtypes after them. Of both the modules
     and models come first: a table lacks the cells of those that are left out. Then products and
@@ -53,19 +53,19 @@ def in_turns(request: PaperRequest, left: Iterable[Piece]) -> list[Piece]:
 
     Args:
         request: of the run.
-        left: the pieces that are not measured yet, those of a part in its order.
+        left: the tasks that are not measured yet, those of a part in its order.
     """
-    of_parts: dict[Part, list[Piece]] = {}
-    for piece in left:
-        of_parts.setdefault(piece.part, []).append(piece)
+    of_parts: dict[Part, list[Task]] = {}
+    for task in left:
+        of_parts.setdefault(task.part, []).append(task)
     keyed = [
-        (request.is_extra(part), part.kind not in (MODELS, SIZES), _turn(place, own), number, piece)
+        (request.is_extra(part), part.kind not in (MODELS, SIZES), _turn(place, own), number, task)
         for number, (part, own) in enumerate(of_parts.items())
-        for place, piece in enumerate(own)
+        for place, task in enumerate(own)
     ]
-    return [piece for *_, piece in sorted(keyed, key=lambda one: one[:-1])]
+    return [task for *_, task in sorted(keyed, key=lambda one: one[:-1])]
 
 
-def _turn(place: int, own: Sequence[Piece]) -> float:
-    """The share of a part that is measured once half of this piece is."""
+def _turn(place: int, own: Sequence[Task]) -> float:
+    """The share of a part that is measured once half of this task is."""
     return (place + 0.5) / len(own)

@@ -1,4 +1,4 @@
-"""Boxplots in the paper's style, and their quartiles as a table."""
+"""Box plots in the paper's style, and their quartiles as a table."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Boxes:
-    """The data of a figure.
+class BoxPlot:
+    """The data of a box plot.
 
     Attributes:
         name: of its file.
@@ -60,8 +60,8 @@ class Boxes:
     def of(
         cls, name: str, what: str, axis: Axis, products: Sequence[Product],
         series: Mapping[str, Callable[[Product], float | None]], *, is_log: bool, line: float,
-    ) -> Boxes:  # fmt: skip
-        """The boxes of products; each series is a function of a product, None is omitted."""
+    ) -> BoxPlot:  # fmt: skip
+        """The box plot of products; each series is a function of a product, None is omitted."""
         values = {
             (group, label): sorted(
                 value
@@ -129,11 +129,11 @@ WAYS = ("kernel", "bmm", "einsum", "bsr", "dense", "sparse")
 
 
 def by_way(name: str, what: str, products: Sequence[Product],
-           of: Callable[[Product, str], float | None]) -> Boxes:  # fmt: skip
+           of: Callable[[Product, str], float | None]) -> BoxPlot:  # fmt: skip
     """One box per way: the ways are the classes."""
     axis = Axis("implementation", WAYS, lambda product: "")
     values = {
         (way, what): sorted(v for product in products if (v := of(product, way)) is not None)
         for way in WAYS
     }
-    return Boxes(name, what, axis, values, (what,), True, 1.0)
+    return BoxPlot(name, what, axis, values, (what,), True, 1.0)

@@ -19,8 +19,8 @@ Of = Callable[[nn.Parameter], Tensor]
 """(parameter) -> its values or its gradient."""
 
 
-class Spelled(nn.Module):
-    """A layer of one chain, spelled in one of several ways.
+class PlainLayer(nn.Module):
+    """A layer of one chain; each subclass multiplies by another of PyTorch's operations.
 
     Args:
         chain: its factors.
@@ -37,7 +37,7 @@ class Spelled(nn.Module):
         raise NotImplementedError
 
 
-class MonarchByBmm(Spelled):
+class MonarchByBmm(PlainLayer):
     """Batched matrix products on transposed views, as in the code of the first Monarch papers."""
 
     def __init__(self, chain: Chain, bias: bool) -> None:
@@ -59,11 +59,11 @@ class MonarchByBmm(Spelled):
         return y if self.bias is None else y + self.bias
 
     def factors(self, of: Of) -> list[Tensor]:
-        """See `Spelled`."""
+        """See `PlainLayer`."""
         return [of(self.blocks2).permute(1, 2, 0)[None], of(self.blocks1)[..., None]]
 
 
-class ButterflyByEinsum(Spelled):
+class ButterflyByEinsum(PlainLayer):
     """Einsum on unflattened features, weights [in, out] as GPT-2's own Conv1D has them."""
 
     def __init__(self, chain: Chain, bias: bool) -> None:
@@ -81,11 +81,11 @@ class ButterflyByEinsum(Spelled):
         return y if self.bias is None else y + self.bias
 
     def factors(self, of: Of) -> list[Tensor]:
-        """See `Spelled`."""
+        """See `PlainLayer`."""
         return [of(self.outer).transpose(0, 1)[None], of(self.inner).transpose(1, 2)[..., None]]
 
 
-class BlocksByVmap(Spelled):
+class BlocksByVmap(PlainLayer):
     """One small linear layer, mapped over groups of features."""
 
     def __init__(self, chain: Chain, bias: bool) -> None:
@@ -105,11 +105,11 @@ class BlocksByVmap(Spelled):
         return y if self.bias is None else y + self.bias
 
     def factors(self, of: Of) -> list[Tensor]:
-        """See `Spelled`."""
+        """See `PlainLayer`."""
         return [of(self.up).permute(1, 2, 0)[None], of(self.down)[..., None]]
 
 
-class ChainByEinsum(Spelled):
+class ChainByEinsum(PlainLayer):
     """One einsum per factor of any chain, as the product is defined."""
 
     def __init__(self, chain: Chain, bias: bool) -> None:
@@ -127,14 +127,14 @@ class ChainByEinsum(Spelled):
         return x if self.bias is None else x + self.bias
 
     def factors(self, of: Of) -> list[Tensor]:
-        """See `Spelled`."""
+        """See `PlainLayer`."""
         return [of(weight) for weight in self.weights]
 
 
 class SideBySide(nn.Module):
     """Layers on one input with concatenated outputs: a fused q, k, v."""
 
-    def __init__(self, parts: Sequence[Spelled]) -> None:
+    def __init__(self, parts: Sequence[PlainLayer]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
 
@@ -143,24 +143,24 @@ class SideBySide(nn.Module):
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
-SPELLINGS: dict[str, type[Spelled]] = {
+MONARCH_LAYERS: dict[str, type[PlainLayer]] = {
     "bmm": MonarchByBmm,
     "einsum": ButterflyByEinsum,
     "vmap": BlocksByVmap,
 }
-"""The spellings of Monarch layers, by the function that multiplies."""
+"""Monarch layers, by the operation that multiplies."""
 
 
-def spelled(chains: Sequence[Chain], bias: bool, spelling: str) -> Spelled | SideBySide:
+def plain_layer(chains: Sequence[Chain], bias: bool, op: str) -> PlainLayer | SideBySide:
     """A layer with random weights.
 
     Args:
         chains: one, or one for each part of a fused layer.
         bias: whether to add one.
-        spelling: of `SPELLINGS`, for chains of two factors that are a Monarch layer's.
+        op: of `MONARCH_LAYERS`; chains that are no Monarch layer's are multiplied by einsum.
     """
     parts = [
-        (SPELLINGS[spelling] if _is_monarch(chain) else ChainByEinsum)(chain, bias)
+        (MONARCH_LAYERS[op] if _is_monarch(chain) else ChainByEinsum)(chain, bias)
         for chain in chains
     ]
     return parts[0] if len(parts) == 1 else SideBySide(parts)
