@@ -73,7 +73,7 @@ def test_trains_like_eager_with_one_compile_for_all_batches(layout, graph_caches
     [
         "no_grad",
         pytest.param("inference_mode", marks=pytest.mark.slow),
-        "autocast outside",
+        pytest.param("autocast outside", marks=pytest.mark.slow),
         pytest.param("autocast inside", marks=pytest.mark.slow),
     ],
 )

@@ -81,6 +81,7 @@ def test_a_point_that_takes_too_long_says_so() -> None:
     )
 
 
+@pytest.mark.slow
 def test_workers_measure_each_trial_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
     from growth import studies

@@ -243,6 +243,7 @@ sys.exit(worker.main())
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_terminated_in_a_destructor_ends_and_prints_no_traceback() -> None:
     code, out, err = worker_of(TERMINATED_IN_A_DESTRUCTOR)
     assert code == 130
