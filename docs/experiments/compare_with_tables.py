@@ -5,6 +5,8 @@
 FOLDER is the output of this command, for the dtype and layout of the table:
 
     ksopt bench kernels --patterns sample:60 --seed 1 --batch 25088 --out FOLDER
+
+A file of that form may take its place, such as products-float16.csv of ``ksopt bench paper``.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def times_us(file: Path, layout: str) -> dict[str, float]:
 def main(folder: str, table: str) -> None:
     """Print the ratios of new times to old."""
     layout = table.split("-")[1]
-    new = times_us(Path(folder) / "bench.csv", layout)
+    file = Path(folder)
+    new = times_us(file / "bench.csv" if file.is_dir() else file, layout)
     old = times_us(DATA / f"kernels-{table}.csv", layout)
     ratios = sorted((us / old[chain], chain) for chain, us in new.items() if chain in old)
     values = [ratio for ratio, _ in ratios]
