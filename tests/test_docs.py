@@ -22,13 +22,21 @@ MODULES = sorted(
         if not module.name.endswith("__main__")
     }
 )
+# It examines the machine twice, some five seconds each.
+SLOW_EXAMPLES = ("ksopt.doctor.advice",)
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
 )
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW_EXAMPLES else name
+        for name in MODULES
+    ],
+)
 def test_the_examples_of_docstrings_run(name: str) -> None:
     failed, _ = doctest.testmod(
         importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE
