@@ -6,14 +6,17 @@ dK[i,k,l,j] is the sum over the rows n of dY[n,i,k,j] X[n,i,l,j]. With d > 1 nei
 batch of matrices: ``apart`` copies both into one, as ksopt does. ``joined`` multiplies all pairs of
 j and takes the diagonal: d times the flops and no copy. ``split`` sums shares of the rows, in
 float32. Each way is checked against float64 first, then all are timed in turns. ``--chains``: both
-gradients of whole chains instead (chain_weight_gradients.py).
+gradients of whole chains instead (chain_weight_gradients.py). ``--show FILE`` measures nothing: it
+prints the efficiencies of the sampled patterns in such an output.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,6 +27,7 @@ from ksopt.kernels import weight_gradients
 from ksopt.kernels.families import weight_grad_wgmma16 as kernels
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timing
+from ksopt.measure.measurement import quantile
 from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns.chain import Chain, Pattern
 
@@ -108,7 +112,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
     parser.add_argument("--chains", action="store_true", help="both gradients in one launch")
+    parser.add_argument("--show", type=Path, help="the efficiencies of an earlier output")
     options = parser.parse_args()
+    if options.show:
+        print(efficiencies(options.show.read_text(encoding="utf-8")))
+        return
     if options.chains:
         chain_weight_gradients.main(options)
         return
@@ -119,6 +127,34 @@ def main() -> None:
     if options.sample:
         for pattern in paper_patterns.stratified_sample(options.sample, options.seed):
             _compare(options, pattern, None)
+
+
+def efficiencies(output: str) -> str:
+    """Memory's time over the time of the faster of ``apart`` and the kernel, of the sample.
+
+    Example:
+        >>> print(efficiencies("(4,8,8,4): memory alone 2.0 us; apart 8.0; kernel 1x1/1 4.0"))
+        all: 1 patterns, median 0.500, 10th percentile 0.500, at least 0.55: 0
+        kernel: 1 patterns, median 0.500, 10th percentile 0.500, at least 0.55: 0
+    """
+    groups: dict[str, list[float]] = {}
+    for line in output.splitlines():
+        if "memory alone" not in line or "dense" in line:  # of a layer's factors
+            continue
+        memory = float(re.findall(r"memory alone ([\d.]+)", line)[0])
+        times = [float(us) for us in re.findall(r"(?:apart|kernel \S+) ([\d.]+)", line)]
+        is_matrix = re.match(r"\(1,\d+,\d+,1\)", line)
+        name = "a = d = 1" if is_matrix else "kernel" if "kernel" in line else "no kernel"
+        for group in ("all", name):
+            groups.setdefault(group, []).append(memory / min(times))
+    lines = []
+    for group, values in groups.items():
+        ordered, good = sorted(values), sum(one >= 0.55 for one in values)
+        lines.append(
+            f"{group}: {len(values)} patterns, median {quantile(ordered, 0.5):.3f}, "
+            f"10th percentile {quantile(ordered, 0.1):.3f}, at least 0.55: {good}"
+        )
+    return "\n".join(lines)
 
 
 def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | None) -> None:
