@@ -200,24 +200,6 @@ def test_an_empty_batch(case):
     assert launch(draw((32, 0), dtype, 1), draw((1, 16, 16, 2), dtype, 2)).shape == (32, 0)
 
 
-@pytest.mark.parametrize("more", [1000, 1001], ids=["aligned", "shifted"])
-@pytest.mark.parametrize("name", ["float16", "float16, Hopper", "float32", "float32, Hopper"])
-def test_more_elements_than_32_bits_count(name, more):
-    family, dtype = CASES[name]
-    skip_unless_it_runs_here(family)
-    pattern = Pattern(1, 16, 3, 1)
-    problem = Problem.of_factor(pattern, dtype, batch_last=True)
-    rows = 2**27 + more  # times 16 outputs
-    x = torch.empty(3, rows, dtype=getattr(torch, dtype), device="cuda")
-    x[:] = torch.tensor([[1.0], [2.0], [3.0]], device="cuda")
-    x[:, -1] = 7.0
-    weight = torch.ones(pattern.weight_shape, dtype=x.dtype, device="cuda")
-    y = family.launcher(problem, tiles(family, problem, 2)[-1], 0)(x, weight)
-    assert y.numel() > 2**31
-    assert bool((y[:, -1] == 21.0).all())
-    assert bool((y[:, :-1] == 6.0).all())
-
-
 @pytest.fixture(params=["float32", "float32, Hopper"])
 def fp32_family(request):
     family, _ = CASES[request.param]

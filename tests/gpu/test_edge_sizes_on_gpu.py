@@ -10,12 +10,15 @@ from itertools import pairwise
 
 import pytest
 import torch
+from devices import H200
 from torch import Tensor
 
 from ksopt import Chain, KSLinear, Pattern, ks_linear, precision
 from ksopt.kernels import registry
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import Call
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.naive import launcher
 from ksopt.kernels.problem import Problem, rows_of
 from ksopt.reference import chain_reference, ks_reference
 
@@ -116,6 +119,51 @@ def test_products_of_many_elements(product, layout):
                 one.label,
             )
     print(f"{text}, {rows} rows, {layout}: {', '.join(sorted(tried))}")
+
+
+BATCH_LAST = {
+    "batch_last_mma16": "float16",
+    "batch_last_wgmma16": "float16",
+    "batch_last_mma_tf32x3": "float32",
+    "batch_last_wgmma_tf32x3": "float32",
+}
+
+
+@pytest.mark.parametrize("more", [1000, 1001], ids=["aligned", "shifted"])
+@pytest.mark.parametrize("name", BATCH_LAST)
+def test_batch_last_families_count_beyond_32_bits(name, more):
+    """Narrow patterns too, for which another family is predicted to be faster."""
+    if "wgmma" in name and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("warpgroup products exist on sm_90 alone")
+    family, pattern, rows = family_of(name), Pattern(1, 16, 3, 1), 2**27 + more
+    problem = Problem.of_factor(pattern, BATCH_LAST[name], batch_last=True)
+    x = torch.empty(3, rows, dtype=getattr(torch, BATCH_LAST[name]), device="cuda")
+    x[:] = torch.tensor([[1.0], [2.0], [3.0]], device="cuda")
+    x[:, -1] = 7.0
+    weight = torch.ones(pattern.weight_shape, dtype=x.dtype, device="cuda")
+    configs = sorted(
+        family.configs(problem, H200), key=lambda config: (config.outputs, config.rows)
+    )
+    for config in (configs[0], configs[-1]):
+        poison(16 * rows, x.dtype)
+        y = family.launcher(problem, config, 0)(x, weight)
+        assert y.numel() > 2**31
+        assert bool((y[:, -1] == 21.0).all())
+        assert bool((y[:, :-1] == 6.0).all())
+        del y
+
+
+def test_the_general_kernel_counts_beyond_32_bits():
+    rows = 2**31 // 3 + 1000
+    x = torch.empty(rows, 3, dtype=torch.float16, device="cuda")
+    x[:] = torch.tensor([1.0, 2.0, 3.0], device="cuda")
+    x[-1] = 7.0
+    weight = torch.ones(1, 1, 3, 1, dtype=torch.float16, device="cuda")
+    y = launcher(Problem.of_factor(Pattern(1, 1, 3, 1), "float16", False), 0)(x, weight)
+    assert y[0].item() == 6.0
+    assert y[-2].item() == 6.0
+    assert y[-1].item() == 21.0
+    assert int((y != 6.0).sum()) == 1
 
 
 @pytest.mark.parametrize("text", ["(2,16,16,2)", "(1,24,16,4)", "(3,5,7,3)", "(1,64,32,1)"])
