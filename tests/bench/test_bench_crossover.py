@@ -16,7 +16,7 @@ from ksopt.bench.crossover import run as runs
 from ksopt.bench.crossover.interpolation import Grid
 from ksopt.bench.crossover.options import CrossoverOptions
 from ksopt.bench.crossover.request import CrossoverRequest, Plane, Site
-from ksopt.bench.crossover.results import DENSE, DENSE_FUSED, FP8, SiteResult, Timed
+from ksopt.bench.crossover.results import DENSE, DENSE_FUSED, FP8, FP8_PRODUCT, SiteResult, Timed
 from ksopt.cli import main
 from ksopt.measure.timing import Measurement
 
@@ -94,12 +94,14 @@ def test_an_estimate_lies_between_its_inputs() -> None:
 def test_a_cell_says_which_budget_wins_and_by_how_much() -> None:
     crossover_request = request(widths="16", rows="1")
     (site,) = crossover_request.sites
-    times = {DENSE: 12.0, DENSE_FUSED: 8.0, FP8: 2.0, "50%": 16.0, "25%": 4.0}
+    times = {DENSE: 12.0, DENSE_FUSED: 8.0, FP8: 2.0, FP8_PRODUCT: 1.0, "50%": 16.0, "25%": 4.0}
     (cell,) = views.cells(crossover_request, {site: result(site, times)})
     assert cell.speed_ups == pytest.approx({"50%": 0.5, "25%": 2.0})  # over the faster dense
-    assert cell.over_fp8 == pytest.approx({"50%": 0.125, "25%": 0.5})
+    assert cell.over[FP8] == pytest.approx({"50%": 0.125, "25%": 0.5})
+    assert cell.over[FP8_PRODUCT] == pytest.approx({"50%": 0.0625, "25%": 0.25})
     assert views.verdict(cell, crossover_request.budgets) == "25% x2.00"
-    assert cell.largest(crossover_request.budgets, fp8=True) is None
+    assert cell.largest(crossover_request.budgets, FP8) is None
+    assert views.verdict(cell, crossover_request.budgets, FP8) == "none x0.50"
     # As far from 1 on either side: in the middle, in logarithms.
     assert cell.crossover(crossover_request.budgets) == pytest.approx(
         exp((log(0.5) + log(0.25)) / 2)
@@ -365,9 +367,11 @@ def test_a_budget_has_monarchs_chain_and_one_of_two_blocks() -> None:
 def test_fp8_rounds_as_much_as_it_may() -> None:
     """Where torch has such a product here: one of the rounded operands, in the device's way."""
     crossover_request = request(widths="64", rows="32", precisions="bfloat16")
-    way = measuring.measure_site(crossover_request, crossover_request.sites[0]).way(FP8)
-    assert way is not None
-    assert way.time is not None or way.reason.startswith("not there")
+    result = measuring.measure_site(crossover_request, crossover_request.sites[0])
+    for name in (FP8, FP8_PRODUCT):
+        way = result.way(name)
+        assert way is not None
+        assert way.time is not None or way.reason.startswith("not there")
 
 
 def test_what_fp8_may_be_off_by_is_less_than_a_wrong_scale() -> None:

@@ -27,6 +27,7 @@ from ksopt.reference import chain_reference
 
 ACTIVATION = "gelu_tanh"
 _FP8 = torch.float8_e4m3fn
+_FP8_LARGEST = torch.finfo(_FP8).max
 # FP8 has three bits behind the point: each operand is off by up to 1/16, the product by less.
 _FP8_ERROR = 0.08
 _CHECKED_ROWS = 256
@@ -59,7 +60,7 @@ def dense_layers(module: Dense, is_training: bool) -> dict[str, Layer]:
     return forms
 
 
-def fp8_layer(module: Dense, x: Tensor) -> Layer:
+class Fp8Dense:
     """The dense layer in FP8: each call scales and rounds x; the weight is rounded beforehand.
 
     Each operand has one static scale, which maps its largest number to FP8's largest.
@@ -67,31 +68,39 @@ def fp8_layer(module: Dense, x: Tensor) -> Layer:
     Args:
         module: the dense layer, in 16 bit.
         x: [rows, n], which sets the scale of later inputs.
-
-    Raises:
-        RuntimeError: the device or torch has no FP8 product, or none of this size.
     """
-    weight, bias = module.linear.weight.detach(), module.linear.bias.detach()
-    largest = torch.finfo(_FP8).max
-    x_scale, w_scale = (largest / one.abs().max().float() for one in (x, weight))
-    rounded = (weight * w_scale).to(_FP8)
-    x_factor = x_scale.to(x.dtype)
-    x_back, w_back = x_factor.float().reciprocal(), w_scale.reciprocal()
 
-    def call(x: Tensor) -> Tensor:
-        small = (x * x_factor).clamp(-largest, largest).to(_FP8)
+    def __init__(self, module: Dense, x: Tensor) -> None:
+        weight, self._bias = module.linear.weight.detach(), module.linear.bias.detach()
+        x_scale, w_scale = (_FP8_LARGEST / one.abs().max().float() for one in (x, weight))
+        self._weight = (weight * w_scale).to(_FP8)
+        self._dtype, self._x_factor = x.dtype, x_scale.to(x.dtype)
+        self._x_back, self._w_back = self._x_factor.float().reciprocal(), w_scale.reciprocal()
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """x in FP8, scaled."""
+        return (x * self._x_factor).clamp(-_FP8_LARGEST, _FP8_LARGEST).to(_FP8)
+
+    def of_rounded(self, x: Tensor) -> Tensor:
+        """The layer's result for a rounded x, as where the layer before has rounded it.
+
+        Raises:
+            RuntimeError: the device or torch has no FP8 product, or none of this size.
+        """
         y = torch._scaled_mm(
-            small,
-            rounded.t(),
-            scale_a=x_back,
-            scale_b=w_back,
-            bias=bias,
-            out_dtype=x.dtype,
+            x,
+            self._weight.t(),
+            scale_a=self._x_back,
+            scale_b=self._w_back,
+            bias=self._bias,
+            out_dtype=self._dtype,
             use_fast_accum=True,
         )
         return F.gelu(y, approximate="tanh")
 
-    return call
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, n] -> [rows, n] in 16 bit; raises as `of_rounded` does."""
+        return self.of_rounded(self.rounded(x))
 
 
 def ks_layer(chain: Chain, dtype: torch.dtype, device: torch.device) -> KSLinear:

@@ -15,7 +15,7 @@ from ksopt import precision
 from ksopt.bench.crossover import layers
 from ksopt.bench.crossover.layers import Dense, Layer
 from ksopt.bench.crossover.request import CrossoverRequest, Site
-from ksopt.bench.crossover.results import DENSE_FUSED, FP8, SiteResult, Timed
+from ksopt.bench.crossover.results import DENSE_FUSED, FP8, FP8_PRODUCT, SiteResult, Timed
 from ksopt.bench.errors import DeviceLost, first_line
 from ksopt.errors import KsoptError
 from ksopt.measure.timing import Measurement, measure
@@ -46,7 +46,7 @@ class _Ready:
         except (RuntimeError, KsoptError) as error:
             message = first_line(error)
             # Only torch knows whether this product exists on the device.
-            is_optional = name in (FP8, DENSE_FUSED)
+            is_optional = name in (FP8, FP8_PRODUCT, DENSE_FUSED)
             self.reasons[name] = f"{'not there' if is_optional else 'failed'}: {message[:200]}"
         else:
             if fault is None:
@@ -132,11 +132,15 @@ def _dense(site: Site, ready: _Ready, x: Tensor, g: Tensor) -> None:
     if x.requires_grad or x.dtype.itemsize != 2:
         return
 
-    def fp8() -> _CheckedCall:
-        layer = layers.fp8_layer(module, x)
-        return layers.fault_of_fp8(layer, module, x), partial(layer, x)
+    def fp8(is_rounded_before: bool) -> _CheckedCall:
+        layer = layers.Fp8Dense(module, x)
+        fault = layers.fault_of_fp8(layer, module, x)
+        if is_rounded_before:
+            return fault, partial(layer.of_rounded, layer.rounded(x))
+        return fault, partial(layer, x)
 
-    ready.prepare(FP8, fp8)
+    ready.prepare(FP8, partial(fp8, False))
+    ready.prepare(FP8_PRODUCT, partial(fp8, True))
 
 
 def _chain(chain: Chain, x: Tensor, g: Tensor) -> _CheckedCall:

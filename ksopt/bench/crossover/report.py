@@ -9,7 +9,7 @@ from typing import Any
 from ksopt.bench import heat_map
 from ksopt.bench.crossover import views
 from ksopt.bench.crossover.request import CrossoverRequest, Plane, Site
-from ksopt.bench.crossover.results import SiteResult
+from ksopt.bench.crossover.results import DENSE, RIVALS, SiteResult
 from ksopt.bench.crossover.views import BETWEEN, MEASURED, Cell
 from ksopt.bench.heat_map import Tile
 from ksopt.errors import InvalidInputError
@@ -36,8 +36,9 @@ _METHOD = (
     "Inference is without gradients; training is forward and backward, with "
     "the gradients of x, the weights and the bias. Dense in inference is the faster of linear with "
     "GELU behind it and of cuBLAS's product with GELU inside. FP8 dense is torch._scaled_mm with "
-    "one static scale an operand, x rounded in each call and GELU behind it, beside maps of 16 bit "
-    "in inference."
+    "one static scale an operand and GELU behind it, beside maps of 16 bit in inference: with x "
+    "rounded in each call by PyTorch's operations, and with x rounded before, as where the layer "
+    "before rounds it at no cost."
 )
 
 
@@ -51,10 +52,12 @@ def sections(
     page = [Section("Answer", (*request.remarks,), (_TEXT,), views.counts_table(every, request))]
     for plane in request.planes:
         own = [cell for cell in every if cell.site.plane == plane]
-        if any(cell.best is not None for cell in own):
-            table = views.map_table(plane, own, request)
-            page.append(Section(str(plane).capitalize(), figure=drawn(plane, own, request),
-                                table=table))  # fmt: skip
+        for rival, words in RIVALS.items():
+            if any(cell.best(rival) is not None for cell in own):
+                title = f"{str(plane).capitalize()}, over {words}"
+                figure = drawn(plane, own, request) if rival == DENSE else None
+                table = views.map_table(plane, own, request, rival)
+                page.append(Section(title, figure=figure, table=table))
     faults = [fault for result in measured.values() for fault in result.faults]
     if faults:
         page.append(Section("Faults", ("These have no times.", *faults)))
@@ -81,12 +84,13 @@ def drawn(plane: Plane, cells: Sequence[Cell], request: CrossoverRequest) -> Fig
 
 
 def _tile(cell: Cell, request: CrossoverRequest) -> Tile:
-    if cell.best is None:
+    best = cell.best()
+    if best is None:
         return Tile(None, (), cell.status == MEASURED)
     largest = cell.largest(request.budgets)
     about = "~" if cell.status == BETWEEN else ""
-    words = (f"{about}{largest.text}" if largest else f"{about}none", f"x{cell.best:.2f}")
-    return Tile(cell.best, words, cell.status == MEASURED)
+    words = (f"{about}{largest.text}" if largest else f"{about}none", f"x{best:.2f}")
+    return Tile(best, words, cell.status == MEASURED)
 
 
 def write(

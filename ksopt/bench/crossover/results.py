@@ -10,7 +10,10 @@ from ksopt.bench.crossover.request import Plane, Site
 from ksopt.bench.journal import Form
 from ksopt.measure.timing import Measurement
 
-DENSE, DENSE_FUSED, FP8 = "dense", "dense, fused", "fp8"
+DENSE, DENSE_FUSED = "dense", "dense, fused"
+FP8, FP8_PRODUCT = "fp8", "fp8, x rounded before"
+RIVALS = {DENSE: "dense", FP8: "FP8 dense", FP8_PRODUCT: "FP8 dense, x rounded before"}
+"""What budgets are compared with: the name of a way, and its words."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Timed:
     """A way to compute a layer: its time, or the reason it has none.
 
     Attributes:
-        name: "dense", "dense, fused", "fp8", or a budget such as "25%".
+        name: of a dense or FP8 way, or a budget such as "25%".
         chain: the chain of a budget, else "".
         time: of a pass.
         reason: the reason there is no time.
