@@ -76,6 +76,7 @@ def test_workers_share_the_tasks(module: str) -> None:
     assert all(one["ahead"] in ([1, 3], [2]) for one in results.values())
 
 
+@pytest.mark.slow
 def test_no_task_begins_once_it_is_over(module: str) -> None:
     answers: list[Mapping[str, Any]] = []
     answered(module, [1, 2, 3], answers, most=2)
@@ -91,6 +92,7 @@ def test_the_rows_of_a_lost_device_come_before_its_error(module: str) -> None:
     assert row["way"] == "kernel"
 
 
+@pytest.mark.slow
 def test_another_error_is_reported_with_its_type(module: str) -> None:
     answers: list[Mapping[str, Any]] = []
     with pytest.raises(KsoptError, match="cpu: ValueError: numbers are positive"):

@@ -270,6 +270,7 @@ def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["facts"]["ksopt"] == ksopt.__version__
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_is_no_traceback() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "ksopt", "doctor"],

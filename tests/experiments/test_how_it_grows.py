@@ -68,6 +68,7 @@ def test_the_least_size_of_each_series_is_measured(what: str) -> None:
     assert point.cpu_s > 0
 
 
+@pytest.mark.slow
 def test_a_point_is_measured_in_a_process_of_its_own() -> None:
     point = points.measured("enumeration", 2, 120.0)
     assert (point.state, point.size) == ("done", 2)

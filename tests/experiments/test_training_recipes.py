@@ -88,6 +88,7 @@ def test_the_networks_of_the_full_run_have_as_many_parameters(name: str) -> None
     assert labels.shape[1:] == y.shape[1:]
 
 
+@pytest.mark.slow
 def test_text_is_windows_of_bytes_whose_labels_are_the_next() -> None:
     task = tasks.text(torch.device("cpu"), small=True)
     x, y = task.draw(torch.Generator().manual_seed(0))

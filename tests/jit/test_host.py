@@ -157,6 +157,7 @@ def test_where_temporary_files_are_in_others_hands_nothing_is_loaded(tmp_path, m
     assert "shared is writable by other users" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say where a process runs")
 def test_nothing_that_a_killed_ninja_has_started_is_left(tmp_path, monkeypatch):
     """A compiler would run on for as long as it takes, half a minute on a busy machine."""

@@ -408,6 +408,7 @@ class Scaled(ByEinsum):
         return torch.nn.functional.gelu(y)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_weights_that_the_graph_computes_are_not_merged(device, merges):
     """They would be prepared at each call, so that it is not judged by what is cached."""

@@ -452,6 +452,7 @@ def test_a_known_product_of_a_detached_weight_requires_no_gradient():
         close(y, x, weight)
 
 
+@pytest.mark.slow
 def test_the_library_may_be_loaded_before_the_operators_are_there():
     program = (
         "from ksopt.jit import host\n"

@@ -105,6 +105,7 @@ def test_it_is_taken_where_it_is_predicted_to_be_faster(monkeypatch: pytest.Monk
         input_gradients.faster_tile.cache_clear()
 
 
+@pytest.mark.slow
 def test_weights_that_the_forward_pass_packed_reach_the_backward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -113,6 +113,7 @@ def test_nothing_is_stored_where_nothing_is_trained(toy) -> None:
     assert toy.stored == []
 
 
+@pytest.mark.slow
 def test_a_frozen_factor_and_no_bias(toy) -> None:
     """Of a weight that is not trained there is no gradient, and one launch per factor is taken."""
     model = ksopt.KSLinear(32, 32, CHAIN, bias=False)

@@ -268,6 +268,7 @@ sys.exit(worker.main())
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_terminated_as_a_connection_is_returned_prints_no_traceback() -> None:
     code, out, err = worker_of(TERMINATED_AS_A_CONNECTION_IS_RETURNED)
     assert code == 130

@@ -106,6 +106,7 @@ def test_a_view_as_another_type(trained, monkeypatch):
     torch.testing.assert_close(actual.view(torch.float32), expected.view(torch.float32))
 
 
+@pytest.mark.slow
 def test_a_view_and_a_copy_behind_a_graph_break():
     """The next graph takes its copies by strides as the author's code does."""
 

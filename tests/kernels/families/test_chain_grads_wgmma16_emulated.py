@@ -202,6 +202,7 @@ def test_blocks_that_do_not_meet_are_noticed(emulator, which: int) -> None:
         computed(kernel, None, case, launch, memory, inputs)
 
 
+@pytest.mark.slow
 def test_launches_fill_the_device_and_leave_no_share_empty() -> None:
     for text, _ in (*CASES, ("(1,768,64,2)*(2,64,192,1)", None)):
         left, right = patterns.Chain.parse(text)

@@ -254,7 +254,9 @@ def test_results_are_right(kernels, at):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize("at", [0, 10, 20, len(CASES) - 5, len(CASES) - 1])
+@pytest.mark.parametrize(
+    "at", [0, pytest.param(10, marks=pytest.mark.slow), 20, len(CASES) - 5, len(CASES) - 1]
+)
 def test_what_is_not_finite_stays_in_its_row_and_class(kernels, at, value):
     """An infinity makes an infinity where PyTorch's products make one, three TF32 products too."""
     problem, tile = CASES[at]

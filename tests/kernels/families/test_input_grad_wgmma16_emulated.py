@@ -207,7 +207,11 @@ def test_launches_have_all_rows_and_fill_the_device(s):
     assert tile.rows >= 128  # of many rows several warpgroups read one block's weights
 
 
-@pytest.mark.parametrize("s", CHAINS[::2], ids=str)
+@pytest.mark.parametrize(
+    "s",
+    [CHAINS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in CHAINS[2::2])],
+    ids=str,
+)
 def test_the_real_compiler_takes_it(s):
     try:
         nvrtc.version()
