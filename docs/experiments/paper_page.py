@@ -251,20 +251,20 @@ def _losses(run: Results) -> Iterator[str]:
 
 def full(folder: Path) -> str:
     """All patterns beside the paper, from the stored tables; ``folder`` has the sample's run."""
-    products = {dtype: _products(dtype) for dtype in dict.fromkeys(one.dtype for one in TABLES)}
+    by_dtype = {dtype: products(dtype) for dtype in dict.fromkeys(one.dtype for one in TABLES)}
     cells: list[Cell] = []
     for item, dtype in _BEST_OF_BOTH.items():
-        cells += product_tables.contests(item, products[dtype], dtype, len(products[dtype]), True)
-    for dtype, of in products.items():
+        cells += product_tables.contests(item, by_dtype[dtype], dtype, len(by_dtype[dtype]), True)
+    for dtype, of in by_dtype.items():
         cells += product_tables.by_layout("Table 5", of, dtype, len(of), dtype == "float32")
     shown = [replace(one, row=f"{one.item}: {_FULL_ROWS.get(one.row, one.row)}") for one in cells]
     where = "; ".join(f"{one.dtype} {one.layout} at {one.commits}" for one in TABLES)
     blocks = [
         f"Measured on NVIDIA H200s (torch 2.11, CUDA 13.0, driver 580.159.04): {where}.",
-        *_missing(Results.read(folder), products),
-        _wins(products),
+        *_missing(Results.read(folder), by_dtype),
+        _wins(by_dtype),
         _without(paper_comparison.table(shown), "95 % interval").markdown(),
-        *_heuristic({dtype: products[dtype] for dtype in _BEST_OF_BOTH.values()}),
+        *_heuristic({dtype: by_dtype[dtype] for dtype in _BEST_OF_BOTH.values()}),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -282,7 +282,7 @@ def _heuristic(products: Mapping[str, Sequence[Product]]) -> Iterator[str]:
     yield _without(heuristic.by_width(products), "Spearman of the cost models").markdown()
 
 
-def _products(dtype: str) -> list[Product]:
+def products(dtype: str) -> list[Product]:
     """All patterns: ways in a layout are from the table in which kernel has that layout.
 
     Where there is no such table, PyTorch's are from the other one, and kernel has no time.
