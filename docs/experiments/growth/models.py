@@ -58,14 +58,14 @@ class Block(nn.Module):
         return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
-def on_meta(blocks: int, linear: _Linear, width: int = WIDTH) -> tuple[nn.Module, Tensor]:
+def on_meta(blocks: int, linear: _Linear, width: int = WIDTH) -> tuple[nn.Sequential, Tensor]:
     """A model without values in bfloat16, and its input."""
     with torch.device("meta"):
         model = nn.Sequential(*(Block(linear, width) for _ in range(blocks)))
         return model.to(torch.bfloat16), torch.empty(1, ROWS, width, dtype=torch.bfloat16)
 
 
-def unwritten(blocks: int, width: int = WIDTH) -> tuple[nn.Module, Tensor]:
+def unwritten(blocks: int, width: int = WIDTH) -> tuple[nn.Sequential, Tensor]:
     """A model of KS layers, whose weights are allocated but not written, and its input."""
     model, x = on_meta(blocks, sparse, width)
     return model.to_empty(device="cpu"), torch.empty_like(x, device="cpu")
