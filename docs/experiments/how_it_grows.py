@@ -6,7 +6,8 @@
 Each point is measured in a separate process, with a time limit, and written to
 ``docs/data/growth-SERIES.csv`` at once: the same command continues where it was stopped. No GPU is
 needed. The series of workers simulates them: they sleep instead of measuring. ``--laws`` measures
-nothing, and prints the law of every series that has a file.
+nothing, and prints the law of every series that has a file, and that of its peak memory where that
+grows.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from growth import fitting, points, series
 from growth.points import Point
 
 DATA = Path(__file__).parents[1] / "data"
+# Memory has a law where the largest size takes so many MiB, and so many times those of the least.
+_GROWN_MIB, _GROWN = 8.0, 1.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,14 +87,22 @@ def line(what: str, known: Sequence[Point]) -> str:
     if not done:
         return f"{what:20} {'; '.join(left)}"
     sizes = f"{done[0].size}-{done[-1].size}"
-    law = fitting.fit([point.size for point in done], [point.cpu_s for point in done])
-    words = "too few points"
-    if law is not None:
-        words = f"{law.base:.3g} + {law.scale:.3g} * {series.ALL[what].of}"
-        words += f"^({law.power:.2f} +- {law.margin:.2f}), within {100 * law.error:.0f} %"
+    law = _law(what, done, [point.cpu_s for point in done]) or "too few points"
     least, high = min(one.seconds for one in done), max(one.seconds for one in done)
-    mib = max(one.grown_mib for one in done)
-    return "; ".join([f"{what:20} {sizes:>16} {least:9.3f} {high:9.3f} {mib:7.0f}  {words}", *left])
+    mib = [one.grown_mib for one in done]
+    row = f"{what:20} {sizes:>16} {least:9.3f} {high:9.3f} {max(mib):7.0f}  {law}"
+    if mib[-1] >= max(_GROWN_MIB, _GROWN * mib[0]):
+        memory = _law(what, done, mib)
+        left = [f"MiB: {memory}", *left] if memory else left
+    return "; ".join([row, *left])
+
+
+def _law(what: str, done: Sequence[Point], costs: Sequence[float]) -> str | None:
+    law = fitting.fit([point.size for point in done], costs)
+    if law is None:
+        return None
+    words = f"{law.base:.3g} + {law.scale:.3g} * {series.ALL[what].of}"
+    return f"{words}^({law.power:.2f} +- {law.margin:.2f}), within {100 * law.error:.0f} %"
 
 
 def _cpu_s() -> float:

@@ -4,10 +4,12 @@ import doctest
 from pathlib import Path
 
 import pytest
+import torch
 
 import how_it_grows
-from growth import fitting, points, series
+from growth import fitting, models, points, series
 from growth.points import Point
+from ksopt.search.model_layers import layers_of_model
 
 DATA = Path(__file__).parents[2] / "docs" / "data"
 
@@ -55,11 +57,47 @@ def test_points_are_stored_and_a_run_continues(
     assert "1000: timeout" in last
 
 
+def test_memory_has_a_law_only_where_it_grows() -> None:
+    def line(mib: list[float]) -> str:
+        sizes = [1, 10, 100, 1000]
+        done = [Point("rows", n, 1.0, 1.0 + n, one) for n, one in zip(sizes, mib, strict=True)]
+        return how_it_grows.line("rows", done)
+
+    assert "MiB: " in line([10.0, 19.0, 109.0, 1009.0])
+    assert "rows^(1.0" in line([10.0, 19.0, 109.0, 1009.0]).split("MiB: ")[1]
+    assert "MiB: " not in line([0.1, 0.2, 0.4, 0.8])
+    assert "MiB: " not in line([14.0, 5.0, 5.0, 5.0])
+
+
+@pytest.mark.parametrize(("width", "middle"), [(256, 896), (models.WIDTH, 28_672)])
+def test_a_block_has_the_shape_of_llama_70b(width: int, middle: int) -> None:
+    for linear in (models.dense, models.sparse):
+        model, x = models.on_meta(2, linear, width)
+        with torch.no_grad():
+            assert model(x).shape == x.shape
+        block = model[0]
+        assert isinstance(block, models.Block)
+        assert (block.gate.in_features, block.gate.out_features) == (width, middle)
+        assert (block.k.in_features, block.k.out_features) == (width, width // 8)
+
+
+def test_the_sizes_of_the_series_of_spaces_are_those_of_a_block() -> None:
+    model, _ = models.on_meta(1, models.dense)
+    sizes = {str(one.dims) for one in layers_of_model(model).groups}
+    assert sizes == set(models.SIZES)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    # Of studies a journal stands for both; workers have a test of their own below.
+    # Of studies a journal stands for both, and of the series that run Inductor one for all; workers
+    # have a test of their own below.
     "what",
-    [one for one in series.ALL if not one.endswith("-sqlite") and "workers" not in one],
+    [
+        one
+        for one in series.ALL
+        if not one.endswith(("-sqlite", "compile-inductor", "compile-width"))
+        and "workers" not in one
+    ],
 )
 def test_the_least_size_of_each_series_is_measured(what: str) -> None:
     point = points.measured(what, series.ALL[what].sizes[0], 120.0)

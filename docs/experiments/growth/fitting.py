@@ -1,4 +1,4 @@
-"""Fits a law to points: seconds = base + scale * size ** power."""
+"""Fits a law to points: cost = base + scale * size ** power."""
 
 from __future__ import annotations
 

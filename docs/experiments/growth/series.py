@@ -6,7 +6,9 @@ The work returns a note. Modules that it needs are imported before timing.
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from growth import studies
+from growth import models, studies
 
 Work = Callable[[], str]
 
@@ -34,81 +36,129 @@ class Series:
     prepare: Callable[[int], Work]
 
 
-def _blocks(count: int, width: int = 8192, middle: int = 28672) -> Any:
-    """Blocks of Llama 70B's shape, whose weights are allocated but not written."""
+def dynamo(blocks: int) -> Work:
+    """Dynamo's part of a compilation."""
+    from growth import graphs
+
+    model, x = models.unwritten(blocks)
+
+    def work() -> str:
+        gm, inputs = graphs.captured(model, x)
+        return f"{len(gm.graph.nodes)} nodes, {sum(one.numel() for one in inputs):.3g} weights"
+
+    return work
+
+
+def capture(blocks: int) -> Work:
+    """The pass over one graph of ``blocks`` blocks."""
     import torch
-    from torch import nn
 
-    from ksopt.nn import KSLinear
-
-    def linear(columns: int, rows: int) -> KSLinear:
-        return KSLinear(
-            columns, rows, f"(1,{rows // 4},{columns // 4},4)*(4,{columns // 4},{columns // 4},1)",
-            bias=False,
-        )  # fmt: skip
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.o = linear(width, width), linear(width, width)
-            self.k, self.v = linear(width, width // 8), linear(width, width // 8)
-            self.gate, self.up = linear(width, middle), linear(width, middle)
-            self.down = linear(middle, width)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            q, k, v = (
-                one.unflatten(-1, (-1, width // 64)).transpose(-3, -2)
-                for one in (self.q(x), self.k(x), self.v(x))
-            )
-            mixed = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-            x = x + self.o(mixed.transpose(-3, -2).flatten(-2))
-            return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
-
-    with torch.device("meta"):
-        model = nn.Sequential(*(Block() for _ in range(count)))
-    return model.to(torch.bfloat16).to_empty(device="cpu"), torch.empty(1, 16, width).bfloat16()
-
-
-class _EnoughError(Exception):
-    """The graph is captured; the model need not run."""
-
-
-def capture(blocks: int, deciding: bool = True) -> Work:
-    """The pass over one graph of ``blocks`` blocks; without ``deciding``, only Dynamo's part."""
-    import torch
-    from torch._dynamo.exc import BackendCompilerFailed
-
+    from growth import graphs
     from ksopt.compile.backend import judge
     from ksopt.compile.passes import rewrite_graph
 
-    model, x = _blocks(blocks)
-    graphs: list[Any] = []
+    gm, inputs = graphs.captured(*models.unwritten(blocks))
 
-    def collect(gm: Any, inputs: list[Any]) -> Any:
-        graphs.append((gm, inputs))
-        raise _EnoughError
-
-    def dynamo() -> str:
-        try:
-            with torch.no_grad():
-                torch.compile(model, backend=collect)(x)
-        except BackendCompilerFailed as error:
-            if not isinstance(error.inner_exception, _EnoughError):
-                raise
-        gm, inputs = graphs[0]
-        return f"{len(gm.graph.nodes)} nodes, {sum(one.numel() for one in inputs):.3g} weights"
-
-    if not deciding:
-        return dynamo
-    dynamo()
-    gm, inputs = graphs[0]
-
-    def rewritten() -> str:
+    def work() -> str:
         with torch.no_grad():
             report = rewrite_graph(gm, inputs, judge(inputs, None))
         return f"{len(report.sites)} sites, of it deciding {report.deciding_s:.3f} s"
 
-    return rewritten
+    return work
+
+
+# Features of the compiled models, whose products then take little time and memory.
+_NARROW = 256
+
+
+def compiling(blocks: int, backend: str = "ksopt", width: int = _NARROW) -> Work:
+    """Compiling a model of KS layers for this CPU, with empty caches, by its first call."""
+    import torch
+    import torch._inductor.compile_fx
+
+    import ksopt.compile.backend
+
+    folder = _folder()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    model, x = models.unwritten(blocks, width)
+
+    def work() -> str:
+        before = _children_s()
+        with torch.no_grad(), ksopt.compile.backend.collected() as reports:
+            torch.compile(model, backend=backend)(x)
+        sites = sum(len(one.sites) for one in reports)
+        return f"{sites} sites, of it C++ compiler {_children_s() - before:.1f} s"
+
+    return work
+
+
+def deciding(blocks: int) -> Work:
+    """All that backend "ksopt" does with a graph but Inductor's compilation."""
+    import torch
+
+    from growth import graphs
+    from ksopt.compile import backend
+
+    gm, inputs = graphs.captured(*models.unwritten(blocks, _NARROW))
+    backend.compile_by_inductor = lambda gm, *_: gm.forward
+
+    def work() -> str:
+        with torch.no_grad(), backend.collected() as reports:
+            backend.ksopt(gm, inputs)
+        return f"{sum(len(one.sites) for one in reports)} sites"
+
+    return work
+
+
+def _children_s() -> float:
+    """CPU seconds of this process's ended children."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
+
+
+def listing(blocks: int) -> Work:
+    """Building a dense model on the meta device, and listing its layers for a search."""
+    from ksopt.search.model_layers import layers_of_model
+
+    def work() -> str:
+        model, _ = models.on_meta(blocks, models.dense)
+        return layers_of_model(model, "the model").sentence
+
+    return work
+
+
+def searching(blocks: int) -> Work:
+    """Reading a dense model for a search: its layers, and from its graph what surrounds them."""
+    from ksopt.search.model_call import ModelCall
+    from ksopt.search.model_layers import layers_of_model
+    from ksopt.search.request import SearchRequest
+
+    importlib.import_module("torch._dynamo")  # before timing
+
+    def work() -> str:
+        model, x = models.on_meta(blocks, models.dense)
+        layers_of_model(model, "the model")  # `ksopt search` does so before it reads the inputs
+        layers = layers_of_model(model, "the model", call=ModelCall((x,), {}, "the inputs"))
+        if layers.note:
+            raise RuntimeError(layers.note)
+        request = SearchRequest(layers, dtype="bfloat16", device="cpu")
+        return f"{layers.count} layers, {len(request.layers)} sizes"
+
+    return work
+
+
+def spaces(count: int) -> Work:
+    """Building the spaces of chains of the first ``count`` sizes of Llama 70B's layers."""
+    from ksopt.search.request import SearchRequest
+    from ksopt.search.space import space
+
+    request = SearchRequest(models.SIZES[:count])
+
+    def work() -> str:
+        built = [space.build(one) for one in request.layers]
+        return f"{sum(len(one.candidates) for one in built)} candidates"
+
+    return work
 
 
 def width(side: int) -> Work:
@@ -181,26 +231,43 @@ def enumerating(factors: int) -> Work:
     return work
 
 
-def _studied(
-    kind: str, trials: int, workers: int = 1, sleep_s: float = 0.0, on_disk: bool = False
-) -> Work:
-    """Running a study, in /dev/shm if it exists, so that no disk is measured."""
+def _folder(on_disk: bool = False) -> Path:
+    """A new folder with ksopt's caches, in /dev/shm if it exists, so that no disk is measured."""
     shared = Path("/dev/shm")
     where = shared if shared.is_dir() and not on_disk else None
     folder = Path(tempfile.mkdtemp(prefix="ksopt-growth-", dir=where))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["KSOPT_CACHE_DIR"] = str(folder / "cache")
+    return folder
+
+
+def _studied(
+    kind: str, trials: int, workers: int = 1, sleep_s: float = 0.0, on_disk: bool = False
+) -> Work:
+    """Running a study."""
+    folder = _folder(on_disk)
     urls = {"sqlite": f"sqlite:///{folder / 'study.db'}", "journal": f"journal:{folder / 'log'}"}
     return studies.of(urls[kind], trials, workers, sleep_s)
 
 
+_BLOCKS = (1, 2, 5, 10, 20, 40, 80)
+_WIDE_BLOCKS = 2
 _TRIALS = (10, 30, 100, 300, 1000, 3000, 5000)
 _WORKERS = (1, 2, 4, 8, 16, 32, 64)
 _WORKER_TRIALS, _WORKER_SLEEP_S = 128, 0.1
 
 ALL: dict[str, Series] = {
-    "dynamo": Series("blocks", (1, 2, 5, 10, 20, 40, 80), lambda n: capture(n, deciding=False)),
-    "capture": Series("blocks", (1, 2, 5, 10, 20, 40, 80), capture),
+    "dynamo": Series("blocks", _BLOCKS, dynamo),
+    "capture": Series("blocks", _BLOCKS, capture),
+    "compile": Series("blocks", _BLOCKS, compiling),
+    "compile-inductor": Series("blocks", _BLOCKS, lambda n: compiling(n, "inductor")),
+    "compile-ksopt": Series("blocks", _BLOCKS, deciding),
+    "compile-width": Series(
+        "features", (256, 512, 1024, 2048), lambda n: compiling(_WIDE_BLOCKS, width=n)
+    ),
+    "search-list": Series("blocks", _BLOCKS, listing),
+    "search-model": Series("blocks", _BLOCKS, searching),
+    "search-spaces": Series("sizes", (1, 2, 3, 4), spaces),
     "width": Series("features", tuple(2**k for k in range(8, 17)), width),
     "enumeration": Series("factors", (1, 2, 3), enumerating),
     "factors-projection": Series("factors", (2, 3, 4, 5, 6), lambda n: projecting(1024, n)),
