@@ -1,120 +1,163 @@
-"""Writes the maps of docs/crossover.md and their pictures from `ksopt bench crossover`'s folders.
+"""Writes the maps of docs/crossover.md and their pictures from crossover.csv of runs.
 
     python docs/experiments/crossover_page.py
 
-Each folder of docs/data/crossover is the ``--out`` of a run: rows.jsonl and setting.json. The page
-has each map over dense, with its picture, and those of 16 bit over FP8 dense, too.
-docs/data/crossover.csv has a line for each layer and budget of all folders.
+docs/data/crossover-h100.csv and docs/data/crossover-fp8-h100.csv are crossover.csv of runs of
+`ksopt bench crossover`. The page has each map of the first over dense, with its picture, and those
+of 16 bit over FP8 dense; of the second it has a line for each measured layer.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ksopt.bench import journal
 from ksopt.bench.crossover import report, views
 from ksopt.bench.crossover.options import CrossoverOptions
 from ksopt.bench.crossover.request import CrossoverRequest, Plane, Site
-from ksopt.bench.crossover.results import DENSE, FORM, RIVALS, SiteResult
-from ksopt.report import drawing_style
+from ksopt.bench.crossover.results import DENSE, FP8, FP8_PRODUCT, RIVALS
+from ksopt.bench.crossover.views import MEASURED, Cell
+from ksopt.report import drawing_style, tables
 from ksopt.report.document import Figure
+from ksopt.report.tables import Table
 
 DOCS = Path(__file__).resolve().parents[1]
-DATA, PAGE, PICTURES = DOCS / "data" / "crossover", DOCS / "crossover.md", DOCS / "pictures"
-BEGIN, END = "<!-- begin crossover -->\n", "<!-- end crossover -->"
+MAPS, LAYERS = DOCS / "data" / "crossover-h100.csv", DOCS / "data" / "crossover-fp8-h100.csv"
+PAGE, PICTURES = DOCS / "crossover.md", DOCS / "pictures"
+BEGIN, END = "<!-- begin {} -->\n", "<!-- end {} -->"
+_COLUMNS = {
+    DENSE: "speed_up",
+    FP8: "speed_up_over_fp8",
+    FP8_PRODUCT: "speed_up_over_fp8_product",
+}
+_SHOWN = ("25%", "12.5%")
 
-
-@dataclass(frozen=True)
-class Run:
-    """A folder: its name, the request with the maps of all runs, the measurements, and the runs."""
-
-    name: str
-    request: CrossoverRequest
-    measured: Mapping[Site, SiteResult]
-    runs: Sequence[Mapping[str, Any]]
-
-    @classmethod
-    def read(cls, folder: Path) -> Run:
-        """The run of a folder, on any machine."""
-        setting = journal.read_setting(folder, FORM)
-        runs = setting["runs"]
-        budgets = ",".join(setting["identity"]["budgets"])
-        request = CrossoverRequest.of(CrossoverOptions(device="cpu", budgets=budgets))
-        request = request.with_grids([run["grid"] for run in runs])
-        return cls(folder.name, request, journal.read_lines(folder, FORM), runs)
+Line = Mapping[str, str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.parse_args(arguments)
-    every = folders()
-    for run in every:
-        for plane in dict.fromkeys(plane for plane, _ in shown(run)):
-            drawing = drawing_style.standalone(drawn(run, plane).wide)
-            (PICTURES / f"{picture(run, plane)}.svg").write_text(drawing, encoding="utf-8")
-    lines = [views.to_csv(views.cells(run.request, run.measured), run.request, run.measured)
-             .splitlines(keepends=True) for run in every]  # fmt: skip
-    table = [*lines[0][:1], *(line for of_run in lines for line in of_run[1:])]
-    DATA.with_suffix(".csv").write_text("".join(table), encoding="utf-8")
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(before + BEGIN + maps() + END + rest.split(END)[1], encoding="utf-8")
+    for name, drawing in pictures():
+        text = drawing_style.standalone(drawing.wide)
+        (PICTURES / f"{name}.svg").write_text(text, encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    for name, block in blocks().items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, rest = text.split(begin)
+        text = before + begin + block + end + rest.split(end)[1]
+    PAGE.write_text(text, encoding="utf-8")
     return 0
 
 
-def folders() -> list[Run]:
-    """The runs that are stored, by name."""
-    return [Run.read(folder) for folder in sorted(DATA.iterdir()) if folder.is_dir()]
+def blocks() -> dict[str, str]:
+    """The generated parts of the page, by name."""
+    return {"maps": maps(), "layers": layers().markdown() + "\n"}
 
 
-def shown(run: Run) -> Iterator[tuple[Plane, str]]:
-    """The maps of a run that have a measured layer, each with a rival; over dense first."""
-    cells = views.cells(run.request, run.measured)
-    for plane in run.request.planes:
-        own = [cell for cell in cells if cell.site.plane == plane]
-        for rival in RIVALS:
-            if any(cell.best(rival) is not None for cell in own):
-                yield plane, rival
+def read(file: Path) -> list[Line]:
+    """The lines of a crossover.csv: one for each layer and budget."""
+    with file.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
 
 
-def picture(run: Run, plane: Plane) -> str:
-    """The name of a map's picture, without a suffix."""
-    return f"crossover-{run.name}-{plane.pass_}-{plane.precision}"
+def cells_of(lines: Sequence[Line]) -> dict[Site, Cell]:
+    """The layers of a crossover.csv."""
+    cells: dict[Site, Cell] = {}
+    for line in lines:
+        plane = Plane(line["precision"], line["pass"])
+        site = Site(plane, int(line["width"]), int(line["rows"]))
+        empty: dict[str, dict[str, float]] = {rival: {} for rival in RIVALS}
+        cell = cells.get(site, Cell(site, line["status"], empty))
+        over = {
+            rival: {**known, line["budget"]: float(line[_COLUMNS[rival]])}
+            if line.get(_COLUMNS[rival])
+            else known
+            for rival, known in cell.over.items()
+        }
+        cells[site] = Cell(site, cell.status, over)
+    return cells
 
 
-def drawn(run: Run, plane: Plane) -> Figure:
-    """The picture of a map."""
-    return report.drawn(plane, views.cells(run.request, run.measured), run.request)
+def request_of(lines: Sequence[Line]) -> CrossoverRequest:
+    """The request with the maps, widths and rows of a crossover.csv."""
+    budgets = ",".join(dict.fromkeys(line["budget"] for line in lines))
+    request = CrossoverRequest.of(CrossoverOptions(device="cpu", budgets=budgets))
+    planes = dict.fromkeys((line["precision"], line["pass"]) for line in lines)
+    grid = {
+        "planes": list(planes),
+        "widths": [line["width"] for line in lines],
+        "rows": [line["rows"] for line in lines],
+    }
+    return request.with_grids([grid])
 
 
 def maps() -> str:
-    """The section of the page: of each run its device, and its maps over each rival."""
-    blocks = []
-    for run in folders():
-        cells = views.cells(run.request, run.measured)
-        blocks.append(_about(run))
-        for plane, rival in shown(run):
-            blocks.append(f"### {str(plane).capitalize()}, over {RIVALS[rival]}")
-            blocks.append(views.map_table(plane, cells, run.request, rival).markdown())
-            if rival == DENSE:
-                blocks.append(f"![{plane}](pictures/{picture(run, plane)}.svg)")
-    return "\n\n".join(blocks) + "\n"
+    """Each map over dense, with its picture, and those with FP8 beside them over FP8 dense."""
+    lines = read(MAPS)
+    request, cells = request_of(lines), list(cells_of(lines).values())
+    shown = []
+    for plane in request.planes:
+        own = [cell for cell in cells if cell.site.plane == plane]
+        for rival, words in RIVALS.items():
+            if any(cell.best(rival) is not None for cell in own):
+                shown.append(f"### {str(plane).capitalize()}, over {words}")
+                shown.append(views.map_table(plane, own, request, rival).markdown())
+                if rival == DENSE:
+                    name = report.drawn(plane, own, request).name
+                    shown.append(f"![Speed-up over dense: {plane}](pictures/{name}.svg)")
+    return "\n\n".join(shown) + "\n"
 
 
-def _about(run: Run) -> str:
-    lines = [
-        f"`{one['command']}` on {one['device']['name']} (torch {one['device']['torch']}, commit "
-        f"{one['device']['commit']})"
-        for one in run.runs
-    ]
-    faults = [fault for result in run.measured.values() for fault in result.faults]
-    shown = f" Without a time: {'; '.join(faults)}." if faults else ""
-    return f"{'; '.join(lines)}: {len(run.measured)} of {len(run.request.sites)} layers.{shown}"
+def pictures() -> Iterator[tuple[str, Figure]]:
+    """The pictures of the maps by name."""
+    lines = read(MAPS)
+    request, cells = request_of(lines), list(cells_of(lines).values())
+    for plane in request.planes:
+        figure = report.drawn(plane, [one for one in cells if one.site.plane == plane], request)
+        yield figure.name, figure
+
+
+def layers() -> Table:
+    """The measured layers of the run beside FP8: microseconds, and speed-ups of two budgets."""
+    lines = read(LAYERS)
+    heads = ("features", ">rows", ">dense", ">FP8", ">FP8, x rounded before", *(
+        f">{one}{what}"
+        for one in _SHOWN
+        for what in ("", " over dense", " over FP8", " over FP8, x rounded before")
+    ))  # fmt: skip
+    rows = []
+    for site, cell in cells_of(lines).items():
+        own = {line["budget"]: line for line in lines if _is_of(line, site)}
+        first = next(iter(own.values()))
+        if cell.status == MEASURED:
+            values = [_us(first[name]) for name in ("dense_us", "fp8_us", "fp8_product_us")]
+            for budget in _SHOWN:
+                values.append(_us(own[budget]["ks_us"]))
+                values += [_factor(cell.over[rival].get(budget)) for rival in RIVALS]
+            rows.append((f"{site.width:,}", f"{site.rows:,}", *values))
+    return tables.of(heads, rows)
+
+
+def _is_of(line: Line, site: Site) -> bool:
+    return (
+        line["precision"],
+        line["pass"],
+        int(line["width"]),
+        int(line["rows"]),
+    ) == (site.plane.precision, site.plane.pass_, site.width, site.rows)
+
+
+def _us(text: str) -> str:
+    return f"{float(text):,.1f} us" if text else "-"
+
+
+def _factor(speed_up: float | None) -> str:
+    return "-" if speed_up is None else f"x{speed_up:.2f}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python docs/experiments/crossover_page.py`: the maps of docs/crossover.md from runs' folders."""
+"""`python docs/experiments/crossover_page.py`: the maps of docs/crossover.md from crossover.csv."""
 
 from pathlib import Path
 
@@ -16,30 +16,40 @@ def test_the_page_shows_the_runs(
 ) -> None:
     monkeypatch.setattr(measuring, "_SECONDS", 0.001)
     monkeypatch.setattr(measuring, "_FEWEST", 3)
-    data, page = tmp_path / "crossover", tmp_path / "crossover.md"
-    monkeypatch.setattr(crossover_page, "DATA", data)
+    page = tmp_path / "crossover.md"
+    for where, precision in (("MAPS", "float32"), ("LAYERS", "bfloat16")):
+        out = tmp_path / precision
+        words = ("--passes", "inference", "--budgets", "25%,12.5%", "--precisions", precision)
+        assert main.main([*RUN, *words, "--out", str(out)]) == 0
+        monkeypatch.setattr(crossover_page, where, out / "crossover.csv")
     monkeypatch.setattr(crossover_page, "PAGE", page)
     monkeypatch.setattr(crossover_page, "PICTURES", tmp_path)
-    page.write_text("before\n<!-- begin crossover -->\nold\n<!-- end crossover -->\nafter\n")
-    for name, budgets in (("few", "50%,25%"), ("one", "25%")):
-        words = ("--passes", "inference", "--budgets", budgets, "--out", str(data / name))
-        assert main.main([*RUN, *words]) == 0
+    page.write_text(
+        "a\n<!-- begin maps -->\nold\n<!-- end maps -->\nb\n<!-- begin layers -->\n"
+        "<!-- end layers -->\nc\n"
+    )
     assert crossover_page.main([]) == 0
     text = page.read_text("utf-8")
-    assert text.startswith("before\n<!-- begin crossover -->\n`ksopt bench crossover ")
-    assert text.endswith("<!-- end crossover -->\nafter\n")
+    assert text.startswith("a\n<!-- begin maps -->\n### Inference, float32, over dense\n")
+    assert text.endswith("<!-- end layers -->\nc\n")
     assert "old" not in text
-    assert text.count("### Inference, float32, over dense") == 2
-    assert text.count(": 4 of 4 layers.") == 2
-    for name in ("few", "one"):
-        assert f"pictures/crossover-{name}-inference-float32.svg" in text
-        assert (tmp_path / f"crossover-{name}-inference-float32.svg").exists()
-    lines = (tmp_path / "crossover.csv").read_text("utf-8").splitlines()
-    assert len(lines) == 1 + 4 * 2 + 4  # a line for each layer and budget
+    # The table is the command's own.
+    table = (tmp_path / "float32" / "crossover.md").read_text("utf-8")
+    lines = [line for line in text.split("begin layers")[0].splitlines() if line.startswith("| ")]
+    assert len(lines) == 3
+    assert all(line in table for line in lines)
+    assert "pictures/crossover-inference-float32.svg" in text
+    drawing = tmp_path / "crossover-inference-float32.svg"
+    own = tmp_path / "float32" / "maps" / "crossover-inference-float32.svg"
+    assert drawing.read_text("utf-8") == own.read_text("utf-8")
+    rows = [line for line in text.split("begin layers")[1].splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[:2] for row in rows[1:]] == [
+        ["| 16", "1"], ["| 16", "8"], ["| 32", "1"], ["| 32", "8"],
+    ]  # fmt: skip
 
 
-@pytest.mark.skipif(not crossover_page.DATA.exists(), reason="no run is stored")
 def test_the_page_is_that_of_the_data() -> None:
     page = crossover_page.PAGE.read_text("utf-8")
-    maps = page.split(crossover_page.BEGIN)[1].split(crossover_page.END)[0]
-    assert maps == crossover_page.maps()
+    for name, block in crossover_page.blocks().items():
+        begin, end = crossover_page.BEGIN.format(name), crossover_page.END.format(name)
+        assert page.split(begin)[1].split(end)[0] == block
