@@ -13,6 +13,7 @@ grows.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import sys
@@ -59,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def one(what: str, size: int) -> Point:
     """Measure one point in this process."""
     work = series.ALL[what].prepare(size)
+    gc.collect()  # what the preparation leaves is not a cost of the work
+    gc.freeze()
     memory, began, cpu = _peak_mib(), time.perf_counter(), _cpu_s()
     note = work()
     seconds, cpu_s = time.perf_counter() - began, _cpu_s() - cpu
