@@ -135,7 +135,8 @@ def _torn_ties(
     while changed:  # removing a place may leave its partner alone
         changed = False
         for place, (_, chains) in converted.items():
-            if place in torn:
+            own = {f"{name}.weight" for name in place.names}
+            if place in torn or own.issuperset(owners[id(place.parameter)]):
                 continue
             alike = {
                 f"{name}.weight"
