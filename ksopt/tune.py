@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,79 +15,74 @@ from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import ChoiceReport, from_record
 from ksopt.kernels.operands import random_operands
-from ksopt.kernels.problem import EMPTY, Epilogue, Problem
+from ksopt.kernels.problem import Problem
 from ksopt.kernels.tuning_cache import Record
-from ksopt.patterns.chain import Chain, Pattern
 from ksopt.patterns.validate import checked_int
 from ksopt.system import limits
 
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """The products to tune, and the settings.
+    """The problems to tune, and the settings.
 
     Args:
-        patterns: of the factors, without duplicates.
+        problems: chains with their epilogues and siblings, or single factors; of one layout, dtype
+            and precision, as a rule.
         batches: rows of x.
         device: a CPU or CUDA device.
-        dtype: "float32", "float16" or "bfloat16".
-        batch_last: the layout.
-        tf32: whether float32 products are at TF32's accuracy, on CUDA.
-        backward: whether to tune the products of the backward pass (the transposed patterns) too.
+        backward: whether to tune the products of the backward pass (the transposed factors) too.
         budget_s: seconds for timing one product; compilation comes on top.
         again: whether to measure products that are already recorded.
-        chains: of patterns among those: a kernel of a whole chain races with the launches of the
-            factors, for the forward pass.
-        epilogue: of the products of ``chains``.
 
     Raises:
-        InvalidInputError: a batch below 1, no time, nothing to tune, or TF32 of 16 bit.
+        InvalidInputError: a batch below 1, no time, nothing to tune, or TF32 of 16 bit or on a CPU.
     """
 
-    patterns: tuple[Pattern, ...]
+    problems: tuple[Problem, ...]
     batches: tuple[int, ...]
     device: torch.device
-    dtype: str = "float32"
-    batch_last: bool = False
-    tf32: bool = False
     backward: bool = False
     budget_s: float = 1.0
     again: bool = False
-    chains: tuple[Chain, ...] = ()
-    epilogue: Epilogue = EMPTY
 
     def __post_init__(self) -> None:
         for batch in self.batches:
             checked_int(batch, "batch", "tune")
-        if not self.patterns or not self.batches:
-            raise InvalidInputError("tune: give at least one pattern and one batch")
+        if not self.problems or not self.batches:
+            raise InvalidInputError("tune: give at least one problem and one batch")
         if not 0 < self.budget_s < float("inf"):
             raise InvalidInputError(f"tune: seconds {self.budget_s!r}: give more than 0")
-        if self.tf32 and (self.dtype != "float32" or self.device.type != "cuda"):
-            raise InvalidInputError(
-                f"tune: TF32 is a precision of float32 on CUDA, not of {self.dtype} on "
-                f"{self.device.type}"
-            )
+        for problem in self.problems:
+            if not problem.exact and (problem.dtype != "float32" or self.device.type != "cuda"):
+                raise InvalidInputError(
+                    f"tune: TF32 is a precision of float32 on CUDA, not of {problem.dtype} on "
+                    f"{self.device.type}"
+                )
 
-    def products(self) -> list[tuple[Pattern, int]]:
-        """The products to tune: (pattern, batch), without duplicates."""
-        patterns = [*self.patterns]
+    def products(self) -> list[tuple[Problem, int]]:
+        """The factors to tune: (a factor's problem, batch), without duplicates.
+
+        A launch a factor is a plan of every chain, and races with kernels of the whole chain.
+        """
+        factors = [
+            Problem.of_factor(pattern, one.dtype, one.batch_last, one.exact)
+            for one in self.problems
+            for chain in one.chains
+            for pattern in chain
+        ]
         if self.backward:
-            patterns += [pattern.transpose() for pattern in self.patterns]
+            factors += [replace(one, chain=one.chain.transpose()) for one in factors]
         return [
-            (p, batch) for p in dict.fromkeys(patterns) for batch in dict.fromkeys(self.batches)
+            (factor, batch)
+            for factor in dict.fromkeys(factors)
+            for batch in dict.fromkeys(self.batches)
         ]
 
     def wholes(self) -> list[tuple[Problem, int]]:
-        """The chains that one kernel computes, with batches; tuned after their factors."""
-        exact = self.dtype != "float32" or not self.tf32
-        problems = [
-            Problem(chain, self.dtype, self.batch_last, exact, self.epilogue)
-            for chain in dict.fromkeys(self.chains)
-        ]
+        """The problems that one kernel computes, with batches; tuned after their factors."""
         return [
             (problem, batch)
-            for problem in problems
+            for problem in dict.fromkeys(self.problems)
             for batch in dict.fromkeys(self.batches)
             if planner.whole_choice(problem, batch, self.device) is not None
         ]
@@ -109,45 +104,36 @@ def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
         UnavailableError: the CUDA driver's bindings are missing.
 
     Example:
-        >>> patterns = (Pattern(2, 16, 16, 2),)
-        >>> request = TuneRequest(patterns, (8,), torch.device("cpu"), budget_s=0.01)
+        >>> from ksopt.patterns.chain import Pattern
+        >>> factor = Problem.of_factor(Pattern(2, 16, 16, 2), "float32", batch_last=False)
+        >>> request = TuneRequest((factor,), (8,), torch.device("cpu"), budget_s=0.01)
         >>> [report.batch for report in tune(request)]
         [8]
         >>> [report.source for report in tune(request)]
         ['recorded']
     """
     _check_memory(request)
-    for pattern, batch in request.products():
-        record = None if request.again else recorded(request, pattern, batch)
+    for problem, batch in (*request.products(), *request.wholes()):
+        record = None if request.again else recorded(request, problem, batch)
         source: Source = "measured" if record is None else "recorded"
-        yield from_record(record or _measured(request, pattern, batch), source)
-    for problem, batch in request.wholes():
-        backend = backend_of(request.device.type)
-        identity, key = backend.fingerprint(request.device), backend.key(problem, batch)
-        known = None if request.again else tuning_cache.load(identity, key)
-        if known is None:
-            known, source = _measured_whole(request, problem, batch), "measured"
-        else:
-            source = "recorded"
-        if known is not None:
-            yield from_record(known, source)
+        record = record or _measured(request, problem, batch)
+        if record is not None:
+            yield from_record(record, source)
 
 
 def _check_memory(request: TuneRequest) -> None:
-    for pattern, batch in request.products():
+    for problem, batch in request.products():
+        pattern = problem.pattern
         features = (pattern.in_features, pattern.out_features)
-        sizes = (features, pattern.nnz, batch, request.dtype, request.device, f"factor {pattern}")
-        if request.again or recorded(request, pattern, batch) is None:
+        sizes = (features, pattern.nnz, batch, problem.dtype, request.device, f"factor {pattern}")
+        if request.again or recorded(request, problem, batch) is None:
             limits.check_product(*sizes)
 
 
-def recorded(request: TuneRequest, pattern: Pattern, batch: int) -> Record | None:
+def recorded(request: TuneRequest, problem: Problem, batch: int) -> Record | None:
     """The record on disk for a product of the request; None if there is none."""
-    exact = request.dtype != "float32" or not request.tf32
     backend = backend_of(request.device.type)
-    problem = Problem.of_factor(pattern, request.dtype, request.batch_last, exact)
-    key = backend.key(problem, batch)
-    return tuning_cache.load(backend.fingerprint(request.device), key)
+    return tuning_cache.load(backend.fingerprint(request.device), backend.key(problem, batch))
 
 
 def all_recorded(device: torch.device) -> list[Record]:
@@ -159,26 +145,22 @@ def all_recorded(device: torch.device) -> list[Record]:
     return tuning_cache.load_all(backend_of(device.type).fingerprint(device))
 
 
-def _measured(request: TuneRequest, pattern: Pattern, batch: int) -> Record:
-    problem = Problem.of_factor(pattern, request.dtype, request.batch_last)
-    operands = random_operands(problem, batch, request.device)
-    backend = backend_of(request.device.type)
-    with _precision(request):
-        (weight,) = operands.weights
-        return backend.tune(operands.x, weight, request.batch_last, request.budget_s)
-
-
-def _measured_whole(request: TuneRequest, problem: Problem, batch: int) -> Record | None:
-    with _precision(request):
+def _measured(request: TuneRequest, problem: Problem, batch: int) -> Record | None:
+    """The measurement of a product; None if there is nothing to choose from."""
+    with _precision(request, problem):
         operands = random_operands(problem, batch, request.device)
-        return plan_autotuner.tune(operands, problem, request.budget_s)
+        if not problem.is_factor:
+            return plan_autotuner.tune(operands, problem, request.budget_s)
+        (weight,) = operands.weights
+        backend = backend_of(request.device.type)
+        return backend.tune(operands.x, weight, problem.batch_last, request.budget_s)
 
 
-def _precision(request: TuneRequest) -> contextlib.AbstractContextManager[None]:
-    """Torch's precision of products as the request has it."""
-    if request.dtype != "float32" or request.device.type != "cuda":
+def _precision(request: TuneRequest, problem: Problem) -> contextlib.AbstractContextManager[None]:
+    """Torch's precision of products as the problem has it."""
+    if problem.dtype != "float32" or request.device.type != "cuda":
         return contextlib.nullcontext()
-    return precision.fp32_products("tf32" if request.tf32 else "ieee")
+    return precision.fp32_products("ieee" if problem.exact else "tf32")
 
 
 def summary(reports: Sequence[ChoiceReport]) -> str:

@@ -94,30 +94,27 @@ def run(args: argparse.Namespace) -> int:
         InvalidInputError: an argument is not allowed.
         UnavailableError: the machine lacks a required library or device.
     """
-    patterns = _patterns(args)  # reject invalid arguments before importing torch
+    chains = _chains(args)  # reject invalid arguments before importing torch
     dtype, batch_last = _kind(args)
-    if not patterns and not args.show:
+    if not chains and not args.show:
         raise InvalidInputError("tune: give --pattern, --chain or --dims, or --show")
     from ksopt.measure import device as devices
 
     device = devices.resolve(args.device)
     if args.show:
-        reports = _recorded(args, patterns, device)
+        reports = _recorded(args, chains, device)
     else:
+        from ksopt.kernels.problem import Problem
         from ksopt.tune import TuneRequest
 
         batches = args.batch or [256 if device.type == "cpu" else 8192]
         request = TuneRequest(
-            tuple(patterns),
+            tuple(Problem(chain, dtype, batch_last, exact=not args.tf32) for chain in chains),
             tuple(batches),
             device,
-            dtype,
-            batch_last,
-            args.tf32,
             args.backward,
             args.seconds,
             args.again,
-            tuple(_chains(args)),
         )
         reports = _tuned(request, sys.stderr, quiet=args.json or args.quiet)
     if args.json:
@@ -127,10 +124,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _patterns(args: argparse.Namespace) -> list[Pattern]:
-    """The factors that the arguments name, each once, in their order."""
-    patterns = [Pattern.parse(text) for text in args.pattern]
-    patterns += [pattern for chain in _chains(args) for pattern in chain]
+def _chains(args: argparse.Namespace) -> list[Chain]:
+    """The chains that the arguments name; --pattern and --dims name factors, chains of one."""
+    factors = [Pattern.parse(text) for text in args.pattern]
+    chains = [Chain.parse(text) for text in args.chain]
+    named: list[Pattern] = []
     if args.dims is not None:
         # With any rank: both low rank and Monarch are worth recording.
         request = LayerRequest(args.dims, budgets=tuple(args.budget), min_rank=1)
@@ -141,15 +139,10 @@ def _patterns(args: argparse.Namespace) -> list[Pattern]:
                 f"tune: no chain of the named families has so few weights for dims {request.size}: "
                 f"the largest budget is {most.text} ({most.parameters:,} weights)"
             )
-        patterns += named
     elif args.budget:
         raise InvalidInputError("tune: --budget needs --dims, the layer that it is a share of")
-    return list(dict.fromkeys(patterns))
-
-
-def _chains(args: argparse.Namespace) -> list[Chain]:
-    """The chains that the arguments name."""
-    return [Chain.parse(text) for text in args.chain]
+    first, last = ([Chain((pattern,)) for pattern in of] for of in (factors, named))
+    return list(dict.fromkeys([*first, *chains, *last]))
 
 
 def _kind(args: argparse.Namespace) -> tuple[str, bool]:
@@ -167,18 +160,19 @@ def _kind(args: argparse.Namespace) -> tuple[str, bool]:
 
 
 def _recorded(
-    args: argparse.Namespace, patterns: Sequence[Pattern], device: torch.device
+    args: argparse.Namespace, chains: Sequence[Chain], device: torch.device
 ) -> list[ChoiceReport]:
-    """The choices on disk for the device, restricted to the named patterns and batches."""
+    """The choices on disk for the device, restricted to the named factors and batches."""
     from ksopt.kernels.explain import from_record
     from ksopt.kernels.problem import bits_of
     from ksopt.tune import all_recorded
 
+    patterns = {*itertools.chain(*chains)}
     bits = {bits_of(batch) for batch in args.batch or []}
     return [
         from_record(record, "recorded")
         for record in all_recorded(device)
-        if (not patterns or {*itertools.chain(*record.key.problem.chains)} <= {*patterns})
+        if (not patterns or {*itertools.chain(*record.key.problem.chains)} <= patterns)
         and (not bits or record.key.bits in bits)
     ]
 

@@ -11,7 +11,7 @@ from ksopt.kernels import tuning_cache, weight_cache
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.base import BACKENDS
 from ksopt.kernels.operands import Operands
-from ksopt.kernels.problem import ProblemKey
+from ksopt.kernels.problem import Problem, ProblemKey
 from ksopt.patterns.chain import Pattern
 
 QUICK = ["--seconds", "0.01", "--device", "cpu"]
@@ -98,7 +98,8 @@ def test_chains_dims_and_the_backward_pass(capsys):
 
 def test_the_tuned_choice_is_what_a_product_takes():
     pattern = Pattern(2, 8, 8, 2)
-    request = tuning.TuneRequest((pattern,), (40,), torch.device("cpu"), budget_s=0.01)
+    problem = Problem.of_factor(pattern, "float32", batch_last=False)
+    request = tuning.TuneRequest((problem,), (40,), torch.device("cpu"), budget_s=0.01)
     (report,) = tuning.tune(request)
     cpu.forget()
     cpu.run(torch.randn(40, 32), torch.randn(pattern.weight_shape), False)
@@ -192,7 +193,8 @@ def test_a_row_of_a_gpus_choice_tells_prediction_ratio_and_rivals():
 
 def test_tuned_weights_are_not_cached():
     weight_cache.refresh()
-    request = tuning.TuneRequest((Pattern(2, 8, 8, 2),), (8,), torch.device("cpu"), budget_s=0.01)
+    problem = Problem.of_factor(Pattern(2, 8, 8, 2), "float32", batch_last=False)
+    request = tuning.TuneRequest((problem,), (8,), torch.device("cpu"), budget_s=0.01)
     list(tuning.tune(request))
     assert weight_cache.cached_bytes(torch.device("cpu")) == 0
 
@@ -213,9 +215,9 @@ def test_the_precision_is_the_callers_again_between_products(monkeypatch, tf32):
     on_cpu = Operands(torch.randn(8, 4), (torch.randn(1, 2, 2, 2),))
     monkeypatch.setattr(tuning, "random_operands", lambda *_: on_cpu)
     before = matmul.fp32_precision
-    request = tuning.TuneRequest(
-        (Pattern(1, 2, 2, 2),), (8, 64), torch.device("cuda"), tf32=tf32, budget_s=0.01, again=True
-    )
+    problem = Problem.of_factor(Pattern(1, 2, 2, 2), "float32", False, exact=not tf32)
+    device = torch.device("cuda")
+    request = tuning.TuneRequest((problem,), (8, 64), device, budget_s=0.01, again=True)
     for _ in tuning.tune(request):
         assert matmul.fp32_precision == before
     assert during == ["tf32" if tf32 else "ieee"] * 2

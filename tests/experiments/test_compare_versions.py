@@ -17,6 +17,7 @@ OTHER_ROWS = Deliberate("search", "trials/.*/error", "^0.0", "other rows are che
 FRONT = {"metrics": ["latency_us"], "trials": [0]}
 TIMES = """\
 import ksopt, torch
+from ksopt.kernels.problem import Problem
 from ksopt.measure import interleaved, timing
 from ksopt.patterns.chain import Pattern
 from ksopt.tune import TuneRequest, tune
@@ -25,7 +26,8 @@ y = torch.ones(4, 8)
 calls = {"dense": lambda: y + 1, "(1,8,8,1)": lambda: y + 1, "copy": lambda: y.clone()}
 times = timing.measure(calls, "cpu", max_seconds=5.0)
 print(*(f"{one.median_us:.3f}" for one in times.values()))
-(report,) = tune(TuneRequest((Pattern(2, 16, 16, 2),), (8,), torch.device("cpu"), budget_s=5.0))
+problem = Problem.of_factor(Pattern(2, 16, 16, 2), "float32", False)
+(report,) = tune(TuneRequest((problem,), (8,), torch.device("cpu"), budget_s=5.0))
 print(report.way, report.measured_us, ksopt.__file__)
 """
 

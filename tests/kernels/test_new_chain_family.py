@@ -168,16 +168,10 @@ def test_a_chain_is_tuned_after_its_factors(toy, capsys, monkeypatch):
     assert {timed["way"] for timed in measured[-1]["timed"]} == {"factors", "toy_chain"}
     assert [choice["source"] for choice in choices()] == ["recorded"] * 3
     assert sorted(choice["key"]["pattern"] for choice in choices("--show")) == sorted(patterns)
-    request = TuneRequest(
-        tuple(CHAIN),
-        (8,),
-        torch.device("cpu"),
-        budget_s=0.01,
-        chains=(CHAIN,),
-        epilogue=Epilogue(True, "gelu"),
-    )
+    problem = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "gelu"))
+    request = TuneRequest((problem,), (8,), torch.device("cpu"), budget_s=0.01)
     *_, whole = tune(request)
-    assert whole.key.problem.epilogue == request.epilogue
+    assert whole.key.problem == problem
     assert main.main(words) == 0
     out = capsys.readouterr().out
     assert str(CHAIN) in out
