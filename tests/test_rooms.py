@@ -9,9 +9,12 @@ ROOT = Path(__file__).parents[1]
 # From the ground up; rooms of one line do not know each other.
 ORDER = """
 errors
-patterns settings report
-drawing epilogue
-reference system precision
+settings
+system
+report
+precision epilogue
+patterns
+reference drawing
 batched jit
 baselines
 measure doctor
