@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ksopt.errors import InvalidInputError
-from ksopt.report import document
+from ksopt.report import document, drawing_files
 from ksopt.search.options import STUDY
 from ksopt.search.report import comparison
 from ksopt.search.report.comparison import Searches
 from ksopt.search.saved_study import read, report_folder
 from ksopt.search.storage_url import without_password
-from ksopt.system import drawing_files
 from ksopt.system.atomic_files import write_whole
 
 

@@ -128,7 +128,7 @@ class SearchOptions:
         parse=whole_number,
         metavar="RANK",
     )
-    """Of full rank no chain is a bottleneck that the dense layer was not."""
+    """At full rank no chain is a bottleneck that the dense layer was not."""
     max_factors: int = option(
         MOST_FACTORS,
         "most factors, 1 to 3 (%(default)s)",
@@ -146,8 +146,8 @@ class SearchOptions:
         joined=",",
         is_named=True,
     )
-    """Of the paper's Table 1. Named families include chains with mergeable factors, as all
-    butterflies."""
+    """The families are those of the paper's Table 1. Named families include chains with mergeable
+    factors, such as all butterflies."""
     block_sizes: str | None = option(
         None,
         "the b and c that factors may have: 16,32,64 or 16-256 or multiple:16",

@@ -1,4 +1,4 @@
-"""What every test shares: private caches, and which tests are slow or need a GPU."""
+"""Setup of every test: private caches, and which tests are slow or need a GPU."""
 
 import contextlib
 import gc

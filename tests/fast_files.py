@@ -1,4 +1,4 @@
-"""Which files have tests that `make test` runs."""
+"""The list of the files with tests that `make test` runs."""
 
 import pytest
 

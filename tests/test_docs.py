@@ -1,4 +1,4 @@
-"""What the documents show is run: every example of a docstring, and the README's Python."""
+"""The examples of the documents are run: every docstring's, and the README's Python."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""What a notebook shows of results, plans, explanations and conversions."""
+"""Results, plans, explanations and conversions as a notebook shows them."""
 
 from html.parser import HTMLParser
 from pathlib import Path

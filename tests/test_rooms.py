@@ -1,29 +1,33 @@
-"""Imports run one way: a room knows those below it only."""
+"""Imports run one way: a room imports only rooms listed before it."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# From the ground up; rooms of one line do not know each other.
+# From the ground up, as in CONTRIBUTING.md; rooms of one line do not import each other.
 ORDER = """
 errors
-patterns settings report
-drawing epilogue
-reference system precision
-batched jit
-baselines
-measure doctor
+settings
+system
+report
+precision epilogue patterns
+drawing reference
+batched
+baselines jit
+doctor measure
 kernels
 ops
-functional projection tune
+tune functional projection
 nn
 operators
-compile.capture conversion
+conversion
+integrations compile.capture
 compile.lowering
 compile
-bench integrations
+bench
 search
 optimization
 cli
@@ -31,7 +35,7 @@ cli
 RANKS = {room: at for at, line in enumerate(ORDER.split("\n")) for room in line.split()}
 # ``ksopt`` itself is the package's list of names, which are imported when they are used.
 ANYWHERE = {"ksopt", "__main__"}
-# The report of a graph, which both stages of the compiler fill.
+# The report of a graph, which all stages of the compiler fill.
 DATA = {"ksopt.compile.sites"}
 
 
@@ -65,6 +69,21 @@ def imported(module: str) -> set[str]:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             names |= (inner & MODULES.keys()) or {str(node.module)}
     return {name for name in names if name.split(".")[0] == "ksopt"} - DATA
+
+
+def test_the_table_of_rooms_has_their_order() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("## The rooms\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    paths = [path for row in rows for path in re.findall("`(.+?)`", row)]
+    rooms = [path.removeprefix("ksopt/").removesuffix(".py").strip("/") for path in paths]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    listed = [one.replace("/", ".") for one in rooms if not one.startswith(("csrc/", "docs/"))]
+    assert listed == ORDER.split()
+
+
+def test_every_module_is_in_a_room() -> None:
+    assert {room(module) for module in MODULES} - ANYWHERE == RANKS.keys()
 
 
 @pytest.mark.parametrize("module", sorted(m for m in MODULES if room(m) not in ANYWHERE))

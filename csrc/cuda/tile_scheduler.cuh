@@ -1,17 +1,17 @@
-// Blocks that work as teams (wgmma16.cuh).
+// The tile scheduler of wgmma16.cuh: which tiles a block computes, and in which order.
 //
-// Blocks that read the same bytes of x, for different outputs or neighbouring j, form a team: they
-// walk over the same rows at the same time, so that all but the first find x in the L2 cache. A
-// team takes its share of all rows of all groups of columns, and loads weights again for each group.
+// Blocks that read the same bytes of x, for different outputs or neighbouring j, cooperate: TEAM of
+// them iterate over the same rows at the same time, so that all but the first find x in the L2 cache.
+// They take their share of all rows of all groups of columns, and load weights again for each group.
 #pragma once
 
 #include "kernel_params.cuh"
 
-// The groups of columns and tiles of rows that a team takes, one after another.
+// The groups of columns and tiles of rows that cooperating blocks compute, one after another.
 template <typename Tile, bool WHOLE_J> struct TeamSteps;
 
-// Groups that have all j of an i share no bytes of x or y: a team takes an even share of all tiles of all
-// groups, group by group.
+// Groups that have all j of an i share no bytes of x or y: the blocks take an even share of all tiles of
+// all groups, group by group.
 template <typename Tile> struct TeamSteps<Tile, true> {
   int64 row_tiles, tile, at, end;
   int group;
@@ -29,19 +29,20 @@ template <typename Tile> struct TeamSteps<Tile, true> {
   }
 };
 
-// Else neighbouring groups share lines of memory, so teams take them at the same time: the tiles of rows
-// are dealt out to shares in turns, and items, a share in one group each, to teams: first a share's groups.
+// Otherwise neighbouring groups share lines of memory and are computed at the same time: the tiles of rows
+// are assigned to shares in turns, and work items (one share of one group) to sets of cooperating blocks,
+// all groups of a share before the next share.
 template <typename Tile> struct TeamSteps<Tile, false> {
   static constexpr int GROUPS = Tile::COLUMN_GROUPS;
-  static constexpr int MOST_ITEMS = GROUPS == 1 ? 1 : 8;  // of a team, where teams are enough
-  static constexpr int BEGUN_TILES = 2;                   // that take as long as to begin an item
+  static constexpr int MOST_ITEMS = GROUPS == 1 ? 1 : 8;  // of one set of blocks, where there are enough
+  static constexpr int BEGUN_TILES = 2;                   // that take as long as the start of an item
   int row_tiles, teams, shares, item, group;
   int64 tile;
 
   __device__ __forceinline__ TeamSteps(const Arguments& arguments, int team, int all_teams) {
     row_tiles = static_cast<int>((arguments.batch + Tile::BM - 1) / Tile::BM);
     teams = all_teams;
-    // As many shares of the rows as let the team with the most to do have the least.
+    // The number of shares that minimizes the longest work of any set of cooperating blocks.
     int least = 0;
     shares = 1;
 #pragma unroll
@@ -61,7 +62,7 @@ template <typename Tile> struct TeamSteps<Tile, false> {
   }
 };
 
-// The work of a block of a team.
+// The tiles of one of the cooperating blocks.
 template <typename P, typename Tile> struct TeamWalk : TeamSteps<Tile, Tile::JC * Tile::TEAM_J == P::D> {
   using Steps = TeamSteps<Tile, Tile::JC * Tile::TEAM_J == P::D>;
   static constexpr int GROUPS_OF_I = P::D / (Tile::JC * Tile::TEAM_J);

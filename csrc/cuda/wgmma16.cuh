@@ -7,7 +7,7 @@
 //
 // The first warpgroup of a block copies x into a ring of stages; the others multiply and store. A
 // warpgroup that multiplies has 64 rows and NT * 8 outputs of as many j as a chunk holds; several
-// divide a block's j, outputs or rows between them. Blocks form teams (tile_scheduler.cuh).
+// divide a block's j, outputs or rows between them. Blocks that read the same x cooperate (tile_scheduler.cuh).
 #pragma once
 
 #include "mbarrier.cuh"
@@ -70,7 +70,7 @@ struct Wgmma16Tile {
   static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLICES < ALL_MULTIPLIERS, "");
 };
 
-// How threads walk over the rows of a tile: as RowWalk says, in a number of steps that is known.
+// How threads iterate over the rows of a tile: as in RowWalk, in a number of steps known at compile time.
 template <int ROWS, int CHUNKS, int THREADS> struct Steps : RowWalk<ROWS, CHUNKS, THREADS> {
   using Walk = RowWalk<ROWS, CHUNKS, THREADS>;
   static constexpr int COUNT = (ROWS + Walk::PASS_ROWS - 1) / Walk::PASS_ROWS;
@@ -80,8 +80,8 @@ template <int ROWS, int CHUNKS, int THREADS> struct Steps : RowWalk<ROWS, CHUNKS
   }
 };
 
-// The job of the first warpgroup. `full` and `empty` have a barrier for each stage of the ring. What else
-// a stage holds is loaded by `also(walk, part, slot)`.
+// The code of the first warpgroup. `full` and `empty` have a barrier for each stage of the ring. Whatever
+// else a stage holds is loaded by `also(walk, part, slot)`; the walk is the scheduler's iterator.
 template <typename P, typename Tile, typename Walk, typename Also>
 __device__ __forceinline__ void load_rows(const Arguments& arguments, unsigned char* ring, Mbarrier* full,
                                           Mbarrier* empty, Also also) {

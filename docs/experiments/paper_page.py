@@ -211,7 +211,7 @@ def _counts(run: Results) -> Iterator[str]:
 
 
 def overview(run: Results) -> tables.Table:
-    """How often kernel is the fastest of all ways, and by how much, by dtype."""
+    """The share of patterns where kernel is the fastest way, and by how much, by dtype."""
     heads = ("dtype", ">patterns", ">kernel is fastest", ">median speed-up over the best other way",
              ">least", ">over dense")  # fmt: skip
     rows = []
@@ -270,7 +270,7 @@ def full(folder: Path) -> str:
 
 
 def _heuristic(products: Mapping[str, Sequence[Product]]) -> Iterator[str]:
-    """How well (b+c)/(bc) ranks speed-ups, in all and within classes of width."""
+    """The rank correlation of (b+c)/(bc) with speed-ups, over all and within classes of width."""
     ranks = ", ".join(
         f"{heuristic.spearman(heuristic.RHO, of, RIVALS)} in {dtype}"
         for dtype, of in products.items()
@@ -300,7 +300,7 @@ def products(dtype: str) -> list[Product]:
 
 
 def _missing(sample: Results, products: Mapping[str, Sequence[Product]]) -> Iterator[str]:
-    """What these tables lack, and how much it matters."""
+    """The limits of these tables, and how much they matter."""
     shared = [dtype for dtype in products if dtype in sample.products]
     losers = ", ".join(
         f"{sum(_best_other(one) in ('bsr', 'sparse') for one in sample.products[dtype])} of "
@@ -333,7 +333,7 @@ def _missing(sample: Results, products: Mapping[str, Sequence[Product]]) -> Iter
 
 
 def _wins(products: Mapping[str, Sequence[Product]]) -> str:
-    """How often kernel is the fastest way, each in its better layout, and what it loses else."""
+    """The share where kernel is fastest, each way in its better layout, and its loss elsewhere."""
     sentences = []
     for dtype in _BEST_OF_BOTH.values():
         ratios = _speed_ups(products[dtype], RIVALS)
@@ -353,7 +353,7 @@ def _best_other(product: Product) -> str:
 
 
 def _dense_limits(products: Mapping[str, Sequence[Product]]) -> tuple[float, int]:
-    """Of dense where it was not tried: its least time over kernel's; the least elements."""
+    """The limits of dense where it was not tried: least time over kernel's, least elements."""
     kernels = {
         (dtype, str(one.pattern)): one.times_us for dtype, of in products.items() for one in of
     }
@@ -378,7 +378,7 @@ def _without(table: tables.Table, head: str) -> tables.Table:
 
 
 def rows_table(folders: Sequence[Path]) -> str:
-    """How well (b+c)/(bc) predicts the speed-up of kernel, by rows of x and dtype."""
+    """The prediction of kernel's speed-up by (b+c)/(bc), by rows of x and dtype."""
     heads = ("rows", "dtype", ">patterns", ">kernel is fastest", ">median speed-up",
              ">Spearman of (b+c)/(bc)", ">Spearman of the cost models")  # fmt: skip
     lines: list[tuple[int, tuple[str, ...]]] = []

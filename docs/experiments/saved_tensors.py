@@ -1,4 +1,4 @@
-"""What a compiled training step saves for its backward pass, by the operator that computes it.
+"""The tensors that a compiled training step saves for its backward pass, by operator.
 
     python docs/experiments/saved_tensors.py vit --chain "(1,out/2,mid/6,2)*(2,mid/6,in/2,1)"
 

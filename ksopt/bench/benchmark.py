@@ -42,11 +42,12 @@ _LONG_US = 50_000.0
 # A way whose multiplications by zero alone take this many times the floor, at the best rate that
 # was measured, is not tried: the best of PyTorch in one layout took at most 12 on an H200.
 _MOST_FLOORS = 15.0
-# Of the device's memory that a weight with its zeros may take, beside x, the result and the others.
+# The share of the device's memory that a weight with its zeros may take: x, the result and the
+# other weights need the rest.
 _MOST_MEMORY = 0.125
-# By bytes of an element. PyTorch's Triton kernel unrolls a whole block, in float64 for float32: on
-# an H200's host 128 x 128 compiled within 1 s (float16) and 21 s (float32); 256 x 256 in float32
-# and 512 x 512 in float16 were not compiled after 6 minutes.
+# The largest block, by bytes of an element. PyTorch's Triton kernel unrolls a whole block, in
+# float64 for float32: on an H200's host 128 x 128 compiled within 1 s (float16) and 21 s (float32);
+# 256 x 256 in float32 and 512 x 512 in float16 were not compiled after 6 minutes.
 _MOST_BSR_BLOCK = {2: 128 * 128, 4: 64 * 64, 8: 64 * 64}
 _LARGE = ("dense", "sparse", PRODUCT_ONLY)
 _NO_RIVALS = (OURS, PRODUCT_ONLY, *INDUCTOR)
@@ -231,7 +232,7 @@ class Bench:
         self, name: str, layout: str, way: implementations.Way, x: Tensor, weights: Sequence[Tensor]
     ) -> tuple[Callable[[], object], int]:
         size = sum(weight.nbytes for weight in weights)
-        # Of dense the zeros are read as well, so fewer copies fill the cache.
+        # The dense product reads the zeros as well, so fewer copies fill the cache.
         if name == "dense":
             last = is_batch_last(layout)
             outputs = math.prod(weights[0].shape) // weights[0].shape[2]
@@ -251,7 +252,7 @@ class Bench:
         ]
 
     def _products_in_sample(self, subject: Subject, name: str) -> int:
-        """Several of a few rows on CUDA, as the autotuner times them."""
+        """Several products if x has few rows, on CUDA, as the autotuner times them."""
         if self.device.type != "cuda" or name == PRODUCT_ONLY:
             return 1
         bytes_each = self.request.torch_dtype.itemsize

@@ -40,7 +40,10 @@ def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
 
 
 def relative_error(matrix: Tensor, weights: Sequence[Tensor]) -> float:
-    """||matrix - K_1 ... K_L|| / ||matrix|| (Frobenius), absolute where the matrix is zero."""
+    """The error of a chain: ||matrix - K_1 ... K_L|| / ||matrix|| in the Frobenius norm.
+
+    Where the matrix is zero it is ||K_1 ... K_L||.
+    """
     norm = matrix.norm().item()
     error = (matrix - product(weights)).norm().item()
     return error / norm if norm > 0 else error

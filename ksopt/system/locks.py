@@ -4,10 +4,11 @@ A lock is the operating system's (flock) on a file that is opened without follow
 and without truncation: the target of a planted link and the contents of the file do not change. A
 killed process leaves nothing to clean up.
 
-filelock, which torch installs, is not used: it polls instead of waiting, waits forever in a folder
-that takes no file (/proc; seen with 4.2.11), creates folders, and truncated the file up to 3.29.7,
-while torch requires no version of it. Two locks here need more: one is on a file of data, and one
-checks whether a lock is held without creating its file.
+filelock, which torch installs, is not used: it polls where a lock here waits in the kernel (a wait
+with a limit polls here as well), waits forever in a folder that takes no file (/proc; seen with
+4.2.11), creates folders, and truncated the file up to 3.29.7, while torch requires no version of
+it. Two locks here need more: one is on a file of data, and one checks whether a lock is held
+without creating its file.
 """
 
 from __future__ import annotations

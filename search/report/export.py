@@ -14,12 +14,11 @@ from typing import Any
 from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.size import Dims
-from ksopt.report import document
+from ksopt.report import document, drawing_files
 from ksopt.search import metrics
 from ksopt.search.plan import plan_of
 from ksopt.search.report import results_json
 from ksopt.search.results import SearchResult, TrialRecord
-from ksopt.system import drawing_files
 from ksopt.system.atomic_files import write_whole
 
 

@@ -1,4 +1,4 @@
-"""What `ksopt bench paper` measures beside products: modules, and energy on a played device."""
+"""Measurements of `ksopt bench paper` beside products: modules, and energy on a stand-in device."""
 
 import csv
 import json

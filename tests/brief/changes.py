@@ -1,4 +1,4 @@
-"""What makes searches short: the same code, which repeats less and waits for no disk."""
+"""Changes that shorten searches: the same code repeats less and waits for no disk."""
 
 import sqlite3
 from typing import Any

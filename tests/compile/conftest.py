@@ -1,4 +1,4 @@
-"""What the tests of the backend share."""
+"""Fixtures of the backend's tests."""
 
 from types import SimpleNamespace
 

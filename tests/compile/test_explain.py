@@ -1,4 +1,4 @@
-"""What the backend says about a model: the table, its files, the command."""
+"""The backend's report on a model: the table, its files, the command."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What a graph does as it was captured: all that eager mode does."""
+"""A captured graph, run uncompiled, does everything that eager mode does."""
 
 import functools
 

@@ -15,7 +15,7 @@ STATE = {"up": torch.randn(4, 6), "down": torch.randn(6, 4), "bias": torch.randn
 
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
-    """Of a model in two files."""
+    """The index of a model in two files."""
     parts = {"a.safetensors": ["up", "bias"], "b.safetensors": ["down"]}
     for name, own in parts.items():
         save_file({key: STATE[key] for key in own}, tmp_path / name)

@@ -1,4 +1,4 @@
-"""What csrc/host launches, on a CPU: the library itself, with a driver played by C."""
+"""The launches of csrc/host, on a CPU: the library itself, with a driver simulated in C."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""What ksopt costs as sizes grow: the fits, and each series at its least size."""
+"""The growth of ksopt's costs: the fits, and each series at its least size."""
 
 import doctest
 from pathlib import Path

@@ -7,6 +7,7 @@ import pytest
 
 import auto_config
 import library_costs
+import lock_costs
 import spawned_workers
 
 
@@ -36,3 +37,16 @@ def test_both_ways_list_the_same_layers(capfd: pytest.CaptureFixture[str], tmp_p
     theirs, ours = capfd.readouterr().out.splitlines()
     assert theirs.startswith("transformers: 15 layers in ")
     assert ours.startswith("ksopt: 15 layers in ")
+
+
+@pytest.mark.slow
+def test_costs_of_locks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lock_costs.main(["--repeats", "1"]) == 0
+    printed = capsys.readouterr().out
+    for kind in (lock_costs.OWN, lock_costs.OWN_LIMITED, lock_costs.FILELOCK):
+        assert f"hand-over by {kind}: median" in printed
+    assert "/proc/a.lock, ksopt: FileNotFoundError" in printed
+    assert "/proc/a.lock, filelock with a limit of 5 s: Timeout" in printed
+    assert "a locked file's contents, ksopt: kept" in printed
+    assert "a dead process, by a lock" in printed
+    assert "Optuna's heartbeat in a journal: False" in printed

@@ -1,4 +1,4 @@
-"""What a benchmark of random patterns says."""
+"""The summary of a benchmark of random patterns."""
 
 import csv
 from pathlib import Path

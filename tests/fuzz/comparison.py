@@ -1,4 +1,4 @@
-"""What a module does, written down; and whether two runs did the same.
+"""Records of a module's behaviour, and their comparison between two runs.
 
 Values, gradients, what requires gradients, what shares memory with what, what was written, and
 errors. Where torch.compile without ksopt does not do as eager mode does, ksopt is to do as that.

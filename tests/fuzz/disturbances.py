@@ -1,4 +1,4 @@
-"""What is put between the statements of a random module: writes, regions, checkpoints."""
+"""Disturbances between the statements of a random module: writes, regions, checkpoints."""
 
 from __future__ import annotations
 

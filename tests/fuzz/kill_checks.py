@@ -1,4 +1,4 @@
-"""What must hold after a process was killed, and after the same command has run again."""
+"""Checks after a process was killed, and after the same command has run again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Case(Protocol):
         """After ``python``; ``kill`` counts the times that the command was killed in the folder."""
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Of the command."""
+        """The command's environment."""
 
     def stored(self, folder: Path) -> Mapping[str, Any]:
         """The finished files on disk, by name; may be called while the command runs."""
@@ -45,7 +45,7 @@ class Case(Protocol):
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Of a command that leaves nothing anywhere but in a folder, and measures briefly."""
+    """The environment of a command that writes only to a folder, and measures briefly."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     paths = (str(TESTS / "brief"), str(TESTS / "fuzz"), os.environ.get("PYTHONPATH"))

@@ -1,4 +1,4 @@
-"""What the harness of kills runs to compile: the host library, then a model by the backend."""
+"""The program that the harness of kills compiles: the host library, then a model by the backend."""
 
 import sys
 

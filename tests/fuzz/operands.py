@@ -1,4 +1,4 @@
-"""What a product reads, and the list of the ways to write one."""
+"""Operands of products, and the list of the ways to write a product."""
 
 from __future__ import annotations
 

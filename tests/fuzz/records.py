@@ -1,4 +1,4 @@
-"""What a call did, written down, and whether another one did the same."""
+"""Records of a call's behaviour, and their comparison with another call's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def differences(
 
 
 def not_torchs(from_eager: list[str], torchs: list[str], plain: list[Record]) -> list[str]:
-    """Of the differences from eager mode, those in which torch.compile itself has none.
+    """The differences from eager mode that torch.compile alone does not have.
 
     Args:
         from_eager: differences of a run from eager mode.

@@ -1,4 +1,4 @@
-"""What stands between products: movements, elementwise work, and writes in place."""
+"""Statements between products: movements, elementwise operations, writes in place."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Victim:
 
     @property
     def pid(self) -> int:
-        """Of the command itself."""
+        """The ID of the command's process."""
         return self._process.pid
 
     @property

@@ -37,13 +37,17 @@ step() {
 devices=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 "$python" -c 'import xdist' 2>/dev/null && workers=(-n "$((4 * devices))")
 step tests 400 "$python" -m pytest -m gpu -v --tb=short --durations=20 "${workers[@]}" \
-  tests/gpu tests/measure/test_roofline.py tests/measure/test_timing.py
+  tests/gpu tests/measure/test_roofline.py tests/measure/test_timing.py \
+  --ignore tests/gpu/test_edge_sizes_on_gpu.py
+
+# These fill most of a device's memory, so one process runs them, with nothing beside it.
+step edge-sizes 400 "$python" -m pytest -m gpu -v --tb=short --durations=5 tests/gpu/test_edge_sizes_on_gpu.py
 
 step random-problems 240 "$python" tests/gpu/random_problems.py --count 4000 --workers $((4 * devices)) --seconds 200
 
 # The processes above have one device each.
 [ "$devices" -gt 1 ] && step two-devices 150 "$python" -m pytest -m gpu -q tests/gpu \
-  tests/nn/test_distributed.py -k two_devices
+  --ignore tests/gpu/test_edge_sizes_on_gpu.py tests/nn/test_distributed.py -k two_devices
 
 # The counter of energy is the whole board's, so these tests leave themselves out above.
 [ "${#workers[@]}" -gt 0 ] && "$python" -c 'import pynvml' 2>/dev/null \

@@ -1,4 +1,4 @@
-"""How the GPU tests share devices, and what a run that is stopped at its time limit has said."""
+"""Sharing of devices between GPU tests, and the report of a run that reached its time limit."""
 
 import os
 

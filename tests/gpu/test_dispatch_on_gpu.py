@@ -1,4 +1,4 @@
-"""What `dispatch.run` chooses on a CUDA device: right for every problem, whatever it chooses."""
+"""Choices of `dispatch.run` on a CUDA device: the result is right for every problem and choice."""
 
 import itertools
 import random

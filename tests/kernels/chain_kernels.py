@@ -41,7 +41,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Operands:
-    """Of one call: x (rows, in_features), a factor of each sibling, bias, residual."""
+    """The operands of a call: x (rows, in_features), a factor of each sibling, bias, residual."""
 
     x: Tensor
     left: list[Tensor]

@@ -1,4 +1,4 @@
-"""Which chains' weight gradients are one launch."""
+"""The chains whose weight gradients are computed by one launch."""
 
 from __future__ import annotations
 

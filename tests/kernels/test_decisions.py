@@ -1,4 +1,4 @@
-"""How a decision is made, whatever races: a question here is answered by a test."""
+"""Decisions under races; a test answers each question."""
 
 import threading
 from types import SimpleNamespace

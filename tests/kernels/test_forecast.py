@@ -1,4 +1,4 @@
-"""What is chosen on GPUs that are not here, and that its kernels compile for them and fit."""
+"""Choices for GPUs that are not here: their kernels compile for them and fit."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""What is chosen and why, in words: measured, recorded, predicted, or by rule."""
+"""The explanation of a choice in words: measured, recorded, predicted, or by rule."""
 
 import pytest
 import stand_ins

@@ -1,4 +1,4 @@
-"""What recorded CUDA graphs read of weights, with a graph played on a CPU.
+"""Weights that recorded CUDA graphs read, with a graph simulated on a CPU.
 
 A played graph reads, at each replay, the tensors that it saw while it was recorded.
 """

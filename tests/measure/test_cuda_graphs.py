@@ -1,4 +1,4 @@
-"""How many calls the graphs of ``--graph`` hold."""
+"""The number of calls in the graphs of ``--graph``."""
 
 import types
 

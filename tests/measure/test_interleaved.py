@@ -1,4 +1,4 @@
-"""How ways are timed: on a device and a host whose clocks a test turns."""
+"""Interleaved timing, on a device and a host whose clocks a test turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ksopt.nn.init` says of the size of signals and gradients, measured."""
+"""The sizes of signals and gradients that `ksopt.nn.init` states, measured."""
 
 import pytest
 import torch

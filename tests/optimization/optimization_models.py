@@ -1,4 +1,4 @@
-"""What the tests of `ksopt.optimize` share besides fixtures."""
+"""Models and helpers that the tests of `ksopt.optimize` share."""
 
 from collections.abc import Callable
 

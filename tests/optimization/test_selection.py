@@ -1,4 +1,4 @@
-"""Which layers are not searched."""
+"""The layers that are not searched."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the tests of searches of models build, here and from the command line."""
+"""Models that the tests of searches build, here and from the command line."""
 
 import torch
 from torch import Tensor, nn

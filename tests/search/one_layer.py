@@ -1,4 +1,4 @@
-"""What the tests of a single layer's results share."""
+"""Requests and results of a single layer, shared by tests."""
 
 from dataclasses import replace
 from typing import Any

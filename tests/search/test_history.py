@@ -1,4 +1,4 @@
-"""What a study's trials say of its chains, looked at again and again."""
+"""The chains in a study's trials, read again and again."""
 
 from typing import Any
 

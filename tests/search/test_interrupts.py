@@ -1,4 +1,4 @@
-"""What is printed of a Ctrl-C that a library caught: nothing."""
+"""A Ctrl-C that a library caught prints nothing."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""What surrounds a layer in a search: values, both layouts, other structures, reports."""
+"""A layer searched with the operations around it: values, layouts, other structures, reports."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""From measured numbers to an answer: invented times, to cover every case."""
+"""Recommendations from invented times, which cover every case."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a person writes becomes numbers, or a sentence."""
+"""A request's texts become numbers, or the refusal is a sentence."""
 
 import json
 

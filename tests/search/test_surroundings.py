@@ -1,4 +1,4 @@
-"""What surrounds a model's layers, read from its graph, and searched with them."""
+"""The operations around a model's layers, read from its graph, and searched with them."""
 
 import json
 from collections.abc import Callable

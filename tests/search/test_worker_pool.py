@@ -56,7 +56,7 @@ COMMAND = "--dims 32x64 --budget 50% --batch 16 --device cpu"
 
 @pytest.fixture
 def environment(brief: None, tmp_path: Path) -> dict[str, str]:
-    """Of processes that measure briefly, and keep their locks apart from other tests'."""
+    """The environment of processes that measure briefly, and have locks of their own."""
     folder = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])  # of `brief`, before others
     site = tmp_path / "site"
     site.mkdir()

@@ -1,4 +1,4 @@
-"""Which files are believed: those that no other user could have put there."""
+"""Files are trusted only if no other user could have put them there."""
 
 import os
 import stat

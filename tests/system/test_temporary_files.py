@@ -1,4 +1,4 @@
-"""What a killed process leaves half written is removed by the next, and nothing else is."""
+"""Half-written files of a killed process are removed by the next, and no others."""
 
 import os
 import signal

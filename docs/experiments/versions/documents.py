@@ -61,7 +61,7 @@ def renamed(value: Any) -> Any:
 
 
 def search(done: Finished) -> dict[str, Any]:
-    """Of ``ksopt search``: results.json, plan.json and trials.csv."""
+    """The document of ``ksopt search``: results.json, plan.json and trials.csv."""
     layers, around = _layers(_read(done.out / "results.json"))
     document: dict[str, Any] = {
         title: {size: shared(layer[name]) for size, layer in layers.items()}
@@ -102,7 +102,7 @@ def _layers(results: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def explained(done: Finished) -> dict[str, Any]:
-    """Of `versions.explained`: every call of every layer."""
+    """The document of `versions.explained`: every call of every layer."""
     calls = {
         f"{layer}, {way}": answer
         for layer, ways in json.loads(done.printed[-1]).items()
@@ -112,7 +112,7 @@ def explained(done: Finished) -> dict[str, Any]:
 
 
 def explain(done: Finished) -> dict[str, Any]:
-    """Of ``ksopt explain --json``."""
+    """The document of ``ksopt explain --json``."""
     return _explanations({"model": json.loads(done.printed[-1])})
 
 
@@ -156,7 +156,7 @@ def _site(site: dict[str, Any]) -> str:
 
 
 def convert(done: Finished) -> dict[str, Any]:
-    """Of ``ksopt convert``: config.json, and the norms of the written weights."""
+    """The document of ``ksopt convert``: config.json, and the norms of the written weights."""
     converted = _read(done.out / "config.json")
     layers = {one["names"][0]: one for one in converted.pop("layers")}
     weights = load_file(done.out / "model.safetensors")
@@ -168,19 +168,19 @@ def convert(done: Finished) -> dict[str, Any]:
 
 
 def planned(done: Finished) -> dict[str, Any]:
-    """Of ``ksopt convert --dry-run --json``."""
+    """The document of ``ksopt convert --dry-run --json``."""
     answer = json.loads(done.printed[-1])
     return {"layers and chains": answer["layers"], "left dense": sorted(answer["dense"])}
 
 
 def tune(done: Finished) -> dict[str, Any]:
-    """Of ``ksopt tune --json``: the last command's choices."""
+    """The document of ``ksopt tune --json``: the last command's choices."""
     answer = renamed(shared(json.loads(done.printed[-1])))
     return {"choices": answer["choices"], "device": [answer["device"], answer["machine"]]}
 
 
 def bench(done: Finished) -> dict[str, Any]:
-    """Of ``ksopt bench kernels --json``."""
+    """The document of ``ksopt bench kernels --json``."""
     (series,) = shared(json.loads(done.printed[-1]))["series"]
     ways = {
         f"{row['chain']}, {row['batch']} rows, {row['layout']}, {row['way']}": row
@@ -194,7 +194,7 @@ def bench(done: Finished) -> dict[str, Any]:
 
 
 def doctor(done: Finished) -> dict[str, Any]:
-    """Of ``ksopt doctor --json``, printed once more as a table."""
+    """The document of ``ksopt doctor --json``, printed once more as a table."""
     as_json, as_text = done.printed
     answer = json.loads(as_json)
     host = answer["facts"]["host_library"]
@@ -208,7 +208,7 @@ def doctor(done: Finished) -> dict[str, Any]:
 
 
 def refusal(done: Finished) -> dict[str, Any]:
-    """Of a refused command, whose exit code was checked before."""
+    """The document of a refused command, whose exit code was checked before."""
     return {"exit code 2, and nothing printed": list(done.printed)}
 
 

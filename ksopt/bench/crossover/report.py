@@ -14,9 +14,8 @@ from ksopt.bench.crossover.views import BETWEEN, MEASURED, Cell
 from ksopt.bench.heat_map import Tile
 from ksopt.errors import InvalidInputError
 from ksopt.measure.device import DeviceRecord
-from ksopt.report import document, tables
+from ksopt.report import document, drawing_files, tables
 from ksopt.report.document import Figure, Section
-from ksopt.system import drawing_files
 from ksopt.system.atomic_files import make_folder, write_whole
 from ksopt.system.untrusted import reason
 

@@ -25,9 +25,8 @@ from ksopt.bench.reproduction.tables_and_figures import ENERGY, MODELS, PRODUCTS
 from ksopt.errors import InvalidInputError
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.measurement import quantile
-from ksopt.report import document, tables
+from ksopt.report import document, drawing_files, tables
 from ksopt.report.document import Section
-from ksopt.system import drawing_files
 from ksopt.system.atomic_files import make_folder, write_whole
 from ksopt.system.untrusted import reason
 

@@ -154,7 +154,7 @@ def _chunks(p: Pattern, size: int, groups: int, jc: int, values: int) -> int:
 
 
 def _row_bytes(p: Pattern, size: int, groups: int, jc: int, values: int) -> int:
-    """Of a row in shared memory: an odd number of chunks."""
+    """Bytes of a row in shared memory: an odd number of chunks of 16."""
     return (_chunks(p, size, groups, jc, values) | 1) * 16
 
 
@@ -256,7 +256,7 @@ class GatherMma(TemplateFamily[Config]):
                         break
 
     def steps(self, problem: Problem) -> tuple[int, ...]:
-        """How many l are added at a time: by tensor cores, or, of short sums, one."""
+        """The numbers of l that may be added at a time: a tensor core's; 1 for short sums."""
         c, is_single = problem.pattern.c, problem.dtype == "float32"
         if is_single and problem.exact:
             return (8,) if c >= _SHORTEST_SPLIT_SUM else (1,)
@@ -264,7 +264,7 @@ class GatherMma(TemplateFamily[Config]):
         return (by_tensor_cores, 1) if c <= by_tensor_cores else (by_tensor_cores,)
 
     def products(self, problem: Problem, config: Config) -> int:
-        """Of two numbers, by tensor cores; 0 for ordinary arithmetic."""
+        """Tensor-core products for one product of two numbers; 0 for ordinary arithmetic."""
         if config.step == 1:
             return 0
         return 3 if problem.dtype == "float32" and problem.exact else 1

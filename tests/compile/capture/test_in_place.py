@@ -1,4 +1,4 @@
-"""What the graph writes in place stays seen, also by functions that need not be run."""
+"""In-place writes of the graph are followed, also by functions that need not be run."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""In-place bias and activation right behind the product."""
+"""Bias and activation are applied in place right behind the product."""
 
 import torch
 from torch import nn

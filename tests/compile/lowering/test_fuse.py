@@ -1,4 +1,4 @@
-"""What surrounds a chain becomes the operator's, where one launch computes all of it faster."""
+"""The operator takes over the operations around a chain where one launch computes all faster."""
 
 import math
 

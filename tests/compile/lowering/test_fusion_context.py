@@ -1,4 +1,4 @@
-"""What surrounds a site decides which copies cost something, and so how the site is timed."""
+"""The operations around a site decide which copies cost time, and so how the site is timed."""
 
 import pytest
 import torch

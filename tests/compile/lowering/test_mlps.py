@@ -191,7 +191,7 @@ def test_a_chain_of_layers_is_cut_into_pairs():
 
 
 class Block(nn.Module):
-    """Of a transformer, its attention left out: a layer and an MLP, each with a residual."""
+    """A transformer's block without its attention: a layer and an MLP, each with a residual."""
 
     def __init__(self):
         super().__init__()

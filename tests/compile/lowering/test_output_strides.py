@@ -1,4 +1,4 @@
-"""What a caller gets of a compiled model has the strides that it has of the author's."""
+"""The outputs of a compiled model have the strides of the author's model."""
 
 import pytest
 import torch

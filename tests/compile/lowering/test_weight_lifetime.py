@@ -1,4 +1,4 @@
-"""How often compiled graphs prepare a weight: once a version, in whatever layout it is stored.
+"""Compiled graphs prepare a weight once a version, in whatever layout it is stored.
 
 Inductor runs here, for it is what gives the operator a new tensor for each view at each call. On a
 CPU no way to multiply keeps a prepared weight, so the kernels are a stand-in that does.

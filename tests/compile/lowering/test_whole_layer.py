@@ -1,4 +1,4 @@
-"""Whether a layer is faster as a whole, from what the autotuner has measured of its plans."""
+"""Layers are lowered as a whole if that is faster by the autotuner's times of their plans."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""How the way to multiply is chosen on a CUDA device, with the device played by stand-ins."""
+"""The choice of an implementation on a CUDA device, with stand-ins for the device."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""What families/chain_mma.py says of its template: support, tiles, predicted times."""
+"""The description of a template in families/chain_mma.py: support, tiles, predicted times."""
 
 import csv
 import statistics

@@ -119,7 +119,7 @@ def kernels(emulator):
 
 @dataclass(frozen=True)
 class Operands:
-    """Of one call."""
+    """The operands of a call."""
 
     x: Tensor
     weights: list[Tensor]

@@ -1,4 +1,4 @@
-"""What cost models predict for the tiles of families on warpgroup products that were timed."""
+"""Predictions of cost models for timed tiles of families on warpgroup products."""
 
 from dataclasses import astuple, dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What families/gather_mma.py says of its template: support, tiles, launch, predicted times."""
+"""The description of a template in families/gather_mma.py: support, tiles, launch, times."""
 
 import csv
 import random

@@ -1,4 +1,4 @@
-"""What families/lane_fma.py says of its template: support, tiles, launch, predicted times."""
+"""The description of a template in families/lane_fma.py: support, tiles, launch, times."""
 
 import csv
 import math

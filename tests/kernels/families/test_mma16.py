@@ -1,4 +1,4 @@
-"""What families/mma16.py says of its template: support, tiles, launch, shared memory."""
+"""The description of a template in families/mma16.py: support, tiles, launch, shared memory."""
 
 import pytest
 from checks import H200

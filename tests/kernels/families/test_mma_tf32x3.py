@@ -1,4 +1,4 @@
-"""What the fp32 families take, when they are exact, and that they compile for every target."""
+"""The fp32 families: supported problems, exactness, compilation for every target."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What a family does not compute, and the sentence that says why."""
+"""Problems that a family does not compute, and the sentence that says why."""
 
 import pytest
 from checks import H200

@@ -1,4 +1,4 @@
-"""That the templates of the 16-bit families compile, and count as Python's formulas do."""
+"""The templates of the 16-bit families compile, and count as Python's formulas do."""
 
 import random
 from dataclasses import astuple

@@ -1,4 +1,4 @@
-"""What ksopt/kernels/families/wgmma16.py says of its template, and what its cost model predicts."""
+"""The description of a template in families/wgmma16.py, and its cost model's predictions."""
 
 import pytest
 from checks import H200

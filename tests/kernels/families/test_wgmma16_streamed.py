@@ -1,4 +1,4 @@
-"""What families/wgmma16_streamed.py says of its template, and what its cost model predicts."""
+"""The template's description in families/wgmma16_streamed.py, and its cost model's predictions."""
 
 import pytest
 from checks import H200

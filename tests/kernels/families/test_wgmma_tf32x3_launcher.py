@@ -1,4 +1,4 @@
-"""What the launcher of the fp32 family on warpgroup products hands to which kernel."""
+"""The arguments that the launcher of `wgmma_tf32x3` passes to each of its kernels."""
 
 from __future__ import annotations
 

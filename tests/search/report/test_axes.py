@@ -1,4 +1,4 @@
-"""Where a drawing's texts stand."""
+"""The places of a drawing's texts."""
 
 from ksopt.search.report.axes import Axes, Box, Scale, beside
 

@@ -27,7 +27,7 @@ SIZES = {
 def final(
     request: object, device: object, chains: Sequence[Chain], spare: object
 ) -> dict[str, Measurement]:
-    """Of a slow dense layer, so that everything is in the report: warnings and long numbers."""
+    """The final of a slow dense layer: the report has everything, warnings and long numbers."""
     times = {str(chain): 12_345.6 + place for place, chain in enumerate(chains)}
     return {
         name: Measurement(us, 0.99 * us, 1.01 * us, 20)

@@ -86,7 +86,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def report(search: Search) -> Path:
-    """Of a search with all that makes tables wide."""
+    """The report of a search with all that makes tables wide."""
     result = search(dims="768x3072", budgets=("10%", "25%"), trials=6)
     # Chains of 3 us to a second, beside a dense layer as slow as the slowest of them.
     times = [3.0, 20.0, 400.0, 7000.0, 3e4, 1e6]

@@ -31,7 +31,7 @@ def timed(us: float) -> Measurement:
 
 @pytest.fixture
 def result(search: Search, monkeypatch: pytest.MonkeyPatch) -> SearchResult:
-    """Of chains that took 2 us in the final, beside a dense layer that took 8."""
+    """The result of chains that took 2 us in the final, beside a dense layer that took 8."""
 
     def final(request: object, device: object, chains: list[Chain], spare: object) -> dict:
         return {**{str(chain): timed(2) for chain in chains}, "dense": timed(8)}

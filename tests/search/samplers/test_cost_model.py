@@ -1,4 +1,4 @@
-"""How the cost model ranks the chains that were measured on an H200 (docs/data)."""
+"""The cost model's ranking of the chains that were measured on an H200 (docs/data)."""
 
 import csv
 from pathlib import Path
