@@ -108,7 +108,7 @@ def _run(
 ) -> SearchResult:
     Score.of(request)  # rejected before anything is written or measured
     device = devices.resolve(request.device)
-    batch = request.batch or DEFAULT_BATCH[device.type]
+    batch = request.batch or DEFAULT_BATCH.get(device.type, DEFAULT_BATCH["cuda"])
     request = replace(request, device=str(device), batch=batch)
     request = replace(request, out=request.out or _default_folder(request))
     feasibility.check(request.layers, device)  # rejected before anything is listed

@@ -235,7 +235,7 @@ def workplaces(device: torch.device, workers: int) -> list[str]:
     alike = [
         place
         for place in devices.available()
-        if place != "cpu" and torch.cuda.get_device_name(place) == name
+        if place.startswith("cuda") and torch.cuda.get_device_name(place) == name
     ]
     at = alike.index(str(device))
     alike = alike[at:] + alike[:at]

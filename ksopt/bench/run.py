@@ -136,13 +136,15 @@ def devices_of(device: str, workers: int) -> list[str]:
         workers: concurrent processes.
 
     Raises:
-        InvalidInputError: there are fewer GPUs than workers.
+        InvalidInputError: there are fewer devices of its type than workers.
     """
     first = torch.device(device)
     if workers < 1:
         raise InvalidInputError(f"workers must be at least 1, got {workers}")
     if first.type == "cpu":
         return [device] * workers
+    if first.type != "cuda":
+        return _others_of(first, workers)
     start, here = first.index or 0, torch.cuda.device_count()
     if start + workers > here:
         raise InvalidInputError(
@@ -150,3 +152,15 @@ def devices_of(device: str, workers: int) -> list[str]:
             "worker takes one of its own"
         )
     return [f"cuda:{index}" for index in range(start, start + workers)]
+
+
+def _others_of(first: torch.device, workers: int) -> list[str]:
+    """`devices_of` for a device that is neither a CPU nor a CUDA device."""
+    several = [one for one in devices.available() if torch.device(one).type == first.type]
+    several = several[several.index(str(first)) :]
+    if workers > len(several):
+        raise InvalidInputError(
+            f"workers {workers}: from {first} on there are {len(several)} devices, and each worker "
+            "takes one of its own"
+        )
+    return several[:workers]

@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = args.run
     try:
         with logged(args.verbose, sys.stderr):
-            refuse_absent(getattr(args, "device", "auto"))
+            if not getattr(args, "plugins", ()):  # which may add a type of devices
+                refuse_absent(getattr(args, "device", "auto"))
             code = run(args)
             sys.stdout.flush()  # detects a closed pipe here, not at exit
             return code

@@ -55,6 +55,10 @@ class Question:
     race: Callable[[float, Record | None], Decision]
     is_open: Callable[[], bool] = lambda: True
 
+    def rule(self) -> Decision:
+        """The decision where nothing is chosen."""
+        return by_rule(self.key.problem)
+
     def recorded(self) -> Decision | None:
         """The decision on disk, built without timing; None if it is missing or cannot be built."""
         record = load(self.key, self.device, self.backend)
@@ -115,7 +119,7 @@ class Decider(Generic[Key]):
             return known, True
         mode = settings.tuning()
         if mode == "off" or not question.is_open():
-            return by_rule(question.key.problem), True
+            return question.rule(), True
         if mode == "model" or deterministic:
             return question.predicted(), True
         if _is_capturing(question.device) or not self.timing.acquire(blocking=False):

@@ -13,6 +13,7 @@ import torch
 
 import ksopt
 from ksopt.errors import InvalidInputError
+from ksopt.measure.device_types import DEVICE_TYPES, other_devices, other_type
 from ksopt.system.cpu import cpu_name, cpus_allowed
 
 
@@ -22,14 +23,14 @@ class DeviceRecord:
 
     Args:
         device: torch's name: ``cpu``, ``cuda:0``.
-        type: ``cpu`` or ``cuda``.
-        name: The processor's name: the GPU's on CUDA, the CPU's otherwise.
+        type: ``cpu``, ``cuda``, or another type that has a backend.
+        name: The processor's name: the device's own, or the CPU's where that is unknown.
         capability: Compute capability of the GPU, such as ``9.0``.
         multiprocessors: Of the GPU.
-        memory_gib: Of the GPU, or of the machine.
+        memory_gib: Of the device; on a CPU of the machine.
         sm_clock_mhz: The multiprocessors' highest clock that the driver allows.
         memory_clock_mhz: The GPU memory's highest clock.
-        driver: Version of the NVIDIA driver.
+        driver: Version of the device's driver.
         cuda: Version of the CUDA runtime that torch was built with.
         cpu: The CPU's name.
         threads: Threads that torch computes with on the CPU.
@@ -85,6 +86,8 @@ def resolve(name: str = "auto") -> torch.device:
     if name == "auto":
         return torch.device("cuda:0" if "cuda:0" in here else "cpu")
     full_name = "cuda:0" if name == "cuda" else name
+    if name in DEVICE_TYPES and name not in ("cpu", "cuda"):
+        full_name = next((one for one in here if one.partition(":")[0] == name), name)
     if full_name not in here:
         raise InvalidInputError(
             f"device {name!r} is not available: this machine has {', '.join(here)} "
@@ -96,13 +99,13 @@ def resolve(name: str = "auto") -> torch.device:
 def available() -> list[str]:
     """torch's names of the devices that ksopt can measure on."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return ["cpu", *(f"cuda:{index}" for index in range(gpus))]
+    return ["cpu", *(f"cuda:{index}" for index in range(gpus)), *other_devices()]
 
 
 def record(device: torch.device | str) -> DeviceRecord:
     """Describe a device and the software on it. Unknown fields are None; nothing is raised."""
     device = torch.device(device)
-    gpu = _gpu(device) if device.type == "cuda" else _Gpu()
+    gpu = _gpu(device) if device.type == "cuda" else _other(device)
     processor = cpu_name() or "unknown CPU"
     return DeviceRecord(
         device=str(device),
@@ -110,7 +113,7 @@ def record(device: torch.device | str) -> DeviceRecord:
         name=gpu.name or processor,
         capability=gpu.capability,
         multiprocessors=gpu.multiprocessors,
-        memory_gib=gpu.memory_gib if device.type == "cuda" else _memory_gib(),
+        memory_gib=_memory_gib() if device.type == "cpu" else gpu.memory_gib,
         sm_clock_mhz=gpu.sm_clock_mhz,
         memory_clock_mhz=gpu.memory_clock_mhz,
         driver=gpu.driver,
@@ -135,6 +138,15 @@ class _Gpu:
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     driver: str | None = None
+
+
+def _other(device: torch.device) -> _Gpu:
+    """The facts of a device of a registered type; none of any other's."""
+    kind = other_type(device)
+    if kind is None:
+        return _Gpu()
+    facts = kind.facts(device)
+    return _Gpu(name=facts.name, memory_gib=facts.memory_gib, driver=facts.driver)
 
 
 def _gpu(device: torch.device) -> _Gpu:

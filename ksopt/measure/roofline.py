@@ -27,8 +27,8 @@ _DTYPES = {
     "float64": torch.float64,
 }
 _COPY_BYTES = {"cuda": 2**31, "cpu": 2**27}
-# 8192 cubed fills a GPU. On a CPU it would take half a minute, so the side starts small there and
-# doubles while a product stays below a quarter of a second.
+# 8192 cubed fills a GPU. On a CPU it would take half a minute, so the side starts small there, and
+# on a device of an unknown speed, and doubles while a product stays below a quarter of a second.
 _CUDA_SIDE = 8192
 _CPU_SIDES = (256, 512, 1024, 2048, 4096)
 _CPU_LONGEST_US = 250_000.0
@@ -93,7 +93,7 @@ def measure_roofline(device: torch.device, dtype: str) -> Roofline:
     Takes about a second on a GPU and two on a CPU.
 
     Args:
-        device: A CPU or CUDA device.
+        device: Where it is measured.
         dtype: "float32", "tf32" (float32 whose products are TF32's), "float16", "bfloat16" or
             "float64".
 
@@ -108,8 +108,8 @@ def measure_roofline(device: torch.device, dtype: str) -> Roofline:
         raise InvalidInputError(f"dtype {dtype!r}: a roofline is for {', '.join(_DTYPES)}")
     kind = _DTYPES[dtype]
     copied, bandwidth = _bandwidth(device)
-    if device.type == "cpu":
-        side, rate = _cpu_rate(kind)
+    if device.type != "cuda":
+        side, rate = _rate_by_sides(device, kind)
         return Roofline(str(device), dtype, bandwidth, rate, copied, side, f"{dtype} GEMM")
     with fp32_products("tf32" if dtype == "tf32" else "ieee"):
         rates = {f"{dtype} GEMM": _gemm_rate(device, kind, _CUDA_SIDE)}
@@ -122,7 +122,7 @@ def measure_roofline(device: torch.device, dtype: str) -> Roofline:
 
 def _bandwidth(device: torch.device) -> tuple[int, float]:
     """Bytes moved by a copy, and bytes per second."""
-    half = _COPY_BYTES[device.type] // 2
+    half = _COPY_BYTES.get(device.type, _COPY_BYTES["cpu"]) // 2
     if device.type == "cuda":
         half = min(half, torch.cuda.get_device_properties(device).total_memory // 16)
     source = torch.ones(half, dtype=torch.uint8, device=device)
@@ -145,10 +145,11 @@ def _gemm_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
     return 2 * side**3 / times["gemm"].median_us * 1e6
 
 
-def _cpu_rate(dtype: torch.dtype) -> tuple[int, float]:
+def _rate_by_sides(device: torch.device, dtype: torch.dtype) -> tuple[int, float]:
+    """The side with the best rate, and the rate: small sides first, for a device may be slow."""
     best = (0, 0.0)
     for side in _CPU_SIDES:
-        rate = _gemm_rate(torch.device("cpu"), dtype, side)
+        rate = _gemm_rate(device, dtype, side)
         best = max(best, (side, rate), key=lambda one: one[1])
         if 8 * 2 * side**3 / rate * 1e6 > _CPU_LONGEST_US:  # the next one takes eight times as long
             break

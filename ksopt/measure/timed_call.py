@@ -8,6 +8,8 @@ from typing import Generic, ParamSpec, TypeVar
 
 import torch
 
+from ksopt.measure import device_types
+
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -43,3 +45,5 @@ class TimedCall(Generic[_Arguments, _Result]):
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        elif self._device.type != "cpu":
+            device_types.synchronize(self._device)

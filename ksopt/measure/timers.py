@@ -1,4 +1,4 @@
-"""Timers of samples: by the clock on a CPU, between two events on CUDA.
+"""Timers of samples: by the clock on a CPU, between two events on CUDA, by a backend elsewhere.
 
 On CUDA the L2 cache is overwritten before each sample: in a model, other layers have been there
 since, and small operands that stayed in the cache would make the fastest look faster than it will
@@ -9,6 +9,7 @@ time is not taken for the device's. Where the host was late all the same, the sa
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from typing import Protocol
 
 import torch
 
+from ksopt.errors import InvalidInputError
+from ksopt.measure.device_types import DeviceType, other_type
 from ksopt.measure.entries import Lane
 
 _MOST_FLUSHES = 50
@@ -26,6 +29,7 @@ _FLUSHES_TIMED = 3
 # top of its launches, and other processes on the same cores.
 _COVERED, _EVENTS_US = 2.0, 20.0
 _LARGEST_FLUSH_BYTES = 2**28
+_UNKNOWN_CACHE_BYTES = 2**25
 # How many times the cache one launch overwrites, as memory allows: twice would empty it, but a busy
 # host may take longer for the launch than the device for that.
 _OVERWRITTEN = (8, 2)
@@ -82,6 +86,48 @@ class CpuTimer:
         call()
         took_us = (time.perf_counter_ns() - began) / 1e3
         return took_us, took_us
+
+    def sample(self, lanes: Sequence[Lane]) -> None:
+        """Add a sample to each lane, in this order."""
+        for lane in lanes:
+            if self._scratch is not None:
+                self._scratch.fill_(1)
+            took_us, _ = self.called(lane.launch)
+            lane.samples_us.append(took_us / lane.calls / lane.entry.products)
+
+
+class SynchronizingTimer:
+    """Samples by the host's clock, from one wait for the device to the next.
+
+    Args:
+        device: of a registered type.
+        kind: what is registered for it.
+        cold: overwrite memory of the device before each sample: twice 32 MiB, its caches' size
+            being unknown.
+    """
+
+    is_steady = False
+    shortest_sample_us = 100.0  # a wait takes some microseconds
+
+    def __init__(self, device: torch.device, kind: DeviceType, cold: bool) -> None:
+        self._wait = functools.partial(kind.synchronize, device)
+        self._scratch: torch.Tensor | None = None
+        if cold:
+            size = flush_bytes(_UNKNOWN_CACHE_BYTES)
+            self._scratch = torch.zeros(size, dtype=torch.uint8, device=device)
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        """An empty context."""
+        return contextlib.nullcontext()
+
+    def called(self, call: Callable[[], object]) -> tuple[float, float]:
+        """Microseconds from a call's beginning to its end on the device, and to its return."""
+        self._wait()
+        began = time.perf_counter_ns()
+        call()
+        returned = time.perf_counter_ns()
+        self._wait()
+        return (time.perf_counter_ns() - began) / 1e3, (returned - began) / 1e3
 
     def sample(self, lanes: Sequence[Lane]) -> None:
         """Add a sample to each lane, in this order."""
@@ -156,12 +202,39 @@ def timer_of(device: torch.device) -> Timer:
     On a CPU caches stay warm: the candidates are timed at a product that waits for its result.
 
     Args:
-        device: a CPU or CUDA device.
+        device: a CPU or CUDA device, or one of a registered type.
     """
-    if device.type != "cuda":
+    if device.type == "cpu":
         return CpuTimer(cold=False)
+    if device.type != "cuda":
+        return registered_timer(device, cold=False)
     with torch.cuda.device(device):
         return CudaTimer(device, spare_overwriter(device))
+
+
+def registered_timer(device: torch.device, cold: bool) -> Timer:
+    """The timer of a device whose type is registered, created once for the process.
+
+    Args:
+        device: neither a CPU nor a CUDA device.
+        cold: whether it overwrites the device's caches before each sample.
+
+    Raises:
+        InvalidInputError: nothing is registered for its type.
+    """
+    kind = other_type(device)
+    if kind is None:
+        raise InvalidInputError(
+            f"measure: device {str(device)!r} must be a CPU or CUDA device, or of a type that has "
+            "a backend"
+        )
+    return _registered_timer(device, kind, cold)
+
+
+@functools.lru_cache(maxsize=4)
+def _registered_timer(device: torch.device, kind: DeviceType, cold: bool) -> Timer:
+    with torch.inference_mode(False):  # its memory is written outside of that mode, too
+        return kind.timer(device, cold) or SynchronizingTimer(device, kind, cold)
 
 
 @dataclass(frozen=True)
@@ -241,7 +314,7 @@ def last_level_cache_bytes() -> int:
         number, unit = text.rstrip("KMG"), text[-1:]
         if number.isdigit():
             sizes.append(int(number) * {"K": 2**10, "M": 2**20, "G": 2**30}.get(unit, 1))
-    return max(sizes, default=2**25)
+    return max(sizes, default=_UNKNOWN_CACHE_BYTES)
 
 
 def _called(call: Callable[[], object]) -> tuple[float, float]:

@@ -53,7 +53,7 @@ def measure(
     Args:
         variants: Functions of no arguments, by name. Each should work on inputs of its own that are
             fresh and random; what they return is dropped.
-        device: Where they compute: a CPU or CUDA device.
+        device: Where they compute.
         max_seconds: About how long the timed rounds may take in all, warm-up not counted.
         min_repeats: Rounds taken even if that is longer; functions so slow that this would take
             three times as long as ``max_seconds`` get fewer, at least 3.
@@ -74,7 +74,7 @@ def measure(
         A Measurement by name, in the order of the variants.
 
     Raises:
-        InvalidInputError: No variants, limits below 1, or a device that is neither CPU nor CUDA.
+        InvalidInputError: No variants, limits below 1, or a device whose type has no backend.
         Exception: Whatever a variant raises.
 
     Source: FlashInfer's and Triton's benchmarks flush L2 in the same way.
@@ -85,7 +85,9 @@ def measure(
         >>> results["mm"].repeats >= 3 and results["mm"].p20_us <= results["mm"].p80_us
         True
     """
-    timer = _timer(torch.device(device), cold)
+    place = torch.device(device)
+    is_built_in = place.type in ("cpu", "cuda")
+    timer = _timer(place, cold) if is_built_in else timers.registered_timer(place, cold)
     if not variants:
         raise InvalidInputError("measure: no variants were passed, there must be at least one")
     if min(min_repeats, max_repeats, warmup_calls) < 1 or max_seconds <= 0:
@@ -155,12 +157,10 @@ def _warm_up(calls: int, hopeless: float | None) -> WarmUp:
 
 @functools.lru_cache(maxsize=4)
 def _timer(device: torch.device, cold: bool) -> Timer:
-    """The timer of a device with its scratch memory, created once for the process."""
+    """The timer of a CPU or CUDA device with its scratch memory, created once for the process."""
     with torch.inference_mode(False):  # its memory is written outside of that mode, too
         if device.type == "cpu":
             return CpuTimer(cold)
-        if device.type != "cuda":
-            raise InvalidInputError(f"measure: device {str(device)!r} must be a CPU or CUDA device")
         if not cold:
             return CudaTimer(device, Overwriter.none())
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size

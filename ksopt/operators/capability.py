@@ -11,7 +11,7 @@ def least(capability: tuple[int, int], device: str) -> str | None:
         'it needs a CUDA device of compute capability 8.9, not cpu'
     """
     requirement = f"it needs a CUDA device of compute capability {capability[0]}.{capability[1]}"
-    if device == "cpu":
+    if device.partition(":")[0] not in ("auto", "cuda"):
         return f"{requirement}, not {device}"
     import torch
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ksopt.kernels.backends.base import when_registered
 from ksopt.ops.schemas import LIBRARY, ks_mm, ks_mm_weight_grad
 
 # Autocast, as for torch.nn.functional.linear: float32 and 16-bit tensors of the autocast device
@@ -41,6 +42,19 @@ def _register_autocast(device_type: str, key: str) -> None:
 
 _register_autocast("cpu", "AutocastCPU")
 _register_autocast("cuda", "AutocastCUDA")
+_others: set[str] = set()
+
+
+def _autocast_on(device_type: str) -> None:
+    """Register the kernel for one more type of devices, if torch has autocast for it."""
+    key = f"Autocast{torch._C._dispatch_key_for_device(device_type)}"
+    is_new = device_type not in ("cpu", "cuda") and key not in _others
+    if is_new and hasattr(torch._C.DispatchKey, key):
+        _others.add(key)
+        _register_autocast(device_type, key)
+
+
+when_registered(_autocast_on)
 
 
 # vmap. One weight: the mapped dim is one more batch dim. As many weights as samples: side by side

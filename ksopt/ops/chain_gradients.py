@@ -19,7 +19,7 @@ from ksopt.kernels.chain_gradients import Factors
 from ksopt.kernels.operands import size_hint
 from ksopt.kernels.validation import check_weight_grad
 from ksopt.ops import weight_gradient
-from ksopt.ops.schemas import LIBRARY
+from ksopt.ops.schemas import LIBRARY, implement
 from ksopt.patterns.chain import Pattern
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -79,8 +79,7 @@ LIBRARY.define(
     "-> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-for _key in ("CPU", "CUDA"):
-    LIBRARY.impl("ks_chain_weight_grads", _kernel, _key)
+implement("ks_chain_weight_grads", _kernel)
 torch.library.register_fake("ksopt::ks_chain_weight_grads", _fake, lib=LIBRARY)
 ks_chain_weight_grads = torch.ops.ksopt.ks_chain_weight_grads.default
 

@@ -15,7 +15,7 @@ from ksopt.kernels import input_gradients, weight_cache
 from ksopt.kernels.families.input_grad_tile import Shape
 from ksopt.kernels.operands import size_hint
 from ksopt.ops import implementation
-from ksopt.ops.schemas import LIBRARY
+from ksopt.ops.schemas import LIBRARY, implement
 from ksopt.patterns.chain import Pattern
 
 
@@ -45,8 +45,7 @@ LIBRARY.define(
     "-> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-for _key in ("CPU", "CUDA"):
-    LIBRARY.impl("ks_chain_input_grad", _kernel, _key)
+implement("ks_chain_input_grad", _kernel)
 torch.library.register_fake("ksopt::ks_chain_input_grad", _fake, lib=LIBRARY)
 ks_chain_input_grad = torch.ops.ksopt.ks_chain_input_grad.default
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import weight_scopes
+from ksopt.kernels.backends.base import backend_of, when_registered
 from ksopt.kernels.validation import check_memory
 from ksopt.ops import implementation, weight_gradient
 
@@ -40,14 +41,50 @@ def _refuse_other_kinds(name: str) -> None:
         LIBRARY.impl(name, kernel, key)
 
 
+_kernels: dict[str, Callable[..., Any]] = {}
+_others: dict[str, str] = {}
+"""Key of torch's dispatcher -> the type of devices, of those that are registered."""
+
+
+def implement(name: str, kernel: Callable[..., Any]) -> None:
+    """Register an operator's kernel for every type of devices that has a backend, now or later."""
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl(name, kernel, key)
+    _kernels[name] = kernel
+    for key, device_type in _others.items():
+        LIBRARY.impl(name, _with_backend(device_type, kernel), key)
+
+
+def _implement_on(device_type: str) -> None:
+    """Register all kernels for one more type of devices."""
+    key = torch._C._dispatch_key_for_device(device_type)
+    if key in ("CPU", "CUDA", *_others):
+        return
+    _others[key] = device_type
+    for name, kernel in _kernels.items():
+        LIBRARY.impl(name, _with_backend(device_type, kernel), key)
+
+
+def _with_backend(device_type: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel for a type of devices whose backend may be unregistered."""
+
+    def checked(*args: Any, **others: Any) -> Any:
+        backend_of(device_type)
+        return kernel(*args, **others)
+
+    return checked
+
+
+when_registered(_implement_on)
+
+
 def define(
     names: Sequence[str], schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]
 ) -> None:
     """Register an operator under several names; none knows autograd, autocast or vmap yet."""
     for name in names:
         LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        for key in ("CPU", "CUDA"):
-            LIBRARY.impl(name, kernel, key)
+        implement(name, kernel)
         torch.library.register_fake(f"ksopt::{name}", fake, lib=LIBRARY)
         _refuse_other_kinds(name)
 

@@ -18,6 +18,7 @@ from ksopt.ops.autograd import in_rows
 from ksopt.ops.input_gradient import ks_chain_input_grad
 from ksopt.ops.schemas import (
     LIBRARY,
+    implement,
     ks_mm,
     ks_mm_weight_bias_grad_inner,
     ks_mm_weight_grad,
@@ -50,8 +51,7 @@ LIBRARY.define(
     "-> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-for _key in ("CPU", "CUDA"):
-    LIBRARY.impl("ks_chain_keeping", _kernel, _key)
+implement("ks_chain_keeping", _kernel)
 torch.library.register_fake("ksopt::ks_chain_keeping", _fake, lib=LIBRARY)
 ks_chain_keeping = torch.ops.ksopt.ks_chain_keeping.default
 

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ksopt
 from ksopt import KSLinear, ks_linear, ops
-from ksopt.baselines import BASELINES
 from ksopt.epilogue import ACTIVATIONS
 from ksopt.jit import host
 from ksopt.kernels import host_plans, layer_plans, plan_autotuner, weight_scopes
@@ -109,7 +108,7 @@ def test_every_way_gives_what_it_gives_in_python(pattern, last, batch, by_python
     infinite.view(-1)[0] = torch.inf
     for name in pytorch_ops.names(problem, "cpu"):
         cpu.forget()
-        cpu._choices[key] = cpu._Choice(pattern, BASELINES[name])
+        cpu._decisions[key] = cpu._decision(problem, name, "rule")
         transposed = weight.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
         for one in (x, x * 1e30, infinite):
             for of in (weight, transposed):

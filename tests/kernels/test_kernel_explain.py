@@ -182,7 +182,7 @@ def test_a_tuned_cpu_does_not_time_again(monkeypatch):
         raise AssertionError("it was timed again")
 
     cpu.forget()
-    monkeypatch.setattr(cpu, "_raced", never)
+    monkeypatch.setattr(cpu, "_fastest", never)
     cpu.run(x, weight, False)
     assert list(cpu.chosen().values()) == [way]
     # A way that is gone is not taken: the record is set aside, and the product is timed.

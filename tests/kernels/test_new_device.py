@@ -6,66 +6,68 @@ import pytest
 import torch
 
 from ksopt import KSLinear
+from ksopt.bench.run import devices_of
 from ksopt.cli import main
-from ksopt.errors import InvalidInputError
+from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.kernels.backends.base import (
     BACKENDS,
-    DeviceBackend,
-    Unmeasured,
     backend_of,
     register_backend,
+    unregister_backend,
 )
 from ksopt.kernels.explain import choice_report
-from ksopt.kernels.problem import Problem
-from ksopt.kernels.tuning_cache import Record, Timed, load, save
+from ksopt.measure import device as devices
+from ksopt.measure.device_types import DeviceFacts
+from ksopt.measure.timed_call import TimedCall
+from ksopt.measure.timers import timer_of
+from ksopt.measure.timing import measure
 from ksopt.patterns.chain import Pattern
-from ksopt.reference import chain_to_dense, ks_reference
+from ksopt.reference import chain_to_dense
+from ksopt.system.device_names import refuse_absent
+from tests.kernels.toy_backend import ToyBackend
 
 PATTERN = Pattern(2, 8, 8, 2)
+XPU = torch.device("xpu:0")
 
 
-class ToyBackend(DeviceBackend):
-    """Multiplies on the CPU by the reference alone, and counts its products."""
+class OnCpu(ToyBackend):
+    """In the place of the CPU's own."""
 
     device_type = "cpu"
 
+
+class OnXpu(ToyBackend):
+    """For a type that torch knows and ksopt does not: what measuring needs, without its tensors."""
+
+    device_type = "xpu"
+
     def __init__(self):
-        self.products = 0
+        super().__init__()
+        self.waits = 0
 
-    def run(self, x, weight, batch_last, out=None):
-        self.products += 1
-        y = ks_reference(x, weight, "batch_last" if batch_last else "batch_first")
-        return y.contiguous() if out is None else out.copy_(y)
+    def available(self):
+        return ["xpu:0", "xpu:1"]
 
-    def tune(self, x, weight, batch_last, budget_s):
-        problem = Problem.of_factor(Pattern(*weight.shape), "float32", batch_last)
-        key = self.key(problem, x.shape[0])
-        timed = Timed("reference", None, "any", None, 7.0, 6.0, 8.0)
-        record = Record(key, x.shape[0], (timed,), 0, 0)
-        save(self.fingerprint(x.device), record)
-        return record
+    def facts(self, device):
+        return DeviceFacts("Toy 1", 12.5, "7.1")
 
-    def fingerprint(self, device):
-        return {"device": "toy"}
-
-    def measured(self, key, device, mode, changing):
-        record = load(self.fingerprint(device), key)
-        return None if record is None else (record, "recorded")
-
-    def unmeasured(self, key, batch, spec, mode):
-        return Unmeasured("reference", None, None, "rule", "it has one way")
-
-    def forget(self):
-        self.products = 0
+    def synchronize(self, device):
+        self.waits += 1
 
 
 @pytest.fixture
 def toy(monkeypatch, tmp_path):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
-    before = BACKENDS["cpu"]
-    register_backend(ToyBackend)
+    register_backend(OnCpu)
     yield backend_of("cpu")
-    BACKENDS["cpu"] = before
+    unregister_backend("cpu")
+
+
+@pytest.fixture
+def xpu():
+    register_backend(OnXpu)
+    yield backend_of("xpu")
+    unregister_backend("xpu")
 
 
 def test_a_layer_is_computed_by_it(toy):
@@ -98,6 +100,60 @@ def test_a_choice_is_explained_and_recorded_by_it(toy, capsys):
     assert choice_report(PATTERN, "float32", 16, device="cpu").source == "recorded"
 
 
+def test_a_type_is_timed_named_and_recorded_by_its_backend(xpu):
+    assert devices.resolve("xpu") == XPU
+    assert devices.available()[-2:] == ["xpu:0", "xpu:1"]
+    refuse_absent("xpu:1")
+    record = devices.record("xpu:0")
+    assert (record.type, record.name, record.driver) == ("xpu", "Toy 1", "7.1")
+    assert record.memory_gib == 12.5
+    assert devices_of("xpu:0", 2) == ["xpu:0", "xpu:1"]
+    with pytest.raises(InvalidInputError, match="from xpu:1 on there are 1 devices"):
+        devices_of("xpu:1", 2)
+
+    times = measure({"nothing": lambda: None}, XPU, max_seconds=0.01, cold=False)
+    assert times["nothing"].median_us > 0
+    assert timer_of(XPU) is timer_of(XPU)
+    before = xpu.waits
+    assert timer_of(XPU).called(lambda: None)[0] > 0
+    TimedCall(lambda: None, XPU)()
+    assert xpu.waits == before + 4  # before and after each call
+
+
+def test_a_backend_may_have_a_timer_of_its_own(xpu, monkeypatch):
+    own = timer_of(torch.device("cpu"))
+    monkeypatch.setattr(OnXpu, "timer", lambda self, device, cold: own)
+    assert timer_of(torch.device("xpu:1")) is own
+
+
+def test_unregistering_puts_back_what_was_there_before(toy):
+    register_backend(OnCpu)
+    assert backend_of("cpu") is not toy
+    unregister_backend("cpu")
+    assert backend_of("cpu") is toy
+
+
 def test_a_device_without_a_backend_is_refused():
-    with pytest.raises(InvalidInputError, match="no backend for xpu devices, only for cpu, cuda"):
-        backend_of("xpu")
+    register_backend(OnXpu)
+    unregister_backend("xpu")
+    assert "xpu" not in BACKENDS
+    for refused in (
+        lambda: backend_of("xpu"),
+        lambda: unregister_backend("xpu"),
+    ):
+        with pytest.raises(InvalidInputError, match="no backend for xpu devices, only for cpu, c"):
+            refused()
+    for refused in (lambda: devices.resolve("xpu"), lambda: refuse_absent("xpu")):
+        with pytest.raises(InvalidInputError, match="device 'xpu' is not available"):
+            refused()
+    for refused in (lambda: timer_of(XPU), lambda: measure({"nothing": id}, XPU)):
+        with pytest.raises(InvalidInputError, match="or of a type that has a backend"):
+            refused()
+
+
+def test_a_type_that_torch_does_not_know_is_refused():
+    class Unknown(ToyBackend):
+        device_type = "toy"
+
+    with pytest.raises(UnavailableError, match="torch knows no devices of type 'toy'"):
+        register_backend(Unknown)

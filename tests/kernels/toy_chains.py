@@ -16,7 +16,7 @@ import torch
 from ksopt.epilogue import with_epilogue
 from ksopt.kernels import plan_autotuner
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.backends.base import BACKENDS, register_backend
+from ksopt.kernels.backends.base import register_backend, unregister_backend
 from ksopt.kernels.families.base import (
     SINGLE,
     KernelFamily,
@@ -161,7 +161,7 @@ def with_mlps() -> Iterator[type[ToyMlp]]:
 @contextlib.contextmanager
 def toy_device() -> Iterator[None]:
     """The toy device is the CPU inside the block, without a family that takes nearly all chains."""
-    before, takes_all = BACKENDS["cpu"], type(family_of("chain_mma"))
+    takes_all = type(family_of("chain_mma"))
     register_backend(ToyDevice)
     unregister_family("chain_mma")
     plan_autotuner.forget()
@@ -169,7 +169,7 @@ def toy_device() -> Iterator[None]:
         yield
     finally:
         register_family(takes_all)
-        BACKENDS["cpu"] = before
+        unregister_backend("cpu")
         plan_autotuner.forget()
 
 

@@ -87,8 +87,8 @@ def test_the_reference_spreads_nothing():
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_operator_and_gradients(seed, monkeypatch):
-    monkeypatch.setattr(cpu, "_choices", {})
+def test_operator_and_gradients(seed):
+    cpu.forget()
     case = Case(seed)
     p = case.pattern
     x = case.laid_out(case.operands["x"]).requires_grad_()
@@ -115,11 +115,11 @@ def test_every_way_on_cpu(seed):
     problem = Problem.of_factor(p, str(case.dtype).removeprefix("torch."), case.batch_last)
     shape = (p.out_features, case.batch) if case.batch_last else (case.batch, p.out_features)
     for name in pytorch_ops.names(problem, "cpu"):
-        choice = cpu._Choice(p, BASELINES[name])
+        product = cpu._Product(p, BASELINES[name], case.batch_last)
         out = torch.full(shape, math.nan, dtype=case.dtype)
         for y in (
-            choice.multiply(x, weight, case.batch_last),
-            choice.multiply(x, weight, case.batch_last, out),
+            product.multiply(x, weight),
+            product.multiply(x, weight, out),
         ):
             assert_alike(case.as_rows(y, p.b), truth, case.dtype, p.c)
 
@@ -127,8 +127,8 @@ def test_every_way_on_cpu(seed):
 def test_sums_that_overflow_cost_time_and_no_results():
     # Each y is finite, their sum is not: the guard's sum says nothing about these.
     weight, x = torch.full((2, 3, 3, 2), 1e19), torch.full((64, 12), 1e19)
-    choice = cpu._Choice(Pattern(2, 3, 3, 2), BASELINES["expand"])
-    assert torch.equal(choice.multiply(x, weight, False), torch.full((64, 12), 3e38))
+    product = cpu._Product(Pattern(2, 3, 3, 2), BASELINES["expand"], False)
+    assert torch.equal(product.multiply(x, weight), torch.full((64, 12), 3e38))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -18,6 +18,7 @@ from ksopt.baselines import BASELINES
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import dispatch
 from ksopt.kernels.backends import cpu
+from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
@@ -431,13 +432,13 @@ def test_the_fastest_candidate_is_taken(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0] * 1e9)
-    real = cpu._Choice.multiply
+    real = cpu._Product.multiply
 
     def multiply(self, *args):
         now[0] += costs[self.baseline.name] * 1e-4
         return real(self, *args)
 
-    monkeypatch.setattr(cpu._Choice, "multiply", multiply)
+    monkeypatch.setattr(cpu._Product, "multiply", multiply)
     shape = (2, 8, 8, 2)
     x = make_x(shape, "batch_first", (40,), torch.float32)
     for best in costs:
@@ -450,15 +451,15 @@ def test_the_fastest_candidate_is_taken(monkeypatch):
 
 def test_deterministic_products_follow_the_rule_whatever_was_measured(monkeypatch, deterministic):
     without_library(monkeypatch)  # whose products are seen here
-    einsum = cpu._Choice(Pattern(2, 64, 64, 2), BASELINES["einsum"])
-    monkeypatch.setattr(cpu, "_fastest", lambda *_: einsum)
-    monkeypatch.setattr(cpu.tuning_cache, "load", lambda *_: None)
+    problem = Problem.of_factor(Pattern(2, 64, 64, 2), "float32", False)
+    monkeypatch.setattr(cpu, "_fastest", lambda *_: cpu._decision(problem, "einsum", "measured"))
+    monkeypatch.setattr(cpu, "load", lambda *_: None)
     taken = []
-    real = cpu._Choice.multiply
+    real = cpu._Product.multiply
     shape = (2, 64, 64, 2)
     x, weight = make_x(shape, "batch_first", (40,), torch.float32), torch.randn(shape)
     monkeypatch.setattr(
-        cpu._Choice,
+        cpu._Product,
         "multiply",
         lambda self, *args: (taken.append(self.baseline.name), real(self, *args))[1],
     )
@@ -476,14 +477,14 @@ def test_timing_stops_in_time(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0] * 1e9)
-    real = cpu._Choice.multiply
+    real = cpu._Product.multiply
 
     def multiply(self, *args):
         runs.append(self.baseline.name)
         now[0] += costs[self.baseline.name]
         return real(self, *args)
 
-    monkeypatch.setattr(cpu._Choice, "multiply", multiply)
+    monkeypatch.setattr(cpu._Product, "multiply", multiply)
     shape = (2, 8, 8, 2)
     ks_mm(make_x(shape, "batch_first", (40,), torch.float32), torch.randn(shape))
     twice = ["bmm", "bmm_paper", "einsum"] * 2

@@ -33,7 +33,7 @@ class Names:
         measure: the module of ``measure``.
         flush: (module, name) of the number of bytes overwritten before a sample.
         roofline: the module of its sizes on a CPU.
-        products: the module of the choice of a CPU's product.
+        products: (module, name) of the class that computes a CPU's product.
         sites: the module that times a site both ways.
     """
 
@@ -41,7 +41,7 @@ class Names:
     measure: str
     flush: tuple[str, str]
     roofline: str
-    products: str
+    products: tuple[str, str]
     sites: str
 
 
@@ -50,7 +50,7 @@ NOW = Names(
     measure="ksopt.measure.timing",
     flush=("ksopt.measure.timers", "flush_bytes"),
     roofline="ksopt.measure.roofline",
-    products="ksopt.kernels.backends.cpu",
+    products=("ksopt.kernels.backends.cpu", "_Product"),
     sites="ksopt.compile.lowering.benchmark",
 )
 BEFORE = Names(
@@ -58,7 +58,7 @@ BEFORE = Names(
     measure="ksopt.bench.timing",
     flush=("ksopt.bench.timing", "_flush_bytes"),
     roofline="ksopt.bench.roofline",
-    products="ksopt.kernels.cpu",
+    products=("ksopt.kernels.cpu", "_Choice"),
     sites="ksopt.compile.clock",
 )
 
@@ -152,21 +152,22 @@ def install() -> None:
     _put(names.measure, "measure", played_measure)
     _put(*names.flush, lambda cache_bytes: 2**16)
     _put(names.roofline, "_CPU_SIDES", (256,))
-    _play_products(names.products, clock)
+    _play_products(*names.products, clock)
     _put(names.sites, "_both_us", _both_us)
 
 
-def _play_products(module: str, clock: Clock) -> None:
-    choice = import_module(module)._Choice
-    multiply = choice.multiply
+def _play_products(module: str, name: str, clock: Clock) -> None:
+    product = getattr(import_module(module), name)
+    multiply = product.multiply
 
-    def played_multiply(self: Any, x: Any, weight: Any, batch_last: bool, out: Any = None) -> Any:
-        y = multiply(self, x, weight, batch_last, out)
+    def played_multiply(self: Any, x: Any, *args: Any) -> Any:
+        y = multiply(self, x, *args)
+        batch_last = self.batch_last if hasattr(self, "batch_last") else args[1]
         name = f"{self.baseline.name} by {self.pattern}, {x.dtype}, last: {batch_last}"
         clock.pass_us(played_us(name, y.numel()))
         return y
 
-    choice.multiply = played_multiply
+    product.multiply = played_multiply
 
 
 def _both_us(question: Any, device: torch.device) -> dict[str, float]:

@@ -107,12 +107,14 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
         return Decision(
             True, "The operator takes the fastest of PyTorch's ways, timed at its first product."
         )
+    if device.type != "cuda":
+        return Decision(True, f"Nothing predicts times on {device.type} devices.")
     return by_times(predicted(question, device), False, question)
 
 
 def _prediction(question: Question, device: torch.device) -> Times | None:
     """The predicted times, for the report only; None if there are none."""
-    if device.type == "cpu":
+    if device.type != "cuda":
         return None
     try:
         return _predicted_once(question, device, precision.is_exact())

@@ -6,16 +6,19 @@ A backend is registered under torch's type of its devices; `backend_of` looks it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ksopt.errors import InvalidInputError
+from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.kernels.autotuner import Choice, Source
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
 from ksopt.kernels.tuning_cache import Fingerprint, Record
+from ksopt.measure.device_types import DEVICE_TYPES, DeviceType
+from ksopt.system.device_names import REGISTERED_TYPES
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,12 @@ class Unmeasured:
     reason: str
 
 
-class DeviceBackend(ABC):
+class DeviceBackend(DeviceType, ABC):
     """Computes products on devices of one type, and chooses the candidate of each.
 
-    Attributes:
-        device_type: torch's name of it, such as "cuda".
+    It also answers what measuring needs of its devices: see `DeviceType`, whose methods ksopt calls
+    for every type but "cpu" and "cuda".
     """
-
-    device_type: ClassVar[str]
 
     def run_known(
         self,
@@ -152,12 +153,53 @@ class DeviceBackend(ABC):
 
 BACKENDS: dict[str, DeviceBackend] = {}
 """Type of device -> its backend. The modules of this folder fill it."""
+_replaced: dict[str, list[DeviceBackend]] = {}
+_listeners: list[Callable[[str], object]] = []
 
 
 def register_backend(backend: type[DeviceBackend]) -> type[DeviceBackend]:
-    """Class decorator that registers the backend of a device type, and replaces an earlier one."""
-    BACKENDS[backend.device_type] = backend()
+    """Class decorator that registers the backend of a device type, and replaces an earlier one.
+
+    Raises:
+        UnavailableError: torch knows no such type.
+    """
+    name = backend.device_type
+    try:
+        torch.device(name)
+    except RuntimeError as error:
+        raise UnavailableError(
+            f"register_backend: torch knows no devices of type {name!r}; import the package that "
+            "adds them first"
+        ) from error
+    if name in BACKENDS:
+        _replaced.setdefault(name, []).append(BACKENDS[name])
+    BACKENDS[name] = DEVICE_TYPES[name] = backend()
+    REGISTERED_TYPES.add(name)
+    for listener in _listeners:
+        listener(name)
     return backend
+
+
+def unregister_backend(device_type: str) -> None:
+    """Take the backend of a device type out of the registry, and put back the one it replaced.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    backend_of(device_type)
+    earlier = _replaced.get(device_type)
+    if earlier:
+        BACKENDS[device_type] = DEVICE_TYPES[device_type] = earlier.pop()
+    else:
+        del BACKENDS[device_type], DEVICE_TYPES[device_type]
+        REGISTERED_TYPES.remove(device_type)
+
+
+def when_registered(listener: Callable[[str], object]) -> None:
+    """Call a function with every type of devices that has a backend, now and later."""
+    _listeners.append(listener)
+    for name in BACKENDS:
+        listener(name)
 
 
 def backend_of(device_type: str) -> DeviceBackend:

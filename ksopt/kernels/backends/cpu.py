@@ -33,17 +33,18 @@ import math
 import os
 import threading
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ksopt import settings
 from ksopt.baselines import BASELINES, Baseline
 from ksopt.jit import host
 from ksopt.kernels import host_products, tuning_cache
-from ksopt.kernels.autotuner import Competitor, Source, raced
-from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
+from ksopt.kernels.autotuner import Choice, Competitor, Decision, Source, raced
+from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, backend_of, register_backend
 from ksopt.kernels.candidate import Candidate
+from ksopt.kernels.decisions import Decider, Question, load
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.host_products import run_known, run_known_changing
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, bits_of
@@ -64,19 +65,22 @@ _MAX_EXPANDED = 32
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _Product:
+    """The product by one of PyTorch's implementations."""
+
     pattern: Pattern
     baseline: Baseline
+    batch_last: bool
 
-    def multiply(
-        self, x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
-    ) -> Tensor:
-        prepared = self.baseline.prepare(weight, batch_last)
-        y = self.baseline.multiply(x, prepared, self.pattern, batch_last, out)
-        if self.baseline.name in pytorch_ops.FILLED and not _is_finite(y):
+    def multiply(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """A `candidate.Call`."""
+        baseline, pattern, batch_last = self.baseline, self.pattern, self.batch_last
+        prepared = baseline.prepare(weight, batch_last)
+        y = baseline.multiply(x, prepared, pattern, batch_last, out)
+        if baseline.name in pytorch_ops.FILLED and not _is_finite(y):
             exact = BASELINES["bmm"]
             prepared = exact.prepare(weight, batch_last)
-            y = exact.multiply(x, prepared, self.pattern, batch_last, out)
+            y = exact.multiply(x, prepared, pattern, batch_last, out)
         return y
 
 
@@ -90,22 +94,21 @@ def _is_finite(y: Tensor) -> bool:
 
 
 _Key = tuple[tuple[int, ...], torch.dtype, bool, int, int]
-_choices: dict[_Key, _Choice] = {}
-_timing = threading.Lock()
+_decider: Decider[_Key] = Decider(threading.Lock())
+_decisions = _decider.table
 
 
 def _after_fork() -> None:
     # The thread that held it is not in the child.
-    global _timing
-    _timing = threading.Lock()
+    _decider.timing = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _register_with_host(choice: _Choice, x: Tensor, weight: Tensor, batch_last: bool) -> None:
-    name, p = choice.baseline.name, choice.pattern
+def _register_with_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
+    name, p = decision.repacked.name, decision.repacked.candidate.problem.pattern
     by_groups = name == "bmm" and p.a > 1  # as batched.py does on a CPU
     entry = pytorch_ops.entry(name, p, batch_last, 0, by_groups)
     if entry is not None:
@@ -131,37 +134,77 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
     batch = x.numel() // (shape[0] * shape[2] * shape[3])
     key = (shape, x.dtype, batch_last, bits_of(batch), torch.get_num_threads())
     deterministic = torch.are_deterministic_algorithms_enabled()
-    choice = None if deterministic else _choices.get(key)
-    if choice is None:
-        pattern = Pattern(*shape)
-        choice = _Choice(pattern, BASELINES[rule(pattern)])
-        if batch > 0 and not deterministic:
-            if settings.tuning() != "measure":
-                _choices[key] = choice
-            elif (tuned := _tuned(pattern, x.dtype, batch_last, batch)) is not None:
-                choice = _choices[key] = tuned
-            elif _timing.acquire(blocking=False):
-                try:
-                    choice = _choices[key] = _fastest(pattern, x, weight, batch_last)
-                finally:
-                    _timing.release()
-    if _choices.get(key) is choice and x.is_contiguous() and host.load_built():
-        _register_with_host(choice, x, weight, batch_last)
+    decision = None if deterministic else _decisions.get(key)
+    if decision is None:
+        decision = _decide(key, x, weight, batch)
+    if _decisions.get(key) is decision and x.is_contiguous() and host.load_built():
+        _register_with_host(decision, x, weight, batch_last)
         # By what computes the next product of the same tensors, so that it has the same bits.
         y = run_known(x, weight, batch_last, out)
         if y is not None:
             return y
-    return choice.multiply(x, weight, batch_last, out)
+    result: Tensor = decision.repacked.call(x, weight, out)
+    return result
+
+
+def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
+    question = _question(x, weight, key[2], ROUNDS)
+    if batch == 0:  # not stored: its key is that of one row, which is to be timed
+        return question.rule()
+    decision, is_final = _decider.decide(key, question)
+    if is_final and not torch.are_deterministic_algorithms_enabled():
+        _decisions.setdefault(key, decision)
+    return decision
+
+
+@dataclass(frozen=True)
+class _Question(Question):
+    """A product on the CPU. No cost model predicts, and no first measurement goes to disk."""
+
+    def rule(self) -> Decision:
+        """The fixed rule's product."""
+        return _decision(self.key.problem, rule(self.key.problem.pattern), "rule")
+
+    predicted = rule
+
+    def recorded(self) -> Decision | None:
+        """The product that ``ksopt tune`` chose, if there is one and it still exists."""
+        record = load(self.key, self.device, self.backend)
+        name = None if record is None else record.chosen(changing=True).way
+        if name not in pytorch_ops.names(self.key.problem, "cpu"):
+            return None
+        return _decision(self.key.problem, name, "recorded", record)
+
+    def first(self) -> Decision:
+        """The recorded product; else the one that is measured now, for this process."""
+        return self.recorded() or self.race(BUDGET_S, None)
+
+
+def _question(x: Tensor, weight: Tensor, batch_last: bool, rounds: int) -> _Question:
+    pattern = Pattern(*weight.shape)
+    batch = x.numel() // pattern.in_features
+    key = ProblemKey.of(pattern, dtype_name(x.dtype), batch, batch_last, exact=True)
+    race = partial(_fastest, key, x, weight, rounds)
+    return _Question(key, torch.device("cpu"), backend_of("cpu"), race)
+
+
+def _decision(
+    problem: Problem, name: str, source: Source, record: Record | None = None
+) -> Decision:
+    """One choice for all weights: no prepared form is cached here."""
+    product = _Product(problem.pattern, BASELINES[name], problem.batch_last)
+    choice = Choice(Candidate(name, problem, math.inf), product.multiply, source, record)
+    return Decision(choice, choice)
 
 
 def multiply_by_bmm(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
     """y = x Kᵀ by one batched GEMM, on any device: `run` without a choice."""
-    return _bmm(weight.shape).multiply(x, weight, batch_last)
+    return _bmm(weight.shape, batch_last).multiply(x, weight)
 
 
 @functools.lru_cache(maxsize=1024)
-def _bmm(shape: tuple[int, int, int, int]) -> _Choice:
-    return _Choice(Pattern(*shape), BASELINES["bmm"])
+def _bmm(shape: tuple[int, int, int, int], batch_last: bool) -> _Product:
+    return _Product(Pattern(*shape), BASELINES["bmm"], batch_last)
 
 
 def rule(pattern: Pattern) -> str:
@@ -175,17 +218,17 @@ def chosen() -> dict[str, str]:
     return {
         f"{Pattern(*shape)} {dtype_name(dtype)} "
         f"{'batch_last' if batch_last else 'batch_first'} batch<={2**bits} threads={threads}": (
-            choice.baseline.name
+            decision.repacked.name
         )
-        for (shape, dtype, batch_last, bits, threads), choice in sorted(
-            _choices.items(), key=lambda item: str(item[0])
+        for (shape, dtype, batch_last, bits, threads), decision in sorted(
+            _decisions.items(), key=lambda item: str(item[0])
         )
     }
 
 
 def forget() -> None:
     """Drop every choice, so that the next product of each problem chooses again."""
-    _choices.clear()
+    _decider.forget()
     host_products.forget()
 
 
@@ -196,18 +239,14 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
         x, weight, batch_last: as for `run`.
         budget_s: seconds for the timing.
     """
-    pattern = Pattern(*weight.shape)
-    batch = x.numel() // pattern.in_features
-    problem_key = ProblemKey.of(pattern, dtype_name(x.dtype), batch, batch_last, exact=True)
-    ours = fingerprint()
-    with _timing, tuning_cache.alone(ours, problem_key):
-        record = _raced(problem_key, x, weight, budget_s, _TUNING_ROUNDS)
-        tuning_cache.save(ours, record)
-    key = (tuple(weight.shape), x.dtype, batch_last, problem_key.bits, torch.get_num_threads())
-    _choices[key] = _Choice(pattern, BASELINES[record.chosen(changing=True).way])
-    if x.is_contiguous() and host.load_built():
-        _register_with_host(_choices[key], x, weight, batch_last)
-    return record
+    question = _question(x, weight, batch_last, _TUNING_ROUNDS)
+    key = (weight.shape, x.dtype, batch_last, question.key.bits, torch.get_num_threads())
+
+    def register(decision: Decision) -> None:
+        if x.is_contiguous() and host.load_built():
+            _register_with_host(decision, x, weight, batch_last)
+
+    return _decider.tune(key, question, budget_s, register)
 
 
 def fingerprint() -> Fingerprint:
@@ -225,32 +264,22 @@ def _cpu_name() -> str:
     return cpu_name()
 
 
-def _tuned(pattern: Pattern, dtype: torch.dtype, batch_last: bool, batch: int) -> _Choice | None:
-    """The baseline that ``ksopt tune`` chose, if there is one and it still exists."""
-    problem_key = ProblemKey.of(pattern, dtype_name(dtype), batch, batch_last, exact=True)
-    record = tuning_cache.load(fingerprint(), problem_key)
-    name = None if record is None else record.chosen(changing=True).way
-    if name not in pytorch_ops.names(problem_key.problem, "cpu"):
-        return None
-    return _Choice(pattern, BASELINES[name])
-
-
-def _fastest(pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool) -> _Choice:
-    batch = x.numel() // pattern.in_features
-    key = ProblemKey.of(pattern, dtype_name(x.dtype), batch, batch_last, exact=True)
-    record = _raced(key, x, weight, BUDGET_S, ROUNDS)
-    return _Choice(pattern, BASELINES[record.chosen(changing=True).way])
-
-
-def _raced(key: ProblemKey, x: Tensor, weight: Tensor, budget_s: float, rounds: int) -> Record:
-    """The time of each candidate: no prepared weight is cached here, and the fastest is taken."""
+def _fastest(
+    key: ProblemKey,
+    x: Tensor,
+    weight: Tensor,
+    rounds: int,
+    budget_s: float,
+    previous: Record | None = None,
+) -> Decision:
+    """The fastest product as it is now, whatever was recorded before."""
     problem = key.problem
     competitors = [
         Competitor(
             Candidate(name, problem, math.inf),
-            _Choice(problem.pattern, BASELINES[name]).multiply,
+            _Product(problem.pattern, BASELINES[name], problem.batch_last).multiply,
             "repacked" if pytorch_ops.prepares(name, problem) else "any",
-            [(x, weight, problem.batch_last)],
+            [(x, weight)],
         )
         for name in pytorch_ops.names(problem, "cpu")
     ]
@@ -260,7 +289,7 @@ def _raced(key: ProblemKey, x: Tensor, weight: Tensor, budget_s: float, rounds: 
     record, _ = raced(
         key, rows, competitors, x.device, rules, lambda results, *_: quickest(results)
     )
-    return record
+    return _decision(problem, record.chosen(changing=True).way, "measured", record)
 
 
 @register_backend
