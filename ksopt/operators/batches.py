@@ -37,7 +37,7 @@ def of_any_batch(product: Product, layout: str) -> Product:
     return whole
 
 
-def relative_error(missed: Tensor, matrix: Tensor) -> float:
+def norm_ratio(missed: Tensor, matrix: Tensor) -> float:
     """The ratio ||missed|| / ||matrix|| in the Frobenius norm; 0 for a matrix of zeros.
 
     Args:

@@ -102,10 +102,10 @@ class TwoFour(StructuredOperator):
 
     def nearest(self, matrix: Tensor) -> Fit:
         """The two largest of each four: no matrix of this structure is nearer."""
-        from ksopt.operators.batches import relative_error
+        from ksopt.operators.batches import norm_ratio
 
         near = matrix * largest_two_mask(matrix)
-        return Fit([near], relative_error((matrix - near).double(), matrix.double()))
+        return Fit([near], norm_ratio((matrix - near).double(), matrix.double()))
 
 
 def largest_two_mask(weight: Tensor) -> Tensor:

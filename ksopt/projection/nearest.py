@@ -16,7 +16,7 @@ from ksopt.patterns.validate import checked_int
 from ksopt.precision import dtype_name
 from ksopt.projection.alternating import alternate
 from ksopt.projection.hierarchical import left_to_right, preserves_optimum
-from ksopt.projection.products import balanced, product, relative_error
+from ksopt.projection.products import balanced, chain_error, product
 from ksopt.projection.refine import refine as refined
 from ksopt.projection.scale import exponent_of, scaled, shares
 
@@ -133,18 +133,18 @@ def project(
         weights, lost = _split(target, chain, double=matrix.dtype == torch.float64)
         guarantee = _guarantee(chain)
         method, iterations_done = "hierarchical", 0
-        if guarantee is None and relative_error(target, weights) > _EXACT:
+        if guarantee is None and chain_error(target, weights) > _EXACT:
             method = "alternating"
             weights, iterations_done = alternate(target, chain, weights, iterations, tolerance)
         # One factor and two are already optimal.
-        if refine and len(chain) > 2 and relative_error(target, weights) > _EXACT:
+        if refine and len(chain) > 2 and chain_error(target, weights) > _EXACT:
             weights, steps = refined(target, weights, refine)
             iterations_done += steps
         rounded = _rescaled(balanced(weights), exponent, dtype or matrix.dtype)
         # Exactly of these weights, because a power of two changes none of their digits.
         parts = shares(exponent, len(rounded))
         near_1 = [scaled(w.double(), -part) for w, part in zip(rounded, parts, strict=True)]
-        error = relative_error(target, near_1)
+        error = chain_error(target, near_1)
         norm = target.norm().item()
     return Projection(
         chain=chain,
@@ -181,7 +181,7 @@ def _split(target: Tensor, chain: Chain, double: bool) -> tuple[list[Tensor], fl
         return weights, lost
     flipped, lost_too = left_to_right(target.mT, chain.T, double)
     other = [weight.transpose(1, 2) for weight in reversed(flipped)]
-    if relative_error(target, other) < relative_error(target, weights):
+    if chain_error(target, other) < chain_error(target, weights):
         weights = other
     return weights, max(lost, lost_too)
 

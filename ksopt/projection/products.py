@@ -39,7 +39,7 @@ def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
     return blocks.diagonal(dim1=0, dim2=3).diagonal(dim1=1, dim2=3).permute(2, 0, 1, 3)
 
 
-def relative_error(matrix: Tensor, weights: Sequence[Tensor]) -> float:
+def chain_error(matrix: Tensor, weights: Sequence[Tensor]) -> float:
     """The error of a chain: ||matrix - K_1 ... K_L|| / ||matrix|| in the Frobenius norm.
 
     Where the matrix is zero it is ||K_1 ... K_L||.
