@@ -26,10 +26,15 @@ def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         [n, k] in e4m3, contiguous; [n, 1] in float32, above 0.
     """
-    wide = rows.detach().float().contiguous()
-    scale = wide.abs().amax(1, keepdim=True) / _LARGEST
+    exact = rows.detach().contiguous()
+    if exact.dtype == torch.float64:
+        exact = exact.float()
+    # The norm reads 16-bit rows as they are, and the quotient's only pass writes float32. The
+    # largest quotient may exceed e4m3's largest number by a rounding of float32, and rounds to it.
+    largest = torch.linalg.vector_norm(exact, torch.inf, 1, keepdim=True, dtype=torch.float32)
+    scale = largest / _LARGEST
     scale = torch.where(scale > 0, scale, 1.0)
-    return (wide / scale).clamp(-_LARGEST, _LARGEST).to(FP8), scale
+    return (exact / scale).to(FP8), scale
 
 
 def rounded(rows: Tensor) -> Tensor:
