@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ksopt.errors import InvalidInputError
-from ksopt.report import document, drawing_files
+from ksopt.report import document, output_folder
 from ksopt.search.options import STUDY
 from ksopt.search.report import comparison
 from ksopt.search.report.comparison import Searches
@@ -38,7 +38,9 @@ def compare(
     with report_folder(target):
         write_whole(target / "comparison.html", comparison.html(searches))
         write_whole(target / "comparison.md", comparison.markdown(searches))
-        drawing_files.write(document.figures(comparison.sections(searches)), target / "plots")
+        output_folder.write_drawings(
+            document.figures(comparison.sections(searches)), target / "plots"
+        )
     return searches
 
 

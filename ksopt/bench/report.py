@@ -12,12 +12,9 @@ from ksopt.bench import plots, rows, summary
 from ksopt.bench.plots import Group
 from ksopt.bench.rows import Line
 from ksopt.bench.summary import Grouping, Series
-from ksopt.errors import InvalidInputError
 from ksopt.measure.device import DeviceRecord
-from ksopt.report import document, tables
+from ksopt.report import document, output_folder, tables
 from ksopt.report.document import Section
-from ksopt.system.atomic_files import make_folder, write_whole
-from ksopt.system.untrusted import reason
 
 _SHOWN = 25
 SCHEMA = "ksopt.bench.summary/1"
@@ -41,15 +38,7 @@ def write(series: Sequence[Series], folder: Path) -> None:
         "bench.md": document.markdown(_TITLE, page),
         "bench.html": document.html(_TITLE, _where(series), page),
     }
-    try:
-        make_folder(folder)
-        for name, text in texts.items():
-            write_whole(folder / name, text)
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(
-            f"the report cannot be written to {folder} ({reason(error)}): the measurements are "
-            "kept; choose another --out"
-        ) from None
+    output_folder.write(folder, texts)
 
 
 _TITLE = "ksopt's products beside PyTorch's"

@@ -11,15 +11,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.size import Dims
-from ksopt.report import document, drawing_files
+from ksopt.report import document, output_folder
 from ksopt.search import metrics
 from ksopt.search.plan import plan_of
 from ksopt.search.report import results_json
 from ksopt.search.results import SearchResult, TrialRecord
-from ksopt.system.atomic_files import write_whole
 
 
 def write(result: SearchResult, folder: Path) -> None:
@@ -37,15 +35,9 @@ def write(result: SearchResult, folder: Path) -> None:
         "report.md": page.markdown(result),
         "report.html": page.html(result),
     }
-    try:
-        for name, text in texts.items():
-            write_whole(folder / name, text)
-        drawing_files.write(document.figures(sections.written(result)), folder / "plots")
-    except OSError as error:
-        raise InvalidInputError(
-            f"the report cannot be written to {folder} ({error.strerror}): what was measured is "
-            "kept, run the search again to write the report"
-        ) from None
+    drawings = document.figures(sections.written(result))
+    remedy = "what was measured is kept, run the search again to write the report"
+    output_folder.write(folder, texts, drawings, "plots", remedy)
 
 
 def to_csv(result: SearchResult) -> str:

@@ -12,12 +12,9 @@ from ksopt.bench.crossover.request import CrossoverRequest, Plane, Site
 from ksopt.bench.crossover.results import DENSE, RIVALS, SiteResult
 from ksopt.bench.crossover.views import BETWEEN, MEASURED, Cell
 from ksopt.bench.heat_map import Tile
-from ksopt.errors import InvalidInputError
 from ksopt.measure.device import DeviceRecord
-from ksopt.report import document, drawing_files, tables
+from ksopt.report import document, output_folder, tables
 from ksopt.report.document import Figure, Section
-from ksopt.system.atomic_files import make_folder, write_whole
-from ksopt.system.untrusted import reason
 
 _TITLE = "Where a Kronecker-sparse layer is faster than a dense one"
 _TEXT = (
@@ -114,13 +111,4 @@ def write(
         "crossover.md": document.markdown(_TITLE, page, where),
         "crossover.html": document.html(_TITLE, where, page),
     }
-    try:
-        make_folder(out)
-        for name, text in texts.items():
-            write_whole(out / name, text)
-        drawing_files.write(document.figures(page), out / "maps")
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(
-            f"the report cannot be written to {out} ({reason(error)}): the measurements are kept; "
-            "choose another --out"
-        ) from None
+    output_folder.write(out, texts, document.figures(page), "maps")

@@ -21,13 +21,10 @@ from ksopt.bench.models.results import (
     Case,
     WayResult,
 )
-from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Comparison, compare
-from ksopt.report import document, tables
+from ksopt.report import document, output_folder, tables
 from ksopt.report.document import Section
 from ksopt.report.tables import Table
-from ksopt.system.atomic_files import make_folder, write_whole
-from ksopt.system.untrusted import reason
 
 SCHEMA = "ksopt.bench.models.summary/1"
 _TITLE = "Models with Kronecker-sparse layers beside dense ones"
@@ -160,15 +157,7 @@ def write(folder: Path, cases: Sequence[Case], setting: Mapping[str, Any]) -> No
         "models.csv": to_csv(cases),
         "models.json": to_json(cases, setting),
     }
-    try:
-        make_folder(folder)
-        for name, text in texts.items():
-            write_whole(folder / name, text)
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(
-            f"the report cannot be written to {folder} ({reason(error)}): the measurements are "
-            "kept; choose another --out"
-        ) from None
+    output_folder.write(folder, texts)
 
 
 def sections(cases: Sequence[Case], setting: Mapping[str, Any]) -> list[Section]:

@@ -22,13 +22,10 @@ from ksopt.bench.reproduction.products import Product
 from ksopt.bench.reproduction.results import Results
 from ksopt.bench.reproduction.saved_request import SavedRequest
 from ksopt.bench.reproduction.tables_and_figures import ENERGY, MODELS, PRODUCTS, SIZES, Item
-from ksopt.errors import InvalidInputError
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.measurement import quantile
-from ksopt.report import document, drawing_files, tables
+from ksopt.report import document, output_folder, tables
 from ksopt.report.document import Section
-from ksopt.system.atomic_files import make_folder, write_whole
-from ksopt.system.untrusted import reason
 
 _TITLE = "The paper's tables and figures, measured with ksopt"
 _ENERGY_TEXT = (
@@ -210,14 +207,5 @@ def write(results: Results, request: SavedRequest, out: Path) -> list[Cell]:
         },
         **{f"products-{dtype}.csv": rows.rows_csv(of) for dtype, of in results.rows.items()},
     }
-    try:
-        make_folder(out)
-        for name, text in texts.items():
-            write_whole(out / name, text)
-        drawing_files.write(document.figures(page), out / "figures")
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(
-            f"the report cannot be written to {out} ({reason(error)}): the measurements are kept; "
-            "choose another --out"
-        ) from None
+    output_folder.write(out, texts, document.figures(page), "figures")
     return every
