@@ -7,7 +7,7 @@ import pytest
 from ksopt.errors import InvalidInputError
 from ksopt.report import output_folder
 
-SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 4 4"><title>t</title></svg>'
+SVG = '<svg viewBox="0 0 4 4" width="4" height="4"><title>t</title></svg>'
 
 
 def test_texts_and_drawings_are_written(tmp_path: Path) -> None:
