@@ -86,3 +86,11 @@ class BenchOptions:
     every_way: bool = option(
         False, "try each way at least once, however much multiplying by zero costs it", _WHAT
     )
+    plugins: tuple[str, ...] = option(
+        (),
+        "modules to import first, which register devices or kernel families; this runs their code",
+        _WHAT,
+        nargs="+",
+        metavar="MODULE",
+    )
+    """Worker processes import them. This process has done so already."""

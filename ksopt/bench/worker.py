@@ -18,6 +18,7 @@ from ksopt.kernels.compile_ahead import Compilers
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
 from ksopt.reference import is_batch_last
+from ksopt.system.user_code import import_plugins
 
 Progress = Roofline | list[Row]
 
@@ -69,6 +70,7 @@ class KernelsRunner:
     """
 
     def __init__(self, options: Mapping[str, Any], device: str) -> None:
+        import_plugins(options.get("plugins", ()), sys.stderr)
         self._request = BenchRequest.of(BenchOptions(**options))
         self._bench = Bench(self._request, device)
         self.device = self._bench.device

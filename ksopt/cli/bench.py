@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from ksopt.bench.options import BenchOptions
 from ksopt.system import option_fields
+from ksopt.system.user_code import import_plugins
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
     from ksopt.bench.rows import Line
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
             return _exit_code(series)
     if args.timeout is not None and not args.timeout > 0:
         raise InvalidInputError(f"timeout {args.timeout:g}: it must be above 0 seconds")
+    import_plugins(args.plugins, sys.stderr)
     request = BenchRequest.of(BenchOptions(**option_fields.values(BenchOptions, args)))
     progress = None if args.json or args.quiet else _Progress(sys.stderr)
     try:

@@ -18,6 +18,7 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.options import DTYPES, LAYOUTS
 from ksopt.search.space.named_families import families
 from ksopt.system.suggest import nearest
+from ksopt.system.user_code import import_plugins
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
     import torch
@@ -83,6 +84,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         default=1.0,
         help="for timing one product; compilation comes on top (%(default)s)",
     )
+    how(
+        "--plugins",
+        nargs="+",
+        default=[],
+        metavar="MODULE",
+        help="modules to import first, which register devices or kernel families; this runs their "
+        "code",
+    )
     how("--again", action="store_true", help="measure what is recorded already")
     how("--show", action="store_true", help="print what is recorded and measure nothing")
 
@@ -94,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         InvalidInputError: an argument is not allowed.
         UnavailableError: the machine lacks a required library or device.
     """
+    import_plugins(args.plugins, sys.stderr)
     chains = _chains(args)  # reject invalid arguments before importing torch
     dtype, batch_last = _kind(args)
     if not chains and not args.show:

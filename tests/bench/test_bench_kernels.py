@@ -533,9 +533,27 @@ def test_patterns_come_from_files_samples_and_words(tmp_path: Path) -> None:
 
 
 def test_a_worker_makes_the_same_request() -> None:
-    bench_request = request(chains=["(1,8,4,4)*(4,4,8,1)"], batch="1,2", inductor_sample=3, seed=5)
+    bench_request = request(
+        chains=["(1,8,4,4)*(4,4,8,1)"], batch="1,2", inductor_sample=3, seed=5, plugins=["mine"]
+    )
     sent = json.loads(json.dumps(dataclasses.asdict(bench_request.options)))
     assert BenchRequest.of(BenchOptions(**sent)) == bench_request
+
+
+@pytest.mark.slow
+def test_plugins_are_imported_by_worker_processes_too(
+    brief: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import os\nwith open('processes', 'a') as file:\n    print(os.getpid(), file=file)\n"
+    (tmp_path / "bench_plugin.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    words = ["--patterns", "(1,8,8,2)", "(2,8,8,1)", "--device", "cpu", "--batch", "8"]
+    words += ["--quiet", "--workers", "2", "--plugins", "bench_plugin"]
+    assert main.main(["bench", "kernels", *words]) == 0
+    processes = (tmp_path / "processes").read_text("utf-8").split()
+    assert len(set(processes)) == len(processes) == 3
+    monkeypatch.delitem(sys.modules, "bench_plugin")
+    assert main.main(["bench", "kernels", *words[:-1], "no_such_plugin"]) == 2
 
 
 def test_random_subjects_have_rows_of_their_own() -> None:

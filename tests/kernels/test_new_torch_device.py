@@ -44,17 +44,18 @@ except Exception as error:
 """
 
 TUNE = """
-import toy_device
 from ksopt.cli.main import main
-words = ["--pattern", "(2,8,8,2)", "--batch", "16", "--device", "toy"]
+words = ["--pattern", "(2,8,8,2)", "--batch", "16", "--device", "toy", "--plugins", "toy_device"]
 assert main(["tune", *words, "--json"]) == 0
 """
 
 BENCH = """
-import sys, toy_device
+import sys
 from ksopt.cli.main import main
 words = ["--patterns", "(2,8,8,2)", "--batch", "16", "--device", "toy", "--inductor-sample", "0"]
-assert main(["bench", "kernels", *words, "--out", sys.argv[1]]) == 0
+words += ["--plugins", "toy_device", "--out", sys.argv[1]]
+if __name__ == "__main__":
+    assert main(["bench", "kernels", *words]) == 0
 """
 
 SEARCH = """
