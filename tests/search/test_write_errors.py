@@ -17,9 +17,9 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError
 
 from ksopt.errors import InvalidInputError
+from ksopt.report import output_folder
 from ksopt.search import SearchRequest, run_search, study_store, write_errors
 from ksopt.search.options import STUDY
-from ksopt.search.report import export
 from ksopt.search.storage import Storage
 from ksopt.search.write_errors import UnwritableError
 
@@ -89,18 +89,18 @@ def test_what_was_measured_stays_where_the_report_cannot_be_written(
     request = SearchRequest(
         "32x64", budgets=("50%",), batch=8, device="cpu", trials=3, out=tmp_path / "out"
     )
-    write = export.write_whole
+    write = output_folder.write_whole
 
     def full(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(export, "write_whole", full)
+    monkeypatch.setattr(output_folder, "write_whole", full)
     with pytest.raises(InvalidInputError, match="what was measured is kept"):
         run_search(request)
     url = f"sqlite:///{tmp_path / 'out' / study_store.FILE}"
     before = complete(url)
     assert len(before) == 3
-    monkeypatch.setattr(export, "write_whole", write)
+    monkeypatch.setattr(output_folder, "write_whole", write)
     assert len(run_search(request).layers[0].trials) == 3
     assert complete(url) == before
 
