@@ -26,8 +26,7 @@ class TuneRequest:
     """The problems to tune, and the settings.
 
     Args:
-        problems: chains with their epilogues and siblings, or single factors; of one layout, dtype
-            and precision, as a rule.
+        problems: chains with their epilogues and siblings, or single factors.
         batches: rows of x.
         device: a CPU or CUDA device.
         backward: whether to tune the products of the backward pass (the transposed factors) too.

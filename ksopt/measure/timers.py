@@ -12,6 +12,7 @@ import contextlib
 import functools
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,33 +60,21 @@ class Timer(Protocol):
         """Add a sample to each lane, in this order."""
 
 
-class CpuTimer:
-    """Samples by the CPU's own clock.
-
-    Args:
-        cold: overwrite the caches before each sample, because a layer in a model finds its input
-            and weights in memory, not in a cache that the previous repeat has filled.
-    """
+class _ClockTimer(ABC):
+    """Samples by the host's clock. `scratch` is overwritten before each, unless it is None."""
 
     is_steady = False
-    shortest_sample_us = 5.0  # perf_counter_ns resolves some 0.05 us
 
-    def __init__(self, cold: bool) -> None:
-        self._scratch: torch.Tensor | None = None
-        if cold:
-            size = flush_bytes(last_level_cache_bytes())
-            self._scratch = torch.zeros(size, dtype=torch.uint8)
+    def __init__(self, scratch: torch.Tensor | None) -> None:
+        self._scratch = scratch
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
         """An empty context."""
         return contextlib.nullcontext()
 
+    @abstractmethod
     def called(self, call: Callable[[], object]) -> tuple[float, float]:
-        """Microseconds of one call, all of them the host's."""
-        began = time.perf_counter_ns()
-        call()
-        took_us = (time.perf_counter_ns() - began) / 1e3
-        return took_us, took_us
+        """Microseconds of one call, and of them the host's."""
 
     def sample(self, lanes: Sequence[Lane]) -> None:
         """Add a sample to each lane, in this order."""
@@ -96,7 +85,32 @@ class CpuTimer:
             lane.samples_us.append(took_us / lane.calls / lane.entry.products)
 
 
-class SynchronizingTimer:
+class CpuTimer(_ClockTimer):
+    """Samples by the CPU's own clock.
+
+    Args:
+        cold: overwrite the caches before each sample, because a layer in a model finds its input
+            and weights in memory, not in a cache that the previous repeat has filled.
+    """
+
+    shortest_sample_us = 5.0  # perf_counter_ns resolves some 0.05 us
+
+    def __init__(self, cold: bool) -> None:
+        scratch = None
+        if cold:
+            size = flush_bytes(last_level_cache_bytes())
+            scratch = torch.zeros(size, dtype=torch.uint8)
+        super().__init__(scratch)
+
+    def called(self, call: Callable[[], object]) -> tuple[float, float]:
+        """Microseconds of one call, all of them the host's."""
+        began = time.perf_counter_ns()
+        call()
+        took_us = (time.perf_counter_ns() - began) / 1e3
+        return took_us, took_us
+
+
+class SynchronizingTimer(_ClockTimer):
     """Samples by the host's clock, from one wait for the device to the next.
 
     Args:
@@ -106,19 +120,15 @@ class SynchronizingTimer:
             being unknown.
     """
 
-    is_steady = False
     shortest_sample_us = 100.0  # a wait takes some microseconds
 
     def __init__(self, device: torch.device, kind: DeviceType, cold: bool) -> None:
-        self._wait = functools.partial(kind.synchronize, device)
-        self._scratch: torch.Tensor | None = None
+        scratch = None
         if cold:
             size = flush_bytes(_UNKNOWN_CACHE_BYTES)
-            self._scratch = torch.zeros(size, dtype=torch.uint8, device=device)
-
-    def scope(self) -> contextlib.AbstractContextManager[object]:
-        """An empty context."""
-        return contextlib.nullcontext()
+            scratch = torch.zeros(size, dtype=torch.uint8, device=device)
+        super().__init__(scratch)
+        self._wait = functools.partial(kind.synchronize, device)
 
     def called(self, call: Callable[[], object]) -> tuple[float, float]:
         """Microseconds from a call's beginning to its end on the device, and to its return."""
@@ -128,14 +138,6 @@ class SynchronizingTimer:
         returned = time.perf_counter_ns()
         self._wait()
         return (time.perf_counter_ns() - began) / 1e3, (returned - began) / 1e3
-
-    def sample(self, lanes: Sequence[Lane]) -> None:
-        """Add a sample to each lane, in this order."""
-        for lane in lanes:
-            if self._scratch is not None:
-                self._scratch.fill_(1)
-            took_us, _ = self.called(lane.launch)
-            lane.samples_us.append(took_us / lane.calls / lane.entry.products)
 
 
 class CudaTimer:
