@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Begun in a shell's background: processes that tests stop with Ctrl-C would ignore it too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
+        _take_one_gpu(config.workerinput["workerid"])
         return  # a process of pytest-xdist shares those of the process that began it
     # What is computed here is small, and more threads than cores wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -50,6 +51,21 @@ def pytest_configure(config: pytest.Config) -> None:
         command = [sys.executable, "-c", "from ksopt.jit import host; host.build()"]
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         _building = subprocess.Popen(command, **silent)
+
+
+def _take_one_gpu(worker: str) -> None:
+    """Let the processes of pytest-xdist take the machine's GPUs in turns, one each.
+
+    Before any test module is imported: some ask whether there is a device, and then CUDA has read
+    which devices are visible.
+    """
+    import torch
+
+    count = torch.cuda.device_count()  # asks NVML, which does not initialise CUDA
+    if count > 1:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        devices = visible if len(visible) == count else [str(index) for index in range(count)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(worker.removeprefix("gw")) % count]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
