@@ -21,8 +21,8 @@ from torch import Tensor
 from ksopt.kernels import chain_gradients, weight_gradients
 from ksopt.kernels.families import chain_grads_launcher as launcher
 from ksopt.kernels.families import chain_grads_wgmma16 as kernels
-from ksopt.kernels.families import weight_grad_wgmma16 as factors
 from ksopt.kernels.families.chain_grads_wgmma16 import Chain, Config, Launch, Tile
+from ksopt.kernels.families.weight_grad import WeightGradient
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timing
 from ksopt.ops.weight_gradient import weight_grad_decomposed
@@ -97,8 +97,9 @@ def one_launch_per_factor(
     has_bias = False
     for p, dy, z in ((chain[0], grad, between), (chain[1], grad_between, x)):
         if weight_gradients.is_faster(p, dtype, rows, spec):
-            launch, with_bias = factors.best(p, rows, spec), dy is grad
-            kernel = factors.WeightGradient(p, dtype, launch, 0, with_bias)
+            launch, with_bias = weight_gradients.best(p, dtype, rows, spec), dy is grad
+            assert launch is not None
+            kernel = WeightGradient(p, dtype, launch, 0, with_bias)
             calls.append(functools.partial(kernel, dy, z))
             has_bias = has_bias or with_bias
         else:

@@ -13,8 +13,10 @@ prints the efficiencies of the sampled patterns in such an output.
 from __future__ import annotations
 
 import argparse
+import random
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +25,10 @@ from torch import Tensor
 
 import chain_weight_gradients
 from ksopt.bench import paper_patterns
+from ksopt.jit import arch, nvrtc
 from ksopt.kernels import weight_gradients
-from ksopt.kernels.families import weight_grad_wgmma16 as kernels
+from ksopt.kernels.families import weight_grad
+from ksopt.kernels.families.weight_grad import Launch, WeightGradient
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timing
 from ksopt.measure.measurement import quantile
@@ -107,7 +111,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", type=int, default=25_088)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--tiles", type=int, default=1, help="of the kernel, the best predicted")
+    parser.add_argument("--tiles", type=int, default=1, help="of the kernels, the best predicted")
+    parser.add_argument("--drawn", type=int, default=0, help="tiles drawn at random, too")
+    parser.add_argument("--no-layers", action="store_true", help="the sample alone")
     parser.add_argument("--sample", type=int, default=0, help="of the paper's patterns, too")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
@@ -121,7 +127,7 @@ def main() -> None:
         chain_weight_gradients.main(options)
         return
     torch.manual_seed(0)
-    for n, m, text in LAYERS:
+    for n, m, text in () if options.no_layers else LAYERS:
         for pattern in Chain.parse(text):
             _compare(options, pattern, (n, m))
     if options.sample:
@@ -175,13 +181,12 @@ def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | N
         ways[name] = partial(way, grad, x, p)
         errors[name] = _error(way(grad, x, p), truth)
     spec = DeviceSpec.of_device(0) if options.device == "cuda" else None
-    if spec is not None and kernels.unsupported(p, options.dtype, spec) is None:
-        for launch in _launches(p, options.rows, spec)[: options.tiles]:
-            name = f"kernel {launch.tile.groups}x{launch.tile.panels}/{launch.shares}"
-            kernel = kernels.WeightGradient(p, options.dtype, launch, 0)
-            ways[name] = partial(kernel, grad, x)
-            errors[name] = _error(kernel(grad, x)[0], truth)
-            predicted[name] = kernels.predicted_us(launch, p, options.rows, spec)
+    for launch in [] if spec is None else _launches(p, options, spec):
+        name = f"kernel {launch.tile}/{launch.shares}"
+        kernel = WeightGradient(p, options.dtype, launch, 0)
+        ways[name] = partial(kernel, grad, x)
+        errors[name] = _error(kernel(grad, x)[0], truth)
+        predicted[name] = launch.predicted_us(p, options.rows, spec)
     predicted["apart"] = weight_gradients.pytorch_us(p, options.rows)
     times = timing.measure(ways, options.device, max_seconds=0.4, precision=0.02)
     floor = 2 * options.rows * (p.in_features + p.out_features) / 4.25e6
@@ -193,9 +198,21 @@ def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | N
     print("; ".join(words), flush=True)
 
 
-def _launches(p: Pattern, rows: int, spec: DeviceSpec) -> list[kernels.Launch]:
-    launches = [kernels.launch_of(tile, p, rows, spec) for tile in kernels.configs()]
-    return sorted(launches, key=lambda one: kernels.predicted_us(one, p, rows, spec))
+def _launches(p: Pattern, options: argparse.Namespace, spec: DeviceSpec) -> list[Launch]:
+    """The launches to time, their kernels compiled."""
+    several = weight_gradients.several(p, options.dtype, options.rows, spec)
+    several.sort(key=lambda one: one.predicted_us(p, options.rows, spec))
+    best, others = several[: options.tiles], several[options.tiles :]
+    random.Random(options.seed).shuffle(others)
+    chosen = best + others[: options.drawn]
+    target = arch.of_device(0)
+
+    def compiled(one: Launch) -> object:
+        return nvrtc.cubin(weight_grad.source(p, one.tile, options.dtype), target)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compiled, chosen))
+    return chosen
 
 
 def _error(result: Tensor, truth: Tensor) -> float:

@@ -12,8 +12,8 @@ from ksopt import settings
 from ksopt.errors import KsoptError
 from ksopt.jit import host
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.families import weight_grad_wgmma16 as kernels
-from ksopt.kernels.families.weight_grad_wgmma16 import WeightGradient
+from ksopt.kernels.families import weight_grad_mma16, weight_grad_wgmma16
+from ksopt.kernels.families.weight_grad import Launch, Tile, WeightGradient, launches
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
@@ -68,18 +68,34 @@ def run(
 @functools.lru_cache(maxsize=4096)
 def is_faster(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> bool:
     """Whether a kernel is predicted to be faster than PyTorch."""
-    if kernels.unsupported(p, dtype, spec) is not None:
-        return False
     if p.a == p.d == 1:
         return False  # one matrix, whose sums over rows cuBLAS splits itself
-    launch = kernels.best(p, rows, spec)
-    return kernels.predicted_us(launch, p, rows, spec) < pytorch_us(p, rows)
+    launch = best(p, dtype, rows, spec)
+    return launch is not None and launch.predicted_us(p, rows, spec) < pytorch_us(p, rows)
+
+
+@functools.lru_cache(maxsize=4096)
+def best(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> Launch | None:
+    """The launch with the least predicted time; None where no kernel computes the gradient."""
+    candidates = several(p, dtype, rows, spec)
+    return min(candidates, key=lambda one: one.predicted_us(p, rows, spec), default=None)
+
+
+def several(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> list[Launch]:
+    """The launches of all kernels that compute the gradient."""
+    tiles: list[Tile] = []
+    if weight_grad_wgmma16.unsupported(p, dtype, spec) is None:
+        tiles += weight_grad_wgmma16.configs()
+    if weight_grad_mma16.unsupported(p, dtype, spec) is None:
+        tiles += weight_grad_mma16.configs(p)
+    return [one for tile in tiles for one in launches(tile, p, rows, spec)]
 
 
 def predicted_us(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> float:
     """Predicted microseconds of the faster implementation."""
-    if is_faster(p, dtype, rows, spec):
-        return kernels.predicted_us(kernels.best(p, rows, spec), p, rows, spec)
+    launch = best(p, dtype, rows, spec)
+    if launch is not None and is_faster(p, dtype, rows, spec):
+        return launch.predicted_us(p, rows, spec)
     return pytorch_us(p, rows)
 
 
@@ -100,9 +116,10 @@ def _loaded(
     p: Pattern, dtype: str, rows: int, device: int, with_bias: bool
 ) -> WeightGradient | None:
     spec = backend_of("cuda").spec(torch.device("cuda", device))
-    assert spec is not None
+    launch = None if spec is None else best(p, dtype, rows, spec)
+    assert launch is not None
     try:
-        return WeightGradient(p, dtype, kernels.best(p, rows, spec), device, with_bias)
+        return WeightGradient(p, dtype, launch, device, with_bias)
     except KsoptError as error:
         _log.warning("ksopt: weight gradients of %s are left to PyTorch: %s", p, error)
         return None

@@ -16,15 +16,17 @@ driver calls are left out because cuda-bindings asks the driver for functions th
 
 import itertools
 import sys
+from typing import Any
 
 import torch
 
 from ksopt.bench.paper_patterns import stratified_sample
+from ksopt.kernels import weight_gradients
 from ksopt.kernels.families import (
     chain_grads_wgmma16,
     input_grad_tile,
     naive,
-    weight_grad_wgmma16,
+    weight_grad,
 )
 from ksopt.kernels.families.base import TemplateFamily, families, family_of
 from ksopt.kernels.families.chain_grads_launcher import ChainGradients
@@ -103,19 +105,22 @@ def run_mlps(at: int | None = None) -> int:
     return ran
 
 
+def _spread(several: list[Any], most: int) -> list[Any]:
+    return several[:: -(-len(several) // most)]
+
+
 def run_weight_gradients() -> int:
     """Run every tile of the weight gradients' kernels, with one share of the rows and several."""
     ran, device = 0, DeviceSpec.of_device(0)
-    patterns = [Pattern(*sizes) for sizes in ((2, 40, 72, 1), (1, 40, 12, 2), (2, 5, 9, 8))]
-    for p, tile, rows in itertools.product(patterns, weight_grad_wgmma16.configs(), (ROWS, 300)):
-        if weight_grad_wgmma16.unsupported(p, "bfloat16", device) is None:
-            launch = weight_grad_wgmma16.launch_of(tile, p, rows, device)
-            kernel = weight_grad_wgmma16.WeightGradient(p, "bfloat16", launch, 0, True)
+    sizes = ((2, 40, 72, 1), (1, 40, 12, 2), (2, 5, 9, 8), (1, 10, 18, 4), (1, 6, 4, 12))
+    for p, rows in itertools.product([Pattern(*one) for one in sizes], (weight_grad.ROWS, 300)):
+        for launch in _spread(weight_gradients.several(p, "bfloat16", rows, device), 24):
+            kernel = weight_grad.WeightGradient(p, "bfloat16", launch, 0, True)
             grad, x = (
                 torch.randn(rows, features, device="cuda").bfloat16()
                 for features in (p.out_features, p.in_features)
             )
-            assert not any(torch.isnan(result).any() for result in kernel(grad, x)), (p, tile)
+            assert not any(torch.isnan(result).any() for result in kernel(grad, x)), (p, launch)
             ran += 1
     torch.cuda.synchronize()
     return ran

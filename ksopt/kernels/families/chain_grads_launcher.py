@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ksopt.jit import arch, driver, nvrtc
-from ksopt.kernels.families import weight_grad_wgmma16 as factors
+from ksopt.kernels.families import weight_grad
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.chain_grads_wgmma16 import Chain, Config, Launch, Tile
 from ksopt.patterns.chain import Pattern
@@ -63,7 +63,7 @@ def adding_source(dtype: str) -> str:
     """The generated file of the kernel that adds shares."""
     return (
         '#include "chain_grads_wgmma16.cuh"\n'
-        f'extern "C" __global__ void __launch_bounds__({factors.ADDING_THREADS})\n'
+        f'extern "C" __global__ void __launch_bounds__({weight_grad.ADDING_THREADS})\n'
         f"{adding_name(dtype)}(const __grid_constant__ ChainSharesArguments arguments) {{\n"
         f"  add_chain_shares_kernel<{HALF[dtype]}>(arguments);\n"
         "}\n"
@@ -99,8 +99,8 @@ class AddingArguments(ctypes.Structure):
     """``ChainSharesArguments`` of csrc/cuda/chain_grads_wgmma16.cuh."""
 
     _fields_ = [
-        ("left", factors.SharesArguments),
-        ("right", factors.SharesArguments),
+        ("left", weight_grad.SharesArguments),
+        ("right", weight_grad.SharesArguments),
         ("left_blocks", ctypes.c_int64),
     ]
 
@@ -129,7 +129,7 @@ def arguments_of(
         rows: the operands.
         results: where the gradients go.
         shares: fp32, of `share_elements`: the left factor's, then the right one's.
-        chain: the factors.
+        chain: the weight_grad.
         launch: of it.
     """
     grad, between, grad_between, x = rows
@@ -154,23 +154,23 @@ def adding_arguments(
 ) -> AddingArguments:
     """The arguments of the kernel that adds shares."""
     left, right, bias = results
-    first, none = shares.data_ptr(), factors.SharesArguments()
+    first, none = shares.data_ptr(), weight_grad.SharesArguments()
     of_left, of_right = share_elements(chain, launch, bias is not None)
     elements = left.numel() + (0 if bias is None else bias.numel())
     return AddingArguments(
-        factors.SharesArguments(
+        weight_grad.SharesArguments(
             *(first, left.data_ptr(), 0 if bias is None else bias.data_ptr()),
             *(launch.shares[0], elements, left.numel()),
         )
         if of_left
         else none,
-        factors.SharesArguments(
+        weight_grad.SharesArguments(
             *(first + 4 * of_left, right.data_ptr(), 0),
             *(launch.shares[1], right.numel(), right.numel()),
         )
         if of_right
         else none,
-        factors.adding_blocks(elements) if of_left else 0,
+        weight_grad.adding_blocks(elements) if of_left else 0,
     )
 
 
@@ -178,7 +178,7 @@ def adding_blocks(chain: Chain, launch: Launch, with_bias: bool) -> int:
     """Blocks of the kernel that adds shares; none where there are none."""
     of_left, of_right = share_elements(chain, launch, with_bias)
     return sum(
-        factors.adding_blocks(elements // shares)
+        weight_grad.adding_blocks(elements // shares)
         for elements, shares in zip((of_left, of_right), launch.shares, strict=True)
     )
 
@@ -213,7 +213,7 @@ class ChainGradients:
         """The launch for the host library, as ``know_chain_grads`` of csrc/host takes it."""
         launch, threads = self.launch, self.launch.config.threads
         return (
-            *(self._kernel, self._adding, threads, self._shared, factors.ADDING_THREADS),
+            *(self._kernel, self._adding, threads, self._shared, weight_grad.ADDING_THREADS),
             *(launch.blocks(self.chain), *launch.shares, *launch.rows_per_block),
             adding_blocks(self.chain, launch, self._with_bias),
         )
@@ -234,4 +234,4 @@ class ChainGradients:
         if shares is not None:
             adding = adding_arguments(shares, results, self.chain, self.launch)
             blocks = adding_blocks(self.chain, self.launch, self._with_bias)
-            driver.launch(self._adding, blocks, factors.ADDING_THREADS, 0, adding, self._device)
+            driver.launch(self._adding, blocks, weight_grad.ADDING_THREADS, 0, adding, self._device)

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from ksopt.kernels.families import weight_grad
 from ksopt.kernels.families import weight_grad_wgmma16 as factors
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
-ROWS = factors.ROWS
+ROWS = weight_grad.ROWS
 """The rows of a block are a multiple of this: whole stages."""
 CLUSTERS = (1, 2, 3, 4, 8)
 

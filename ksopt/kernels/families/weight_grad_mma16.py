@@ -1,0 +1,149 @@
+"""The weight gradient of a 16-bit factor with j in the lanes (csrc/cuda/weight_grad_mma16.cuh).
+
+For each i and j it is a product of the k by the l. A thread loads several j of two rows at once,
+and regroups them into the pairs that warps' tensor cores take: only the needed sums are computed,
+and no operand is copied into another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
+from ksopt.patterns.chain import Pattern
+
+_SHARED = 233_472  # of a multiprocessor
+TFLOPS, MEMORY, L2, SHARES, OVERLAP = 400.0, 3.47, 5.5, 2.76, 4.0
+LAUNCH_US, ADDING_US = 3.5, 7.7
+FEWEST_STAGES, MOST_STAGES = 2, 6
+
+
+@dataclass(frozen=True)
+class Config:
+    """A block's tile.
+
+    Attributes:
+        warps_k, warps_l: warps side by side in k and in l.
+        warps_j: in groups of 8 j; 1 where d is no multiple of 8.
+        runs_k, runs_l: of each thread: a warp has 8 times as many, of a few k or l each.
+        rows: of a stage.
+        blocks: on a multiprocessor at a time.
+    """
+
+    warps_k: int
+    warps_l: int
+    warps_j: int
+    runs_k: int
+    runs_l: int
+    rows: int
+    blocks: int
+    family = "weight_grad_mma16"
+
+    def __str__(self) -> str:
+        """As profiles and experiments show it."""
+        warps = f"{self.warps_k}x{self.warps_l}x{self.warps_j}"
+        return f"mma16:{warps}:{self.runs_k}x{self.runs_l}:{self.rows}:{self.blocks}"
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps_k * self.warps_l * self.warps_j
+
+    def sizes(self, p: Pattern) -> tuple[int, int, int]:
+        """The k, l and j of a tile."""
+        few = _few(p.d)
+        j = 8 * self.warps_j if p.d % 8 == 0 else p.d
+        return 8 * self.warps_k * self.runs_k * few, 8 * self.warps_l * self.runs_l * few, j
+
+    def stages(self, p: Pattern) -> int:
+        """The number of stages: as many as fit, up to a limit."""
+        memory = _SHARED // self.blocks - RESERVED_SHARED
+        return min(MOST_STAGES, memory // self._stage_bytes(p))
+
+    def shared_bytes(self, p: Pattern) -> int:
+        """Dynamic shared memory of a block."""
+        return self.stages(p) * self._stage_bytes(p)
+
+    def _stage_bytes(self, p: Pattern) -> int:
+        k, l, j = self.sizes(p)
+        return self.rows * 16 * sum(-(-size * j // 64) * 8 + 1 for size in (k, l))
+
+    def tiles(self, p: Pattern) -> int:
+        """The number of tiles of the whole gradient."""
+        k, l, j = self.sizes(p)
+        return p.a * (p.d // j) * -(-p.b // k) * -(-p.c // l)
+
+    def declaration(self, p: Pattern) -> str:
+        """``Support`` and ``Tile`` in C++."""
+        numbers = (self.warps_k, self.warps_l, self.warps_j, self.runs_k, self.runs_l, self.rows)
+        fields = ", ".join(map(str, (*numbers, self.stages(p), self.blocks)))
+        return (
+            f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
+            f"using Tile = WeightGradMmaTile<Support, {fields}>;\n"
+        )
+
+    def predicted_us(self, p: Pattern, rows: int, shares: int, spec: DeviceSpec) -> float:
+        """Predicted microseconds: the slowest of products, memory and L2 cache, then the shares."""
+        k, l, j = self.sizes(p)
+        tiles = self.tiles(p)
+        at_a_time = spec.multiprocessors * self.blocks
+        blocks = tiles * shares
+        waves = -(-blocks // at_a_time)
+        filled = blocks / (waves * at_a_time)
+        products = 2 * rows * tiles * k * l * j / (TFLOPS * 1e6 * filled)
+        memory = 2 * rows * p.a * (p.b + p.c) * p.d / (MEMORY * 1e6)
+        l2 = 2 * rows * tiles * (k + l) * j / (L2 * 1e6 * filled)
+        total = LAUNCH_US + overlapped((products, memory, l2), OVERLAP)
+        if shares > 1:
+            total += ADDING_US + 8 * p.nnz * shares / (SHARES * 1e6)
+        return total
+
+
+def _few(d: int) -> int:
+    """The k (or l) of a run: the chunks of 16 bytes that hold whole ones."""
+    if d % 8 == 0:
+        return 1
+    return (8 if 8 % d == 0 else 24) // d
+
+
+def unsupported(p: Pattern, dtype: str, spec: DeviceSpec) -> str | None:
+    """Why no kernel computes a pattern's weight gradient; None if one does."""
+    if spec.capability < (8, 0):
+        return "needs a GPU of compute capability 8.0 or newer"
+    if dtype not in HALF:
+        return f"{dtype} is not one of {', '.join(HALF)}"
+    if p.d not in (2, 4, 12) and p.d % 8:
+        return f"d = {p.d} is not 2, 4, 12 or a multiple of 8"
+    if p.b * p.d % 8 or p.c * p.d % 8:
+        return "b*d or c*d is not a multiple of 8, the elements of 16 bytes"
+    if not any(configs(p)):
+        return "no tile fits into shared memory"
+    return None
+
+
+def configs(p: Pattern) -> Iterator[Config]:
+    """The tiles of a pattern whose sums fit into registers."""
+    several_j = [j for j in (1, 2, 3, 4) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
+    for warps_j, (runs_k, runs_l), rows in product(several_j, _runs(p.d), (16, 32)):
+        for warps_k, warps_l in product(range(1, 13), repeat=2):
+            warps = warps_k * warps_l * warps_j
+            if warps not in ((4, 6, 8, 12) if runs_k * runs_l < 6 else (4, 6, 8)):
+                continue  # of 12, a thread has 168 registers
+            tile = Config(
+                *(warps_k, warps_l, warps_j, runs_k, runs_l, rows), 2 if warps == 4 else 1
+            )
+            k, l, _ = tile.sizes(p)
+            is_filled = k - k // warps_k < p.b and l - l // warps_l < p.c
+            if is_filled and tile.stages(p) >= FEWEST_STAGES:
+                yield tile
+
+
+def _runs(d: int) -> tuple[tuple[int, int], ...]:
+    """Runs of a thread in k and in l, with 128 sums at most."""
+    if d % 8 == 0:
+        return ((2, 2), (2, 3), (2, 4))
+    return {2: ((1, 1), (2, 1)), 4: ((1, 1), (1, 2), (2, 1), (2, 2)), 12: ((1, 1),)}[d]
