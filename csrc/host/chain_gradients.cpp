@@ -10,7 +10,7 @@
 
 namespace {
 
-// The same structs as in csrc/cuda/weight_grad_wgmma16.cuh and csrc/cuda/chain_grads_wgmma16.cuh.
+// The same structs as in csrc/cuda/weight_grad_shares.cuh and csrc/cuda/chain_grads_wgmma16.cuh.
 struct SharesArguments {
   const void* shares;
   void* to;

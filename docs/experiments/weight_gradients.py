@@ -188,7 +188,7 @@ def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | N
         errors[name] = _error(kernel(grad, x)[0], truth)
         predicted[name] = launch.predicted_us(p, options.rows, spec)
     predicted["apart"] = weight_gradients.pytorch_us(p, options.rows)
-    times = timing.measure(ways, options.device, max_seconds=0.4, precision=0.02)
+    times = timing.measure(ways, options.device, max_seconds=0.25, precision=0.02)
     floor = 2 * options.rows * (p.in_features + p.out_features) / 4.25e6
     words = [f"{p}: memory alone {floor:.1f} us"]
     for name, one in times.items():

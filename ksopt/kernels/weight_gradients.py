@@ -23,6 +23,7 @@ _BY_TORCH = (0,) * 9  # of `WeightGradient.entry`
 _log = logging.getLogger("ksopt")
 # Of torch.bmm and the copies before it, measured on an H200: its sums over rows are not split.
 _BMM_LAUNCH_US, _BMM_US_PER_ROW, _BMM_BYTES_PER_US, _COPY_BYTES_PER_US = 3.0, 1.5e-3, 2.6e6, 2.6e6
+_BMM_FLOPS_PER_US, _SLOW_COPY_D, _SLOW_COPY = 5.5e8, 32, 3.0  # copies of pieces a d apart
 
 
 def is_by_kernel(p: Pattern, dtype: torch.dtype, rows: int, device: torch.device) -> bool:
@@ -107,8 +108,12 @@ def bias_us(features: int, rows: int) -> float:
 def pytorch_us(p: Pattern, rows: int) -> float:
     """Predicted microseconds of ``torch.bmm`` and the copies before it, in 16 bits."""
     size = 2.0 * rows * (p.in_features + p.out_features)
-    product = _BMM_LAUNCH_US + max(_BMM_US_PER_ROW * rows, size / _BMM_BYTES_PER_US)
-    return product + (0.0 if p.d == 1 else 2 * _BMM_LAUNCH_US + 2 * size / _COPY_BYTES_PER_US)
+    flops_us = 2.0 * rows * p.nnz / _BMM_FLOPS_PER_US
+    product = _BMM_LAUNCH_US + max(_BMM_US_PER_ROW * rows, size / _BMM_BYTES_PER_US, flops_us)
+    if p.d == 1:
+        return product
+    slower = _SLOW_COPY if p.d >= _SLOW_COPY_D else 1.0
+    return product + 2 * _BMM_LAUNCH_US + 2 * size * slower / _COPY_BYTES_PER_US
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,8 +8,7 @@ and no operand is copied into another order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
 
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.cost_terms import overlapped
@@ -17,8 +16,12 @@ from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
 _SHARED = 233_472  # of a multiprocessor
-TFLOPS, MEMORY, L2, SHARES, OVERLAP = 400.0, 3.47, 5.5, 2.76, 4.0
-LAUNCH_US, ADDING_US = 3.5, 7.7
+# Fitted to 731 launches on an H100, within 24 % (docs/development/training.md): TFLOP/s, TB/s of
+# the L2 cache, of shared memory and of shares, and how well they overlap. Each piece of a row costs
+# the L2 cache as much as PIECE_BYTES. Memory is an H200's, as in weight_grad_wgmma16.
+TFLOPS, L2, SHARED, SHARES, OVERLAP = 178.0, 5.08, 18.2, 2.0, 7.0
+PIECE_BYTES, MEMORY = 28.4, 3.47
+LAUNCH_US, ADDING_US = 3.5, 5.0
 FEWEST_STAGES, MOST_STAGES = 2, 6
 
 
@@ -87,17 +90,25 @@ class Config:
         )
 
     def predicted_us(self, p: Pattern, rows: int, shares: int, spec: DeviceSpec) -> float:
-        """Predicted microseconds: the slowest of products, memory and L2 cache, then the shares."""
+        """Predicted microseconds: the slowest of products and memories, then the shares."""
         k, l, j = self.sizes(p)
         tiles = self.tiles(p)
         at_a_time = spec.multiprocessors * self.blocks
         blocks = tiles * shares
         waves = -(-blocks // at_a_time)
         filled = blocks / (waves * at_a_time)
-        products = 2 * rows * tiles * k * l * j / (TFLOPS * 1e6 * filled)
-        memory = 2 * rows * p.a * (p.b + p.c) * p.d / (MEMORY * 1e6)
-        l2 = 2 * rows * tiles * (k + l) * j / (L2 * 1e6 * filled)
-        total = LAUNCH_US + overlapped((products, memory, l2), OVERLAP)
+        read = 2 * rows * tiles * (k + l) * j
+        piece = 2 * j * (min(k, l) if j == p.d else 1)
+        # A thread reads 4 * 16 bytes of each chunk of its runs for every 16 rows.
+        chunks = (self.runs_k + self.runs_l) * (3 if p.d == 12 else 1)
+        through_shared = read + rows / 16 * tiles * self.threads * 64 * chunks
+        terms = (
+            2 * rows * tiles * k * l * j / (TFLOPS * 1e6 * filled),
+            read * (1 + PIECE_BYTES / piece) / (L2 * 1e6 * filled),
+            2 * rows * p.a * (p.b + p.c) * p.d / (MEMORY * 1e6),
+            through_shared / (SHARED * 1e6 * filled),
+        )
+        total = LAUNCH_US + overlapped(terms, OVERLAP)
         if shares > 1:
             total += ADDING_US + 8 * p.nnz * shares / (SHARES * 1e6)
         return total
@@ -126,24 +137,38 @@ def unsupported(p: Pattern, dtype: str, spec: DeviceSpec) -> str | None:
 
 
 def configs(p: Pattern) -> Iterator[Config]:
-    """The tiles of a pattern whose sums fit into registers."""
-    several_j = [j for j in (1, 2, 3, 4) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
-    for warps_j, (runs_k, runs_l), rows in product(several_j, _runs(p.d), (16, 32)):
-        for warps_k, warps_l in product(range(1, 13), repeat=2):
-            warps = warps_k * warps_l * warps_j
-            if warps not in ((4, 6, 8, 12) if runs_k * runs_l < 6 else (4, 6, 8)):
-                continue  # of 12, a thread has 168 registers
-            tile = Config(
-                *(warps_k, warps_l, warps_j, runs_k, runs_l, rows), 2 if warps == 4 else 1
-            )
-            k, l, _ = tile.sizes(p)
-            is_filled = k - k // warps_k < p.b and l - l // warps_l < p.c
-            if is_filled and tile.stages(p) >= FEWEST_STAGES:
-                yield tile
+    """The tiles of a pattern: those whose sums fit into registers, and that are not half empty."""
+    for warps, runs in _shapes(p.d):
+        blocks = max(1, 8 // (warps[0] * warps[1] * warps[2]))
+        tile = Config(*warps, *runs, 32, blocks)
+        if tile.stages(p) < (4 if p.d % 8 == 0 else 3):
+            tile = replace(tile, rows=16)
+        k, l, j = tile.sizes(p)
+        is_filled = k - k // warps[0] < p.b and l - l // warps[1] < p.c
+        if p.d % j == 0 and is_filled and tile.stages(p) >= FEWEST_STAGES:
+            yield tile
 
 
-def _runs(d: int) -> tuple[tuple[int, int], ...]:
-    """Runs of a thread in k and in l, with 128 sums at most."""
+def _shapes(d: int) -> Iterator[tuple[tuple[int, int, int], tuple[int, int]]]:
+    """Warps (k, l, j) and runs (k, l) of tiles, with 128 sums a thread at most, 64 of 12 warps.
+
+    32 neighbouring bytes of a row are read together at least, a sector of the L2 cache: so two
+    groups of 8 j where d allows it.
+    """
     if d % 8 == 0:
-        return ((2, 2), (2, 3), (2, 4))
-    return {2: ((1, 1), (2, 1)), 4: ((1, 1), (1, 2), (2, 1), (2, 2)), 12: ((1, 1),)}[d]
+        for warps_j in (2, 4) if d % 16 == 0 else (1, 3):
+            for several in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3), (4, 1), (1, 4)):
+                if several[0] * several[1] * warps_j > 8:
+                    continue
+                for runs in ((2, 2), (2, 3), (2, 4)):
+                    if several != (3, 1) or runs != (2, 4):  # which spills registers
+                        yield (*several, warps_j), runs
+            if warps_j == 1:
+                yield from (((*several, 1), (2, 4)) for several in ((4, 2), (2, 4), (3, 2), (2, 3)))
+        return
+    whole = {2: (2, 1), 4: (2, 2), 12: (1, 1)}[d]
+    for several in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (2, 3), (4, 2), (2, 4), (8, 1), (1, 8)):
+        yield (*several, 1), whole
+    if d == 4:
+        for several in ((4, 3), (3, 4), (6, 2), (2, 6)):
+            yield from (((*several, 1), runs) for runs in ((1, 2), (2, 1)))

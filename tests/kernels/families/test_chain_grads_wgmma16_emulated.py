@@ -14,7 +14,7 @@ from torch import Tensor
 from chain_kernels import _aligned, _emulate, _instance
 from ksopt.kernels.families import chain_grads_launcher as launcher
 from ksopt.kernels.families import chain_grads_wgmma16 as kernels
-from ksopt.kernels.families import weight_grad_wgmma16 as factors
+from ksopt.kernels.families import weight_grad
 from ksopt.kernels.families.chain_grads_wgmma16 import Chain, Config, Launch, Tile
 from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns import chain as patterns
@@ -133,7 +133,9 @@ def computed(
     if sum(elements):
         added = launcher.adding_arguments(shares, results, case.chain, launch)
         blocks = launcher.adding_blocks(case.chain, launch, case.with_bias)
-        _emulate(adding, added, (blocks, factors.ADDING_THREADS, 0), (shares, shares[:0], second))
+        _emulate(
+            adding, added, (blocks, weight_grad.ADDING_THREADS, 0), (shares, shares[:0], second)
+        )
     return results
 
 

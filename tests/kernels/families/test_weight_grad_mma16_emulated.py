@@ -69,7 +69,12 @@ def _row_of_load(spread: int, quarter: int) -> int:
 
 
 def test_tiles_cover_a_pattern_and_fit():
-    for p in (Pattern(1, 96, 96, 16), Pattern(48, 96, 96, 4), Pattern(1, 8, 8, 48)):
+    for p in (
+        Pattern(1, 96, 96, 16),
+        Pattern(48, 96, 96, 4),
+        Pattern(1, 8, 8, 48),
+        Pattern(9, 40, 8, 24),
+    ):
         tiles = list(kernels.configs(p))
         assert tiles
         for tile in tiles:
