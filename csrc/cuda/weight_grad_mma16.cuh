@@ -6,7 +6,7 @@
 // j at once, as in mma16.cuh. Tensor cores take pairs along the rows, so a thread regroups what it loads of two rows,
 // word by word, into a pair for each (k, j). Any order of the rows is right, as long as it is the same for dY and X: it
 // is chosen such that the eight threads of a load meet all groups of banks. No operand is copied into another order,
-// and only the needed sums are computed. Rows are split into shares, as in weight_grad_wgmma16.cuh.
+// and only the needed sums are computed. Rows are split into shares, as in weight_grad_shares.cuh.
 //
 // WITH_BIAS: the warps with the first l add up the rows of dY, too.
 #pragma once

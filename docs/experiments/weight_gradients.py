@@ -181,12 +181,13 @@ def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | N
         ways[name] = partial(way, grad, x, p)
         errors[name] = _error(way(grad, x, p), truth)
     spec = DeviceSpec.of_device(0) if options.device == "cuda" else None
-    for launch in [] if spec is None else _launches(p, options, spec):
-        name = f"kernel {launch.tile}/{launch.shares}"
-        kernel = WeightGradient(p, options.dtype, launch, 0)
-        ways[name] = partial(kernel, grad, x)
-        errors[name] = _error(kernel(grad, x)[0], truth)
-        predicted[name] = launch.predicted_us(p, options.rows, spec)
+    if spec is not None:
+        for launch in _launches(p, options, spec):
+            name = f"kernel {launch.tile}/{launch.shares}"
+            kernel = WeightGradient(p, options.dtype, launch, 0)
+            ways[name] = partial(kernel, grad, x)
+            errors[name] = _error(kernel(grad, x)[0], truth)
+            predicted[name] = launch.predicted_us(p, options.rows, spec)
     predicted["apart"] = weight_gradients.pytorch_us(p, options.rows)
     times = timing.measure(ways, options.device, max_seconds=0.25, precision=0.02)
     floor = 2 * options.rows * (p.in_features + p.out_features) / 4.25e6

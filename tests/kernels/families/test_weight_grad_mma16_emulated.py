@@ -6,6 +6,7 @@ import pytest
 import weight_grad_kernels
 from checks import H200
 
+from ksopt.kernels import weight_gradients
 from ksopt.kernels.families import weight_grad_mma16 as kernels
 from ksopt.kernels.families.weight_grad_mma16 import Config
 from ksopt.kernels.problem import DeviceSpec
@@ -94,3 +95,22 @@ def test_what_it_does_not_compute_has_a_reason():
         (Pattern(1, 64, 64, 8), "float16", older, "compute capability 8.0"),
     ):
         assert words in str(kernels.unsupported(p, dtype, spec))
+
+
+@pytest.mark.parametrize(
+    ("p", "family"),
+    [
+        (Pattern(16, 64, 64, 16), "weight_grad_mma16"),
+        (Pattern(1, 48, 192, 96), "weight_grad_mma16"),
+        (Pattern(1, 64, 256, 12), "weight_grad_mma16"),
+        (Pattern(64, 128, 128, 4), "weight_grad_mma16"),
+        (Pattern(24, 96, 96, 4), "weight_grad_wgmma16"),
+        (Pattern(3, 768, 768, 16), None),
+        (Pattern(1, 192, 192, 10), None),
+    ],
+)
+def test_which_kernel_is_chosen(p, family):
+    """The faster one of 25,088 rows on an H100, None for PyTorch: as measured."""
+    launch = weight_gradients.best(p, "bfloat16", 25_088, H200)
+    is_faster = weight_gradients.is_faster(p, "bfloat16", 25_088, H200)
+    assert (launch.tile.family if is_faster else None) == family
