@@ -27,7 +27,7 @@ from ksopt.compile.lowering.candidates import (
     unpaired_dense_products,
 )
 from ksopt.compile.lowering.effects import Uses, check, uses
-from ksopt.compile.lowering.fuse import IsWhole, fuse, records_gradients
+from ksopt.compile.lowering.fuse import IsWhole, fuse, join_gradients, records_gradients
 from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.recomputed_activations import recompute_activations
 from ksopt.compile.lowering.rewrite import lower
@@ -188,9 +188,10 @@ def _fuse(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
                 reason = f"{site.reason} {how} computes all of it{beside}."
                 report.sites[at] = replace(site, one_launch=steps, reason=reason)
                 break
+    joined = join_gradients(gm)
     recomputed = recompute_activations(gm.graph) if records_gradients(gm.graph) else 0
     report.passes["activations_recomputed"] += recomputed
-    if fused or recomputed:
+    if fused or joined or recomputed:
         gm.graph.lint()
         gm.recompile()
 

@@ -13,6 +13,7 @@ from ksopt.errors import KsoptError
 from ksopt.jit import host
 from ksopt.kernels import registry
 from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families import input_grad_tile
 from ksopt.kernels.families.input_grad_tile import Config, Shape
 from ksopt.kernels.families.input_grad_wgmma16 import LAUNCH, InputGradient
@@ -21,6 +22,9 @@ from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.precision import dtype_name
 
+# A launch that packs weights, or puts them in order: packing both factors' of a chain took 2.7 to
+# 3.4 us on an H200 (docs/development/training.md).
+_PREPARING_US = 2.7
 _A_LAUNCH_A_FACTOR = dict.fromkeys(LAUNCH, 0)
 _log = logging.getLogger("ksopt")
 
@@ -98,11 +102,21 @@ def faster_tile(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> Config | N
 
 
 def factors_us(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> float:
-    """Microseconds predicted of one launch per factor; as here, weights are packed before."""
+    """Microseconds predicted of one launch per factor, and of what prepares their weights.
+
+    The time of one launch for both includes packing. Here each weight is transposed: a kernel reads
+    it after a launch that puts its elements in order or packs them.
+    """
     # The factors that the gradient is multiplied by.
     transposed = (Pattern(p.a, p.c, p.b, p.d) for p in (s.left, s.right))
     problems = (Problem.of_factor(p, dtype, False) for p in transposed)
-    return sum(registry.best_predicted(one, rows, spec)[0].predicted_us for one in problems)
+    return sum(min(map(_prepared_us, registry.best_predicted(one, rows, spec))) for one in problems)
+
+
+def _prepared_us(candidate: Candidate) -> float:
+    """Microseconds predicted of a product by a transposed weight that changes."""
+    prepares = candidate.needs_order or candidate.prepares_weight
+    return candidate.predicted_us + (_PREPARING_US if prepares else 0.0)
 
 
 @functools.lru_cache(maxsize=1024)

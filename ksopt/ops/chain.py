@@ -3,7 +3,8 @@
 It is composed of ``ks_mm`` and torch's operations, so it supports all that they support: gradients
 of any order, torch.compile, vmap and autocast; and a compiler fuses the operations behind the
 products. Only where a kernel takes all of it, and no gradient is recorded, is it another operator,
-``ks_chain_inner``, which runs the plan's launch.
+``ks_chain_inner``, which runs the plan's launch. In compiled training a chain of two factors has an
+autograd formula of its own where one launch computes its product, or several of its gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ksopt.ops import implementation, trained
 from ksopt.ops.eager import are_ordinary
 from ksopt.ops.graph_inputs import all_lasting
 from ksopt.ops.schemas import LIBRARY, define, ks_mm
-from ksopt.ops.trained_chain import trained_product
+from ksopt.ops.trained_chain import have_joint_gradients, trained_product
 
 _ARGUMENTS = (
     "(Tensor x, Tensor[] weights, Tensor? bias=None, Tensor? residual=None, "
@@ -91,9 +92,12 @@ def composed(
         if not are_parts_seen(operands) and layer_plans.is_whole(operands, *how):
             whole: Tensor = ks_chain_inner(x, list(weights), *around, lasting_owners)
             return whole
-        if siblings == 1 and not batch_last and _is_trained_whole(operands):
-            y = trained_product(x, weights[0], weights[1], bias)
-            return _behind(op, y, None, activation, residual, batch_last)
+        if siblings == 1 and not batch_last and _is_trained(operands):
+            left, right = weights
+            is_one_launch = trained_chain.is_one_launch(x, weights, bias)
+            if is_one_launch or have_joint_gradients(x, left, right, bias):
+                y = trained_product(x, left, right, bias, is_one_launch)
+                return _behind(op, y, None, activation, residual, batch_last)
     around = (bias, residual, activation, batch_last, siblings)
     return by_factors(ks_mm, partial(_behind, op), x, weights, *around, owners)
 
@@ -128,20 +132,26 @@ def are_parts_seen(operands: Operands) -> bool:
     )
 
 
-def _is_trained_whole(operands: Operands) -> bool:
-    """Whether a compiler traces a trained chain whose forward pass one launch computes."""
+def _is_trained(operands: Operands) -> bool:
+    """Whether a compiler traces a chain of two factors that are both trained."""
     x, weights, bias = operands.x, operands.weights, operands.bias
     present = [x, *weights, *([] if bias is None else [bias])]
     return (
         torch.is_grad_enabled()
         and not is_real(x)
-        and all(weight.requires_grad for weight in weights)
+        and len(weights) == 2
+        and all(weight.requires_grad and weight.dim() == 4 for weight in weights)
         and all(tensor.dtype == x.dtype for tensor in present)
-        and (bias is None or bias.dim() == 1)
+        and (bias is None or _is_of_outputs(bias, weights[0]))
         and not _is_watched_by_transforms()
         and not any(tensor.is_neg() for tensor in present)
-        and trained_chain.is_one_launch(x, weights, bias)
     )
+
+
+def _is_of_outputs(bias: Tensor, left: Tensor) -> bool:
+    """Whether a bias has one value for each output; another is refused elsewhere, in words."""
+    a, b, _, d = left.shape
+    return bias.dim() == 1 and bool(bias.shape[0] == a * b * d)
 
 
 def _is_watched_by_transforms() -> bool:

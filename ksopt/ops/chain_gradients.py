@@ -85,12 +85,19 @@ ks_chain_weight_grads = torch.ops.ksopt.ks_chain_weight_grads.default
 
 
 def are_together(x: Tensor, left: Tensor, right: Tensor, with_bias: bool) -> bool:
-    """Whether one launch computes a chain's weight gradients faster, of fakes too.
+    """Whether one launch computes a chain's weight gradients in this backward pass, of fakes too.
 
-    Of a dynamic number of rows the one at hand decides. Not where gradients are recorded: it has
-    none of its own.
+    Not where gradients are recorded: it has none of its own.
     """
-    if torch.is_grad_enabled() or x.device.type != "cuda":
+    return not torch.is_grad_enabled() and is_faster(x, left, right, with_bias)
+
+
+def is_faster(x: Tensor, left: Tensor, right: Tensor, with_bias: bool) -> bool:
+    """Whether one launch is predicted to compute a chain's weight gradients faster, of fakes too.
+
+    Of a dynamic number of rows the one at hand decides.
+    """
+    if x.device.type != "cuda":
         return False
     sizes = [size_hint(size) for size in (*left.shape, *right.shape, *x.shape[:-1])]
     known = [size for size in sizes if size is not None]

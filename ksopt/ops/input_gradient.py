@@ -53,7 +53,8 @@ ks_chain_input_grad = torch.ops.ksopt.ks_chain_input_grad.default
 def is_one_launch(grad: Tensor, left: Tensor, right: Tensor) -> bool:
     """Whether one kernel computes both gradients faster, of fakes too.
 
-    Of a dynamic number of rows the one at hand decides.
+    Of a dynamic number of rows the one at hand decides. Of ``grad`` only the rows matter, the dtype
+    and the device, which are also those of the chain's input.
     """
     sizes = [size_hint(size) for size in (*left.shape, *right.shape, *grad.shape)]
     if None in sizes or 0 in sizes or not grad.dtype == left.dtype == right.dtype:

@@ -1,8 +1,10 @@
-"""A trained chain in one launch, for compiled graphs: ``ks_chain_keeping``.
+"""Trained chains of two factors in compiled graphs, and their one launch: ``ks_chain_keeping``.
 
 The forward pass stores the values between the two factors, so that the backward pass computes no
-product again, and the weights as the kernel of the input's gradient reads them, so that both passes
-pack them in one launch. It is no public operator: ``ks_chain`` uses it where that is faster.
+product again. As one launch it also stores the weights as the kernel of the input's gradient reads
+them, so that both passes pack them in one launch; that is no public operator. Where a launch per
+factor is faster, the bias is an addition of torch's, which a compiler fuses with what follows. The
+backward pass takes the kernels that compute several gradients where they are faster.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from ksopt.ops.schemas import (
     LIBRARY,
     implement,
     ks_mm,
+    ks_mm_changing,
     ks_mm_weight_bias_grad_inner,
     ks_mm_weight_grad,
 )
@@ -58,7 +61,16 @@ ks_chain_keeping = torch.ops.ksopt.ks_chain_keeping.default
 
 class _TrainedChain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Three:
+    def forward(
+        ctx: Any, x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, is_whole: bool
+    ) -> tuple[Tensor, ...]:
+        if not is_whole:
+            between = ks_mm_changing(x, right)
+            y = ks_mm_changing(between, left)
+            y = y if bias is None else y + bias
+            ctx.mark_non_differentiable(between)
+            ctx.save_for_backward(x, between, left, right, None)
+            return y, between
         elements = input_gradient.packed_elements(x, left, right) if ctx.needs_input_grad[0] else 0
         y, between, packed = ks_chain_keeping(x, left, right, bias, elements)
         ctx.mark_non_differentiable(between, packed)
@@ -69,7 +81,7 @@ class _TrainedChain(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = in_rows(grads[0])
         x, between, left, right, packed = ctx.saved_tensors
-        of_x, of_left, of_right, of_bias = ctx.needs_input_grad
+        of_x, of_left, of_right, of_bias, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():  # gradients of gradients: through x and right, too
             between = ks_mm(x, right)
         grad_x = grad_left = grad_right = grad_bias = None
@@ -79,7 +91,7 @@ class _TrainedChain(torch.autograd.Function):
         elif of_left and not are_one:
             grad_left = ks_mm_weight_grad(grad, between, *_sizes(left), False)
         if of_x and _is_one_launch(grad, left, right):
-            known = packed if packed.numel() else None
+            known = packed if packed is not None and packed.numel() else None
             grad_x, grad_between = ks_chain_input_grad(grad, left, right, known)
         else:
             with weight_scopes.changing():
@@ -94,7 +106,7 @@ class _TrainedChain(torch.autograd.Function):
             grad_right = ks_mm_weight_grad(grad_between, x, *_sizes(right), False)
         if of_bias and grad_bias is None:
             grad_bias = weight_gradient.bias_grad(grad)
-        return grad_x, grad_left, grad_right, grad_bias
+        return grad_x, grad_left, grad_right, grad_bias, None
 
 
 def _are_together(grad: Tensor, between: Tensor, left: Tensor) -> bool:
@@ -116,11 +128,26 @@ def _sizes(weight: Tensor) -> tuple[int, int]:
     return a, d
 
 
-def trained_product(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+def have_joint_gradients(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> bool:
+    """Whether a launch is predicted to compute several of a chain's gradients faster, of fakes too.
+
+    Args:
+        x, left, right, bias: as for `trained_product`; both weights are trained.
+    """
+    with_bias = bias is not None and bias.requires_grad
+    return chain_gradients.is_faster(x, left, right, with_bias) or (
+        x.requires_grad and input_gradient.is_one_launch(x, left, right)
+    )
+
+
+def trained_product(
+    x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, is_whole: bool = True
+) -> Tensor:
     """The product of a chain of two factors plus a bias, with its gradients recorded.
 
     Args:
         x: [*batch, N]; left, right: weights of x's dtype; bias: [M] of it, or None.
+        is_whole: whether the forward pass is one launch, not one per factor.
     """
-    y: Tensor = _TrainedChain.apply(x, left, right, bias)[0]
+    y: Tensor = _TrainedChain.apply(x, left, right, bias, is_whole)[0]
     return y

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 import ksopt
-from ksopt.kernels import input_gradients
+from ksopt.kernels import input_gradients, registry
+from ksopt.kernels.candidate import Candidate
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.input_grad_tile import Shape
-from ksopt.kernels.problem import DeviceSpec
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.ops import input_gradient
 from ksopt.ops.input_gradient import ks_chain_input_grad
 from ksopt.patterns.chain import Chain
@@ -103,6 +105,22 @@ def test_it_is_taken_where_it_is_predicted_to_be_faster(monkeypatch: pytest.Monk
         assert input_gradients.faster_tile(shape, "bfloat16", 4096, H200) is None
     finally:
         input_gradients.faster_tile.cache_clear()
+
+
+def test_launches_that_prepare_weights_count_beside_those_of_factors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A transposed weight is put in order or packed first, unless PyTorch reads it as it is."""
+
+    def best_predicted(problem: Problem, *_: object) -> list[Candidate]:
+        kernel = Candidate("decode_mma16", problem, 2.0, family_of("decode_mma16"))
+        return [kernel, Candidate("bmm", problem, 4.0)]
+
+    monkeypatch.setattr(registry, "best_predicted", best_predicted)
+    monkeypatch.setattr(input_gradients, "_PREPARING_US", 3.0)
+    shape = Shape(*Chain.parse("(1,384,96,2)*(2,96,384,1)"))
+    by_kernel, by_torch = 2.0 + 3.0, 4.0  # of d = 2, where PyTorch's weight is prepared, too; of 1
+    assert input_gradients.factors_us(shape, "bfloat16", 64, H200) == by_kernel + by_torch
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ Only single readers are followed: a node that has other readers stays. So does a
 elementwise arithmetic reads, as in a gate, where one kernel of Inductor's for both is faster than a
 launch with the activation. A graph that writes in place is not changed. Where gradients are
 recorded an operator takes a chain of two trained factors and its bias: the backward pass reads the
-inputs of activations.
+inputs of activations. It does so, too, where one launch computes several of their gradients faster
+(`join_gradients`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from ksopt.compile.lowering.layer import (
 )
 from ksopt.compile.lowering.whole_layer import Weights
 from ksopt.kernels.problem import Problem
+from ksopt.ops.trained_chain import have_joint_gradients
 
 _INPUTS = ("placeholder", "get_attr")
 _ARITHMETIC = {
@@ -82,14 +84,7 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
     if writes_in_place(graph):
         return []
     trains = records_gradients(graph)
-    layers: dict[fx.Node, Layer] = {}
-    for node in graph.nodes:
-        layer = product(node, layers) or with_next(node, layers) or layers.get(node)
-        if layer is None or (trains and not _is_trained(layer)):
-            continue
-        layers[node] = layer
-        layers |= dict(with_decomposed(node, layer))  # a later node's
-
+    layers = _layers(graph, trains)
     judged = functools.cache(is_whole)  # the layers of a model repeat
     inputs = {id(fake_result(node)) for node in graph.nodes if node.op in _INPUTS}
 
@@ -142,10 +137,61 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
         if not is_one_call(layer):
             fused.append(fused_of(layer.problem, layer))
             new[node] = _replace(node, layer.renewed(new))
-    for node in reversed(list(graph.nodes)):
-        if node in fused_nodes and not node.users:
-            graph.erase_node(node)
+    _erase_unread(graph, fused_nodes)
     return fused
+
+
+def join_gradients(gm: fx.GraphModule) -> int:
+    """Replace trained chains by one operator each where one launch computes several gradients.
+
+    The operator's forward pass is a launch per factor: those that one launch computes are left, as
+    `fuse` replaces them.
+
+    Args:
+        gm: a graph after `fuse`.
+
+    Returns:
+        The number of chains replaced.
+    """
+    graph = gm.graph
+    if not records_gradients(graph) or writes_in_place(graph):
+        return 0
+    layers = _layers(graph, trains=True)
+    joined = set[fx.Node]()
+    count = 0
+    for node, layer in reversed(list(layers.items())):  # the largest of those that overlap first
+        if node not in joined and not is_one_call(layer) and _has_joint_gradients(layer):
+            joined.update(layer.inner)
+            _replace(node, layer)
+            count += 1
+    _erase_unread(graph, joined)
+    return count
+
+
+def _layers(graph: fx.Graph, trains: bool) -> dict[fx.Node, Layer]:
+    """The layers of a graph by their last nodes; of a graph of training, those of trained ones."""
+    layers: dict[fx.Node, Layer] = {}
+    for node in graph.nodes:
+        layer = product(node, layers) or with_next(node, layers) or layers.get(node)
+        if layer is None or (trains and not _is_trained(layer)):
+            continue
+        layers[node] = layer
+        layers |= dict(with_decomposed(node, layer))  # a later node's
+    return layers
+
+
+def _has_joint_gradients(layer: Layer) -> bool:
+    if len(layer.weights) != 2:
+        return False
+    left, right = (fake_result(one) for one in layer.weights)
+    bias = None if layer.bias is None else fake_result(layer.bias)
+    return have_joint_gradients(fake_result(layer.x), left, right, bias)
+
+
+def _erase_unread(graph: fx.Graph, nodes: Container[fx.Node]) -> None:
+    for node in reversed(list(graph.nodes)):
+        if node in nodes and not node.users:
+            graph.erase_node(node)
 
 
 def _largest(
