@@ -33,7 +33,7 @@ from ksopt.ops import implementation
 from ksopt.patterns.chain import Chain
 from tiles import compile_ahead
 
-VIT, GPT = 25_216, 4_096
+VIT, GPT, FEW = 25_216, 4_096, 64
 CHECKED_ROWS = (1, 63, 200, 1000, 8_200)
 _WORSE = 1.05  # times PyTorch's own error: the same roundings, in another order
 _CALLS = 8  # of a graph
@@ -59,6 +59,10 @@ LAYERS = (
     Layer("gpt-1024-1024", "(1,512,128,2)*(2,128,512,1)", GPT),
     Layer("gpt-1024-4096", "(1,2048,128,2)*(2,128,512,1)", GPT),
     Layer("gpt-4096-1024", "(1,512,128,2)*(2,128,2048,1)", GPT),
+    Layer("few-768-768", "(1,384,128,2)*(2,128,384,1)", FEW),
+    Layer("few-768-2304", "(1,1152,128,2)*(2,128,384,1)", FEW),
+    Layer("few-768-3072", "(1,1536,128,2)*(2,128,384,1)", FEW),
+    Layer("few-3072-768", "(1,384,128,2)*(2,128,1536,1)", FEW),
 )
 
 

@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--length", type=int, help="tokens of a sequence")
     parser.add_argument("--kernels", type=int, default=14, help="how many of them are shown")
     parser.add_argument("--train", action="store_true", help="forward and backward pass")
     parser.add_argument("--mode", default="reduce-overhead", help="of torch.compile")
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(_WAYS), choices=_WAYS)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    size = size_of(options.model, layers=options.layers, batch=options.batch)
+    size = size_of(options.model, layers=options.layers, batch=options.batch, length=options.length)
     built = build(size, getattr(torch, options.dtype), device, rule=options.chain)
     for twin in options.ways:
         torch._dynamo.reset()
