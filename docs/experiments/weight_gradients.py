@@ -5,9 +5,10 @@
 dK[i,k,l,j] is the sum over the rows n of dY[n,i,k,j] X[n,i,l,j]. With d > 1 neither dY nor X is a
 batch of matrices: ``apart`` copies both into one, as ksopt does. ``joined`` multiplies all pairs of
 j and takes the diagonal: d times the flops and no copy. ``split`` sums shares of the rows, in
-float32. Each way is checked against float64 first, then all are timed in turns. ``--chains``: both
-gradients of whole chains instead (chain_weight_gradients.py). ``--show FILE`` measures nothing: it
-prints the efficiencies of the sampled patterns in such an output.
+float32. Each way is checked against float64 first, then all are timed in turns. "Memory alone" is
+the time of an H200's memory, 4.25 TB/s. ``--chains``: both gradients of whole chains instead
+(chain_weight_gradients.py). ``--show FILE`` measures nothing: it prints the efficiencies of the
+sampled patterns in such an output, over memory of ``--memory`` TB/s.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def whole(grad: Tensor, x: Tensor, p: Pattern) -> Tensor:
     return _diagonal(blocks.permute(2, 0, 1).contiguous(), p, x.dtype)
 
 
+MEMORY_TBS = 4.25
 WAYS: dict[str, Way] = {
     "apart": apart,
     "joined": joined,
@@ -119,9 +121,10 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
     parser.add_argument("--chains", action="store_true", help="both gradients in one launch")
     parser.add_argument("--show", type=Path, help="the efficiencies of an earlier output")
+    parser.add_argument("--memory", type=float, default=MEMORY_TBS, help="TB/s, for --show")
     options = parser.parse_args()
     if options.show:
-        print(efficiencies(options.show.read_text(encoding="utf-8")))
+        print(efficiencies(options.show.read_text(encoding="utf-8"), options.memory))
         return
     if options.chains:
         chain_weight_gradients.main(options)
@@ -135,7 +138,7 @@ def main() -> None:
             _compare(options, pattern, None)
 
 
-def efficiencies(output: str) -> str:
+def efficiencies(output: str, memory_tbs: float = MEMORY_TBS) -> str:
     """Memory's time over the time of the faster of ``apart`` and the kernel, of the sample.
 
     Example:
@@ -147,7 +150,7 @@ def efficiencies(output: str) -> str:
     for line in output.splitlines():
         if "memory alone" not in line or "dense" in line:  # of a layer's factors
             continue
-        memory = float(re.findall(r"memory alone ([\d.]+)", line)[0])
+        memory = float(re.findall(r"memory alone ([\d.]+)", line)[0]) * MEMORY_TBS / memory_tbs
         times = [float(us) for us in re.findall(r"(?:apart|kernel \S+) ([\d.]+)", line)]
         is_matrix = re.match(r"\(1,\d+,\d+,1\)", line)
         name = "a = d = 1" if is_matrix else "kernel" if "kernel" in line else "no kernel"
@@ -190,7 +193,7 @@ def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | N
             predicted[name] = launch.predicted_us(p, options.rows, spec)
     predicted["apart"] = weight_gradients.pytorch_us(p, options.rows)
     times = timing.measure(ways, options.device, max_seconds=0.25, precision=0.02)
-    floor = 2 * options.rows * (p.in_features + p.out_features) / 4.25e6
+    floor = 2 * options.rows * (p.in_features + p.out_features) / (MEMORY_TBS * 1e6)
     words = [f"{p}: memory alone {floor:.1f} us"]
     for name, one in times.items():
         guess = f", predicted {predicted[name]:.1f}" if name in predicted else ""
