@@ -123,8 +123,8 @@ def _few(d: int) -> int:
 
 def unsupported(p: Pattern, dtype: str, spec: DeviceSpec) -> str | None:
     """Why no kernel computes a pattern's weight gradient; None if one does."""
-    if spec.capability < (8, 0):
-        return "needs a GPU of compute capability 8.0 or newer"
+    if spec.capability < (8, 0) or spec.shared_bytes < _SHARED:
+        return "needs a GPU with 228 KiB of shared memory on a multiprocessor"
     if dtype not in HALF:
         return f"{dtype} is not one of {', '.join(HALF)}"
     if p.d not in (2, 4, 12) and p.d % 8:

@@ -86,13 +86,13 @@ def test_tiles_cover_a_pattern_and_fit():
 
 def test_what_it_does_not_compute_has_a_reason():
     assert kernels.unsupported(Pattern(1, 64, 64, 16), "bfloat16", H200) is None
-    older = DeviceSpec((7, 5), multiprocessors=40, shared_bytes=64 * 1024)
+    older = DeviceSpec((8, 0), multiprocessors=108, shared_bytes=164 * 1024)
     for p, dtype, spec, words in (
         (Pattern(1, 64, 64, 1), "bfloat16", H200, "d = 1 is not"),
         (Pattern(1, 64, 64, 10), "bfloat16", H200, "d = 10 is not"),
         (Pattern(1, 65, 64, 4), "float16", H200, "multiple of 8"),
         (Pattern(1, 64, 64, 8), "float32", H200, "float32 is not one of float16, bfloat16"),
-        (Pattern(1, 64, 64, 8), "float16", older, "compute capability 8.0"),
+        (Pattern(1, 64, 64, 8), "float16", older, "228 KiB of shared memory"),
     ):
         assert words in str(kernels.unsupported(p, dtype, spec))
 
