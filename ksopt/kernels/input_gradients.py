@@ -22,9 +22,9 @@ from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.precision import dtype_name
 
-# A launch that packs weights, or puts them in order: packing both factors' of a chain took 2.7 to
-# 3.4 us on an H200 (docs/development/training.md).
-_PREPARING_US = 2.7
+# A launch that packs a weight, or puts it in order: products of 64 rows took 3.7 to 5.0 us more for
+# each factor than predicted without it, on an H100 (docs/development/training.md).
+_PREPARING_US = 4.0
 _A_LAUNCH_A_FACTOR = dict.fromkeys(LAUNCH, 0)
 _log = logging.getLogger("ksopt")
 
