@@ -100,6 +100,7 @@ def check(function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> 
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("of_input", [True, False])
 @pytest.mark.parametrize("of_weights", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
@@ -136,6 +137,7 @@ def test_no_more_is_saved(predict: Predict) -> None:
     assert sum(joint) <= sum(apart)
 
 
+@pytest.mark.slow
 def test_only_what_is_needed_is_computed(predict: Predict) -> None:
     """An input without a gradient, and a frozen bias or factor."""
     predict(True, True)
@@ -155,6 +157,7 @@ def test_only_what_is_needed_is_computed(predict: Predict) -> None:
     assert "ks_chain_weight_grads" not in traced.backward
 
 
+@pytest.mark.slow
 def test_where_only_the_inputs_gradient_is_faster_an_input_without_one_changes_nothing(
     predict: Predict,
 ) -> None:
@@ -179,12 +182,14 @@ def test_batches_of_any_size_are_compiled_once(predict: Predict, backend: str) -
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_the_backend_compiles_them(predict: Predict) -> None:
     predict(True, True)
     model = ksopt.KSLinear(32, 32, CHAIN, activation="gelu")
     check(torch.compile(model, backend="ksopt", dynamic=False), model, torch.randn(9, 32))
 
 
+@pytest.mark.slow
 def test_deterministic_algorithms_and_checkpoints(predict: Predict) -> None:
     predict(True, True)
     model = ksopt.KSLinear(32, 32, CHAIN, activation="gelu")
@@ -216,6 +221,7 @@ def test_autocast_takes_a_launch_per_factor(predict: Predict) -> None:
     assert "ks_chain_weight_grads" not in traced.backward
 
 
+@pytest.mark.slow
 def test_transforms_see_the_parts(predict: Predict) -> None:
     predict(True, True)
     model = ksopt.KSLinear(32, 32, CHAIN).double()
@@ -229,7 +235,7 @@ def test_transforms_see_the_parts(predict: Predict) -> None:
     torch.testing.assert_close(compiled(x), truth.diagonal(0, 0, 1).mT)
 
 
-@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("with_bias", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gradients_of_gradients(predict: Predict, with_bias: bool) -> None:
     predict(True, True)
     shapes = ((2, 4), (1, 2, 2, 2), (2, 2, 2, 1), (4,))
