@@ -143,25 +143,31 @@ def efficiencies(output: str, memory_tbs: float = MEMORY_TBS) -> str:
 
     Example:
         >>> print(efficiencies("(4,8,8,4): memory alone 2.0 us; apart 8.0; kernel 1x1/1 4.0"))
-        all: 1 patterns, median 0.500, 10th percentile 0.500, at least 0.55: 0
-        kernel: 1 patterns, median 0.500, 10th percentile 0.500, at least 0.55: 0
+        all: 1 patterns, median 0.500 (apart 0.250), 10th percentile 0.500, at least 0.55: 0; \
+speedup 2.00, at most 2.00; the kernel is faster on 1
+        d = 4: 1 patterns, median 0.500 (apart 0.250), 10th percentile 0.500, at least 0.55: 0; \
+speedup 2.00, at most 2.00; the kernel is faster on 1
     """
-    groups: dict[str, list[float]] = {}
+    groups: dict[str, list[tuple[float, float]]] = {}
     for line in output.splitlines():
         if "memory alone" not in line or "dense" in line:  # of a layer's factors
             continue
         memory = float(re.findall(r"memory alone ([\d.]+)", line)[0]) * MEMORY_TBS / memory_tbs
         times = [float(us) for us in re.findall(r"(?:apart|kernel \S+) ([\d.]+)", line)]
         is_matrix = re.match(r"\(1,\d+,\d+,1\)", line)
-        name = "a = d = 1" if is_matrix else "kernel" if "kernel" in line else "no kernel"
-        for group in ("all", name):
-            groups.setdefault(group, []).append(memory / min(times))
+        d = re.findall(r"(\d+)\): memory", line)[0]
+        for group in ("all", "a = d = 1" if is_matrix else f"d = {d}"):
+            groups.setdefault(group, []).append((memory / min(times), memory / times[0]))
     lines = []
     for group, values in groups.items():
-        ordered, good = sorted(values), sum(one >= 0.55 for one in values)
+        best, apart = (sorted(one) for one in zip(*values, strict=True))
+        speedups = sorted(mine / theirs for mine, theirs in values)
         lines.append(
-            f"{group}: {len(values)} patterns, median {quantile(ordered, 0.5):.3f}, "
-            f"10th percentile {quantile(ordered, 0.1):.3f}, at least 0.55: {good}"
+            f"{group}: {len(values)} patterns, median {quantile(best, 0.5):.3f} "
+            f"(apart {quantile(apart, 0.5):.3f}), 10th percentile {quantile(best, 0.1):.3f}, "
+            f"at least 0.55: {sum(one >= 0.55 for one in best)}; "
+            f"speedup {quantile(speedups, 0.5):.2f}, at most {speedups[-1]:.2f}; "
+            f"the kernel is faster on {sum(one > 1 for one in speedups)}"
         )
     return "\n".join(lines)
 

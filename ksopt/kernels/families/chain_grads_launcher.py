@@ -129,7 +129,7 @@ def arguments_of(
         rows: the operands.
         results: where the gradients go.
         shares: fp32, of `share_elements`: the left factor's, then the right one's.
-        chain: the weight_grad.
+        chain: the factors.
         launch: of it.
     """
     grad, between, grad_between, x = rows

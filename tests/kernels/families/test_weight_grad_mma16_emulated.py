@@ -50,25 +50,6 @@ def test_infinities_stay_where_they_meet(emulated, adding):
     weight_grad_kernels.assert_infinities_stay(emulated[0], adding, CASES[0])
 
 
-def test_no_bank_is_met_twice():
-    """The eight threads that load 16 bytes each at a time meet all eight groups of banks."""
-    for spread in (1, 2, 3, 4):
-        for first in (0, 2, 4, 6):
-            groups = {
-                (_row_of_load(spread, quarter) + (first + eighth) * spread) % 8
-                for quarter in range(4)
-                for eighth in range(2)
-            }
-            assert len(groups) == 8, spread
-
-
-def _row_of_load(spread: int, quarter: int) -> int:
-    """``row_of_load`` of csrc/cuda/weight_grad_mma16.cuh; a row's pitch is 1 more than 8 groups."""
-    if spread == 2:
-        return quarter % 2 + quarter // 2 * 4
-    return quarter if spread == 4 else quarter * 2
-
-
 def test_tiles_cover_a_pattern_and_fit():
     for p in (
         Pattern(1, 96, 96, 16),
