@@ -83,6 +83,12 @@ def composed(
 ) -> Tensor:
     """``ks_chain`` composed of other operators; ``op`` is its name in errors."""
     check_chain(op, weights, siblings, activation)
+    cast = _cast_for_training(x, weights)
+    if cast is not None:
+        x, *cast_weights = cast
+        around = (_cast(bias, x), _cast(residual, x), activation, batch_last, siblings)
+        with torch._C._DisableAutocast():
+            return composed(x, cast_weights, *around, weights if owners is None else owners, op)
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
         operands = Operands(x, tuple(weights), bias, residual)
         around = (bias, residual, activation, batch_last, siblings)
@@ -113,6 +119,21 @@ def _behind(
     bias, residual = _cast(bias, y), _cast(residual, y)
     check_epilogue(op, y, bias, activation, residual, batch_last)
     return with_epilogue(y, bias, activation, residual, batch_last)
+
+
+def _cast_for_training(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor] | None:
+    """x and weights that are trained, as autocast casts them for this call; None if it does not.
+
+    (Of frozen weights `ks_mm` caches what it casts them to.)
+    """
+    kind = x.device.type
+    dtype = trained.autocast_dtype(kind)
+    if dtype is None or not torch.is_grad_enabled() or _is_transformed():
+        return None
+    if not all(weight.requires_grad for weight in weights):
+        return None
+    cast = [trained.cast_by_autocast(dtype, kind, one) for one in (x, *weights)]
+    return cast if all(one.dtype == dtype for one in cast) else None  # others are refused elsewhere
 
 
 def _cast(summand: Tensor | None, y: Tensor) -> Tensor | None:
@@ -155,11 +176,11 @@ def _is_of_outputs(bias: Tensor, left: Tensor) -> bool:
 
 
 def _is_watched_by_transforms() -> bool:
-    return (
-        forward_ad._current_level >= 0
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._is_any_autocast_enabled()
-    )
+    return _is_transformed() or torch._C._is_any_autocast_enabled()
+
+
+def _is_transformed() -> bool:
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 LIBRARY.define(f"ks_chain{_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))

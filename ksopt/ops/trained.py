@@ -52,18 +52,21 @@ def run(
         weight_cache.forget(weight)
     form = (ACTIVATIONS.index(activation), batch_last, siblings)
     kind = x.device.type
-    if not (torch._C._is_any_autocast_enabled() and _is_cast_on(kind)):
+    dtype = autocast_dtype(kind) if torch._C._is_any_autocast_enabled() else None
+    if dtype is None:
         return _result(x, list(weights), bias, residual, form)
-    cast = partial(_cast, torch.get_autocast_dtype(kind), kind)
+    cast = partial(cast_by_autocast, dtype, kind)
     with torch.autocast(kind, enabled=False):
         cast_bias = None if bias is None else cast(bias)
         cast_residual = None if residual is None else cast(residual)
         return _result(cast(x), [cast(one) for one in weights], cast_bias, cast_residual, form)
 
 
-def _is_cast_on(kind: str) -> bool:
-    """Whether autocast is on for a kind of devices; torch knows none of meta tensors."""
-    return kind != "meta" and torch.is_autocast_enabled(kind)
+def autocast_dtype(kind: str) -> torch.dtype | None:
+    """The dtype that autocast casts to on a kind of devices; None where it is off."""
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # torch knows none of meta tensors
+        return None
+    return torch.get_autocast_dtype(kind)
 
 
 def _result(
@@ -78,7 +81,7 @@ def _result(
     return _run(x, weights, bias, residual, *form, exact)
 
 
-def _cast(dtype: torch.dtype, kind: str, tensor: Tensor) -> Tensor:
+def cast_by_autocast(dtype: torch.dtype, kind: str, tensor: Tensor) -> Tensor:
     """A tensor in autocast's dtype, if autocast casts it: as for torch.nn.functional.linear."""
     is_eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
     return tensor.to(dtype) if is_eligible and tensor.device.type == kind else tensor

@@ -9,6 +9,8 @@ backward pass takes the kernels that compute several gradients where they are fa
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from ksopt.ops.schemas import (
 )
 
 Three = tuple[Tensor, Tensor, Tensor]
+Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
 def _kernel(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, packed: int = 0) -> Three:
@@ -59,6 +62,15 @@ torch.library.register_fake("ksopt::ks_chain_keeping", _fake, lib=LIBRARY)
 ks_chain_keeping = torch.ops.ksopt.ks_chain_keeping.default
 
 
+def _without_autocast(backward: Backward) -> Backward:
+    @functools.wraps(backward)
+    def computed(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        with torch._C._DisableAutocast():
+            return backward(ctx, *grads)
+
+    return computed
+
+
 class _TrainedChain(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -78,6 +90,7 @@ class _TrainedChain(torch.autograd.Function):
         return y, between, packed
 
     @staticmethod
+    @_without_autocast  # which compilers trace the backward pass with, where the forward pass was
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = in_rows(grads[0])
         x, between, left, right, packed = ctx.saved_tensors

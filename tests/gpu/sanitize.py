@@ -3,7 +3,8 @@
     compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py
     compute-sanitizer --tool racecheck python tests/gpu/sanitize.py mma16 wgmma16
 
-Names of families: only those, and the general kernel. ``chains``: those of chains alone; ``chains
+Names of families: only those, and the general kernel; a number n behind them: every n-th pattern,
+as racecheck takes minutes for all. ``chains``: those of chains alone; ``chains
 0``: with the first of three chains (racecheck takes minutes). ``mlps``: those of two layers, and
 what packs their weights; ``mlps 0``: of the first of two. ``weight_grads``: those of weight
 gradients; ``input_grads``: those of chains' input gradients; ``chain_grads``: those of chains'
@@ -214,14 +215,16 @@ def main() -> None:
         print(f"{ran} launches of {sys.argv[1]} {sys.argv[2]}")
         torch.cuda.synchronize()
         return
-    unknown = set(sys.argv[1:]) - set(every)
+    names = [one for one in sys.argv[1:] if not one.isdigit()]
+    unknown = set(names) - set(every)
     if unknown:
         sys.exit(f"{', '.join(sorted(unknown))}: not one of {', '.join(every)}")
-    chosen = [family for name, family in every.items() if name in (sys.argv[1:] or every)]
+    chosen = [family for name, family in every.items() if name in (names or every)]
     ran = 0
     device = DeviceSpec.of_device(0)
     dtypes = ("float32", "float16", "bfloat16")
     patterns = [*smallest(10), *(Pattern(*sizes) for sizes in ODD)]
+    patterns = patterns[:: next((int(one) for one in sys.argv[1:] if one.isdigit()), 1)]
     for pattern, dtype, last in itertools.product(patterns, dtypes, (False, True)):
         # Exact products of short sums are left to PyTorch: there the kernels compute in TF32.
         exact = dtype != "float32" or pattern.c >= 32

@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import ksopt
+from ksopt.epilogue import Activation
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops import chain_gradients, input_gradient
@@ -208,17 +209,26 @@ def test_deterministic_algorithms_and_checkpoints(predict: Predict) -> None:
     assert traced.backward["ks_chain_weight_grads"] == 1
 
 
-def test_autocast_takes_a_launch_per_factor(predict: Predict) -> None:
+@pytest.mark.parametrize("activation", ["none", pytest.param("gelu", marks=pytest.mark.slow)])
+def test_autocast_casts_what_is_trained(predict: Predict, activation: Activation) -> None:
     predict(True, True)
-    model = ksopt.KSLinear(32, 32, CHAIN)
+    model = ksopt.KSLinear(32, 32, CHAIN, activation=activation)
+    twin = copy.deepcopy(model)
     traced = Traced()
     compiled = torch.compile(model, backend=traced, fullgraph=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = compiled(torch.randn(9, 32))
-    y.float().sum().backward()
-    assert y.dtype is torch.bfloat16
-    assert traced.forward["ks_mm_changing"] == 2
-    assert "ks_chain_weight_grads" not in traced.backward
+    x = torch.randn(9, 32)
+    several = []
+    for function, its in ((compiled, model), (twin, twin)):
+        own = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = function(own)
+        assert y.dtype is torch.bfloat16
+        y.float().square().sum().backward()
+        several.append([y, own.grad, *(one.grad for one in its.parameters())])
+    torch.testing.assert_close(*several, rtol=0.02, atol=0.02)
+    assert all(one.grad is not None and one.grad.dtype is torch.float32 for one in its.parameters())
+    assert traced.backward["ks_chain_weight_grads"] == 1
+    assert traced.backward["ks_chain_input_grad"] == 1
 
 
 @pytest.mark.slow
