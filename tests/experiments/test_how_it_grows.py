@@ -100,7 +100,7 @@ def test_the_sizes_of_the_series_of_spaces_are_those_of_a_block() -> None:
     ],
 )
 def test_the_least_size_of_each_series_is_measured(what: str) -> None:
-    point = points.measured(what, series.ALL[what].sizes[0], 120.0)
+    point = how_it_grows.one(what, series.ALL[what].sizes[0])
     assert point.state == "done", point.note
     assert point.seconds > 0
     assert point.cpu_s > 0
