@@ -115,4 +115,4 @@ def candidates(in_features: int, out_features: int) -> Iterator[Fp8Dense]:
     yield Fp8Dense(in_features, out_features)
 
 
-STRUCTURE = Structure("fp8-dense", parse, candidates)
+STRUCTURE = Structure("fp8-dense", parse, candidates, order=50)

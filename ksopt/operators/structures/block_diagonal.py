@@ -99,4 +99,4 @@ def candidates(in_features: int, out_features: int) -> Iterator[BlockDiagonal]:
             yield BlockDiagonal(in_features, out_features, blocks)
 
 
-STRUCTURE = Structure("block-diagonal", parse, candidates)
+STRUCTURE = Structure("block-diagonal", parse, candidates, order=20)

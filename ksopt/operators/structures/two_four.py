@@ -131,4 +131,4 @@ def candidates(in_features: int, out_features: int) -> Iterator[TwoFour]:
         yield TwoFour(in_features, out_features)
 
 
-STRUCTURE = Structure("two-four", parse, candidates)
+STRUCTURE = Structure("two-four", parse, candidates, order=30)
