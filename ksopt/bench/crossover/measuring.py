@@ -17,6 +17,7 @@ from ksopt.bench.crossover.layers import Dense, Layer
 from ksopt.bench.crossover.request import CrossoverRequest, Site
 from ksopt.bench.crossover.results import DENSE_FUSED, FP8, FP8_PRODUCT, SiteResult, Timed
 from ksopt.errors import KsoptError, first_line
+from ksopt.measure import device_types
 from ksopt.measure.device_health import DeviceLostError
 from ksopt.measure.timing import Measurement, measure
 from ksopt.patterns.chain import Chain
@@ -100,8 +101,7 @@ def _timed(ready: _Ready, device: torch.device) -> dict[str, Measurement]:
         DeviceLostError: a way failed that had worked before: later results mean nothing.
     """
     try:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # reports the error of a faulty kernel
+        device_types.synchronize(device)  # reports the error of a faulty kernel
         if not ready.calls:
             return {}
         return measure(
