@@ -15,3 +15,13 @@ class UnavailableError(KsoptError, RuntimeError):
 
 class CompilationError(KsoptError, RuntimeError):
     """Device or host code did not compile; the message includes the compiler's output."""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or the name of its type if it has none.
+
+    Example:
+        >>> first_line(RuntimeError("no kernel")), first_line(ValueError())
+        ('no kernel', 'ValueError')
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -41,6 +41,10 @@ from ksopt.search.trial_claims import Claim, Claims, alive
 CHAINS_AHEAD = 4
 """Chains drawn ahead: about ten factors are compiled concurrently."""
 _WAIT_S = 0.2
+_DEVICE_LOST = (
+    "{device} works no more in this process since the chain {failed} failed ({reason}): the chain "
+    "is recorded as failed, and the same command goes on without it"
+)
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ class TrialRun:
             # Out of memory, a kernel that does not compile, a wrong result: the chain has no time.
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self._tell(trial, {"reason": reason}, TrialState.FAIL)
-            device_health.check(self.device, chain)
+            device_health.raise_if_lost(self.device, chain, _DEVICE_LOST)
         except KeyboardInterrupt:
             trial.set_user_attr("interrupted", True)
             study.tell(trial, state=TrialState.FAIL)

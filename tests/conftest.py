@@ -148,15 +148,15 @@ def _skip_without_gpu(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Measurements are short, here and in every Python that the test starts."""
-    from ksopt.measure import timing
+    from ksopt.measure import device_types
 
     # Before the existing entries: ksopt itself may be imported through them.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("brief")), prepend=os.pathsep)
     for path, value in CHANGES.items():
         monkeypatch.setattr(path, value)
-    timing._timer.cache_clear()
+    device_types._timer.cache_clear()
     yield
-    timing._timer.cache_clear()
+    device_types._timer.cache_clear()
 
 
 @pytest.fixture

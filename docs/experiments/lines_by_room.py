@@ -23,7 +23,7 @@ ROOMS = {
     ),
     "`ksopt/bench/`": ("ksopt/bench/**.py",),
     "`ksopt/kernels/`, `ksopt/ops/`": ("ksopt/kernels/**.py", "ksopt/ops/**.py"),
-    "`ksopt/operators/`": ("ksopt/operators/*.py",),
+    "`ksopt/operators/`": ("ksopt/operators/**.py",),
     "`ksopt/compile/`": ("ksopt/compile/**.py",),
     "`ksopt/conversion/`, `ksopt/projection/`, `ksopt/jit/`": (
         *("ksopt/conversion/*.py", "ksopt/projection/*.py", "ksopt/jit/*.py"),

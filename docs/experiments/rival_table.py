@@ -32,7 +32,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
 from ksopt.operators import registry
 from ksopt.operators.base import StructuredOperator
-from ksopt.operators.strassen_tile import StrassenTile
+from ksopt.operators.structures.strassen_tile import StrassenTile
 from ksopt.patterns.size import Dims
 from recipes import tasks
 from recipes.tasks import Task

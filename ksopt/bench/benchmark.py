@@ -12,15 +12,15 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.bench import implementations
-from ksopt.bench.errors import DeviceLost, first_line, raise_if_lost
 from ksopt.bench.prepared_ways import Key, PreparedWays
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
-from ksopt.errors import KsoptError
+from ksopt.errors import KsoptError, first_line
 from ksopt.kernels.autotuner import products_in_series
 from ksopt.kernels.recorded_weights import prepared_weights
 from ksopt.measure import cuda_graphs
 from ksopt.measure.accuracy import AccuracyCheck
+from ksopt.measure.device_health import DeviceLostError, raise_if_lost
 from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.measure.timed_call import TimedCall
 from ksopt.measure.timing import Measurement, measure
@@ -77,13 +77,13 @@ class Bench:
         A way that computes something wrong, or cannot compute, gets a row without a time.
 
         Raises:
-            DeviceLost: the device no longer works.
+            DeviceLostError: the device no longer works.
         """
         ready = PreparedWays()
         try:
             with self.prepared(subject, ready):
                 times = self._timed(ready)
-        except DeviceLost as error:
+        except DeviceLostError as error:
             key = (OURS, self.request.layouts[0])
             ready.reasons.setdefault(key, f"not timed: {error}")
             error.rows = self._rows(subject, {}, ready)
@@ -99,7 +99,7 @@ class Bench:
             ready: gets the calls, and the reasons where there are none.
 
         Raises:
-            DeviceLost: the device no longer works.
+            DeviceLostError: the device no longer works.
         """
         here = self.request.layouts[0]
         try:

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
-from ksopt.bench.errors import DeviceLost
 from ksopt.errors import KsoptError
 from ksopt.kernels.compile_ahead import Compilers, Target, affordable
+from ksopt.measure.device_health import DeviceLostError
 from ksopt.system import worker_process
 from ksopt.system.worker_process import WorkerProcess, ended
 
@@ -105,7 +105,7 @@ class TaskRunner(Protocol):
         """Measure a task. The answer has its measurements as "result".
 
         Raises:
-            DeviceLost: the device no longer works.
+            DeviceLostError: the device no longer works.
         """
 
 
@@ -130,7 +130,7 @@ def serve(start: Callable[[Mapping[str, Any], str], TaskRunner]) -> int:
             while True:
                 task = tasks.get()
                 answer({**task, **runner.run(task)})
-    except DeviceLost as error:
+    except DeviceLostError as error:
         rows = [row.to_json() for row in error.rows]
         answer({"error": str(error), **({**task, "result": rows} if rows else {})})
     except Exception as error:  # the parent tells the user

@@ -11,12 +11,12 @@ import torch
 
 from ksopt.bench import results_folder, worker
 from ksopt.bench.benchmark import Bench
-from ksopt.bench.errors import DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Line
 from ksopt.errors import InvalidInputError
 from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
+from ksopt.measure.device_health import DeviceLostError
 from ksopt.measure.roofline import Roofline
 from ksopt.system import limits
 
@@ -62,7 +62,7 @@ def run_bench(
     Raises:
         InvalidInputError: the folder holds other measurements, there are fewer GPUs than workers,
             or a product does not fit the memory.
-        DeviceLost, KsoptError: a device or a worker no longer works.
+        DeviceLostError, KsoptError: a device or a worker no longer works.
     """
     began = time.monotonic()
     limits.check_workers(workers)
@@ -94,7 +94,7 @@ def run_bench(
             stopped = "timeout" if measured < len(missing) else ""
         except KeyboardInterrupt:
             stopped = "interrupted"
-        except DeviceLost as error:
+        except DeviceLostError as error:
             results.add(tuple(error.rows))
             raise
         finally:

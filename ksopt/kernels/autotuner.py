@@ -19,9 +19,9 @@ from ksopt.kernels.launcher import TORCH, Enterable, Entry
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import FEW_ROWS, SIXTEEN_BIT, DeviceSpec, ProblemKey
 from ksopt.kernels.tuning_cache import Record, Timed
+from ksopt.measure.device_types import type_of
 from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import EntryResult, Rules, candidate_rules, race, winner
-from ksopt.measure.timers import timer_of
 from ksopt.patterns.chain import Chain
 
 log = logging.getLogger("ksopt.kernels")
@@ -189,7 +189,9 @@ def raced(
         UnavailableError: none of them ran.
     """
     with weight_scopes.changing(False):
-        results = race([one.entry() for one in competitors], timer_of(device), rules)
+        results = race(
+            [one.entry() for one in competitors], type_of(device).race_timer(device), rules
+        )
     ran = [it for it in zip(competitors, results, strict=True) if it[1].samples_us]
     if not ran:
         raise UnavailableError(

@@ -31,6 +31,10 @@ _LARGEST_SHARE = 0.02
 _UNIT, _TERMS = 2.0**-22, 8
 # Of so few numbers one that is nearly zero, a sum whose terms cancel, decides the error of all.
 _FEW = 1024
+_LARGEST = "largest error {error:.1e} of the largest result, allowed {allowed:.1e}"
+_ROUNDED_TWICE = (
+    "its sums are rounded more than once (by {error:.1e} of sum |x||w|, allowed {allowed:.1e})"
+)
 
 
 @dataclass(frozen=True)
@@ -50,25 +54,65 @@ class Errors:
 
 
 def relative_error(result: Tensor, truth: Tensor) -> float:
-    """Norm of the difference from a float64 truth over the truth's norm."""
-    return float((result.double() - truth).norm() / truth.norm())
+    """Norm of the difference from a float64 truth over the truth's norm; 0 without a difference."""
+    difference = (result.double() - truth).norm()
+    return float(difference / truth.norm()) if difference else 0.0
 
 
-def allowed_error(pytorch: float, rounding: float) -> float:
+def largest_error(result: Tensor, truth: Tensor) -> float:
+    """Largest difference from a float64 truth over its largest number; 0 without a difference."""
+    difference = (result.double() - truth).abs().max()
+    return float(difference / truth.abs().max()) if difference else 0.0
+
+
+def allowed_error(pytorch: float, rounding: float, factor: float = _ALLOWED_ERROR) -> float:
     """The allowed relative error, where PyTorch's own error is known too.
 
-    Of few results PyTorch's may all be exact by luck, so no less than rounding is allowed.
+    Of few results PyTorch's may all be exact by luck, so about rounding is allowed at least.
 
     Args:
         pytorch: PyTorch's relative error.
         rounding: the relative error of rounding to the results' precision.
+        factor: how many times PyTorch's error is allowed.
 
     Example:
         >>> allowed_error(0.5, 0.01), allowed_error(0.0, 0.01)
         (1.0, 0.01)
     """
-    most = _ALLOWED_ERROR * max(pytorch, rounding)
-    return min(_ALLOWED_ERROR * pytorch + rounding, most)
+    return factor * min(pytorch + rounding / 2, max(pytorch, rounding))
+
+
+def fault_beyond(
+    error: float,
+    allowed: float,
+    text: str = "relative error {error:.1e}, allowed {allowed:.1e}",
+) -> str | None:
+    """The fault of a result with an error, in a text with fields as above; None if it is allowed.
+
+    Example:
+        >>> fault_beyond(math.nan, 0.5), fault_beyond(0.5, 0.5)
+        ('relative error nan, allowed 5.0e-01', None)
+    """
+    return None if error <= allowed else text.format(error=error, allowed=allowed)
+
+
+def fault_against(
+    result: Tensor,
+    pytorch: Tensor,
+    truth: Tensor,
+    rounding: float,
+    factor: float = _ALLOWED_ERROR,
+) -> str | None:
+    """The fault of a result, compared with PyTorch's; None if there is none.
+
+    Args:
+        result: the judged one.
+        pytorch: PyTorch's, in the same dtype.
+        truth: the result in float64.
+        rounding, factor: as for `allowed_error`.
+    """
+    allowed = allowed_error(relative_error(pytorch, truth), rounding, factor)
+    return fault_beyond(relative_error(result, truth), allowed)
 
 
 def cancellation(x: Tensor, weights: Sequence[Tensor], layout: str) -> float:
@@ -293,15 +337,9 @@ class AccuracyCheck:
             most = min(most, twice * (1 + 2 / math.sqrt(self._truth.numel())))
         if not self.tells:
             return "PyTorch's own result is zero, not finite or too far off to compare with"
-        # NaN is no error that is allowed.
-        if not errors.relative <= most:
-            return f"relative error {errors.relative:.1e}, allowed {most:.1e}"
-        if not errors.largest <= self.allowed.largest:
-            return (
-                f"largest error {errors.largest:.1e} of the largest result, allowed "
-                f"{self.allowed.largest:.1e}"
-            )
-        return None
+        return fault_beyond(errors.relative, most) or fault_beyond(
+            errors.largest, self.allowed.largest, _LARGEST
+        )
 
     def judge(self, y: Tensor, closely: bool = False) -> str | None:
         """The fault of a kernel's result, as text; None if there is none, or none can be seen.
@@ -317,12 +355,7 @@ class AccuracyCheck:
         fault = self.fault(errors, closely)
         if fault is not None:
             return f"its result is wrong ({fault})"
-        if errors.beyond <= self.allowed.beyond:
-            return None
-        return (
-            f"its sums are rounded more than once (by {errors.beyond:.1e} of sum |x||w|, allowed "
-            f"{self.allowed.beyond:.1e})"
-        )
+        return fault_beyond(errors.beyond, self.allowed.beyond, _ROUNDED_TWICE)
 
     def fault_of(self, way: Callable[[Tensor], Tensor]) -> str | None:
         """The fault of an implementation's result for x, as text; None if there is none.
@@ -356,8 +389,7 @@ class AccuracyCheck:
 
     def _errors(self, y: Tensor) -> Errors:
         truth = self._truth
-        largest = float((y.double() - truth).abs().max() / truth.abs().max())
-        return Errors(relative_error(y, truth), largest, self._beyond(y))
+        return Errors(relative_error(y, truth), largest_error(y, truth), self._beyond(y))
 
     def _beyond(self, y: Tensor) -> float:
         if self._sums is None:

@@ -43,7 +43,4 @@ class TimedCall(Generic[_Arguments, _Result]):
         return result
 
     def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        elif self._device.type != "cpu":
-            device_types.synchronize(self._device)
+        device_types.synchronize(self._device)

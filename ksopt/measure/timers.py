@@ -20,8 +20,6 @@ from typing import Protocol
 
 import torch
 
-from ksopt.errors import InvalidInputError
-from ksopt.measure.device_types import DeviceType, other_type
 from ksopt.measure.entries import Lane
 
 _MOST_FLUSHES = 50
@@ -114,21 +112,23 @@ class SynchronizingTimer(_ClockTimer):
     """Samples by the host's clock, from one wait for the device to the next.
 
     Args:
-        device: of a registered type.
-        kind: what is registered for it.
+        device: where the calls compute.
+        synchronize: waits for a device.
         cold: overwrite memory of the device before each sample: twice 32 MiB, its caches' size
             being unknown.
     """
 
     shortest_sample_us = 100.0  # a wait takes some microseconds
 
-    def __init__(self, device: torch.device, kind: DeviceType, cold: bool) -> None:
+    def __init__(
+        self, device: torch.device, synchronize: Callable[[torch.device], object], cold: bool
+    ) -> None:
         scratch = None
         if cold:
             size = flush_bytes(_UNKNOWN_CACHE_BYTES)
             scratch = torch.zeros(size, dtype=torch.uint8, device=device)
         super().__init__(scratch)
-        self._wait = functools.partial(kind.synchronize, device)
+        self._wait = functools.partial(synchronize, device)
 
     def called(self, call: Callable[[], object]) -> tuple[float, float]:
         """Microseconds from a call's beginning to its end on the device, and to its return."""
@@ -196,47 +196,6 @@ class CudaTimer:
                 lane.uncovered += 1
                 return False
         return True
-
-
-def timer_of(device: torch.device) -> Timer:
-    """The timer for a race of one problem's candidates, within the free memory.
-
-    On a CPU caches stay warm: the candidates are timed at a product that waits for its result.
-
-    Args:
-        device: a CPU or CUDA device, or one of a registered type.
-    """
-    if device.type == "cpu":
-        return CpuTimer(cold=False)
-    if device.type != "cuda":
-        return registered_timer(device, cold=False)
-    with torch.cuda.device(device):
-        return CudaTimer(device, spare_overwriter(device))
-
-
-def registered_timer(device: torch.device, cold: bool) -> Timer:
-    """The timer of a device whose type is registered, created once for the process.
-
-    Args:
-        device: neither a CPU nor a CUDA device.
-        cold: whether it overwrites the device's caches before each sample.
-
-    Raises:
-        InvalidInputError: nothing is registered for its type.
-    """
-    kind = other_type(device)
-    if kind is None:
-        raise InvalidInputError(
-            f"measure: device {str(device)!r} must be a CPU or CUDA device, or of a type that has "
-            "a backend"
-        )
-    return _registered_timer(device, kind, cold)
-
-
-@functools.lru_cache(maxsize=4)
-def _registered_timer(device: torch.device, kind: DeviceType, cold: bool) -> Timer:
-    with torch.inference_mode(False):  # its memory is written outside of that mode, too
-        return kind.timer(device, cold) or SynchronizingTimer(device, kind, cold)
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,21 @@ The spread is part of the result: two functions whose bands overlap cannot be di
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
 from ksopt.errors import InvalidInputError
-from ksopt.measure import timers
+from ksopt.measure import device_types
 from ksopt.measure.entries import BenchmarkEntry, Lane
 from ksopt.measure.interleaved import Rules, WarmUp, race
 from ksopt.measure.measurement import Comparison, Measurement, compare, quantile
-from ksopt.measure.timers import CpuTimer, CudaTimer, Overwriter, Timer
+from ksopt.measure.timers import Timer
 
 __all__ = ["Comparison", "Measurement", "compare", "measure"]
 
 _MOST_CALLS_PER_SAMPLE = 1000
-_TRIES = 3  # of a sample that the host is late for
 # Rounds after which a function can be given up as hopeless: one alone may have met a hiccup. On
 # CUDA before the first, if it is more than twice as hopeless and takes longer than any hiccup.
 _TRIAL_ROUNDS = 2
@@ -86,8 +84,7 @@ def measure(
         True
     """
     place = torch.device(device)
-    is_built_in = place.type in ("cpu", "cuda")
-    timer = _timer(place, cold) if is_built_in else timers.registered_timer(place, cold)
+    timer = device_types.timer_of(place, cold)
     if not variants:
         raise InvalidInputError("measure: no variants were passed, there must be at least one")
     if min(min_repeats, max_repeats, warmup_calls) < 1 or max_seconds <= 0:
@@ -153,18 +150,3 @@ def _warm_up(calls: int, hopeless: float | None) -> WarmUp:
         return [lane for lane in lanes if not lane.given_up]
 
     return warm_up
-
-
-@functools.lru_cache(maxsize=4)
-def _timer(device: torch.device, cold: bool) -> Timer:
-    """The timer of a CPU or CUDA device with its scratch memory, created once for the process."""
-    with torch.inference_mode(False):  # its memory is written outside of that mode, too
-        if device.type == "cpu":
-            return CpuTimer(cold)
-        if not cold:
-            return CudaTimer(device, Overwriter.none())
-        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-        size = timers.flush_bytes(l2_bytes)
-        with torch.cuda.device(device):
-            scratch = torch.zeros(size, dtype=torch.uint8, device=device)
-            return CudaTimer(device, Overwriter.of(scratch), _TRIES)

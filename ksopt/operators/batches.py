@@ -35,14 +35,3 @@ def of_any_batch(product: Product, layout: str) -> Product:
         return y.reshape(*batch, y.shape[-1])
 
     return whole
-
-
-def norm_ratio(missed: Tensor, matrix: Tensor) -> float:
-    """The ratio ||missed|| / ||matrix|| in the Frobenius norm; 0 for a matrix of zeros.
-
-    Args:
-        missed: the matrix minus its approximation, which no chain need be.
-        matrix: the approximated matrix.
-    """
-    whole = float(matrix.norm())
-    return float(missed.norm()) / whole if whole > 0 else 0.0

@@ -6,10 +6,10 @@ import functools
 import re
 
 from ksopt.errors import InvalidInputError
-from ksopt.operators import block_diagonal, fp8_dense, low_rank, strassen_tile, two_four
 from ksopt.operators.base import StructuredOperator
 from ksopt.operators.kronecker import KroneckerOperator
 from ksopt.operators.structure import Structure
+from ksopt.operators.structures import STRUCTURES
 from ksopt.patterns.chain import Chain
 from ksopt.system.suggest import nearest
 
@@ -21,16 +21,7 @@ Replacement = Chain | StructuredOperator
 
 
 _NAME = "[a-z][a-z0-9-]*"
-_STRUCTURES: dict[str, Structure] = {
-    structure.name: structure
-    for structure in (
-        low_rank.STRUCTURE,
-        block_diagonal.STRUCTURE,
-        two_four.STRUCTURE,
-        strassen_tile.STRUCTURE,
-        fp8_dense.STRUCTURE,
-    )
-}
+_STRUCTURES: dict[str, Structure] = {structure.name: structure for structure in STRUCTURES}
 
 
 def register_structure(structure: Structure) -> Structure:
@@ -61,7 +52,7 @@ def unregister_structure(name: str) -> None:
 
 def names() -> tuple[str, ...]:
     """The names of all structures, chains first."""
-    return (KRONECKER, *_STRUCTURES)
+    return (KRONECKER, *sorted(_STRUCTURES, key=lambda name: _STRUCTURES[name].order))
 
 
 def structure_of(name: str) -> Structure:

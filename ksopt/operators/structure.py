@@ -20,11 +20,13 @@ class Structure:
             ``NAME(...)``.
         parse: (text) -> its operator; raises `InvalidInputError`.
         candidates: (in_features, out_features) -> the operators that a search chooses from.
+        order: Its place in lists; of one order the first that was registered comes first.
     """
 
     name: str
     parse: Callable[[str], StructuredOperator]
     candidates: Callable[[int, int], Iterable[StructuredOperator]]
+    order: int = 100
 
 
 def fields_of(text: str, form: str) -> tuple[Dims, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ksopt.kernels import weight_cache
 from ksopt.operators.batches import Product, of_any_batch
-from ksopt.operators.two_four import largest_two_mask
+from ksopt.operators.structures.two_four import largest_two_mask
 from ksopt.reference import is_batch_last
 
 # The weight cache cannot count the memory of torch's packed tensors. It stores a placeholder for

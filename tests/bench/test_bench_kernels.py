@@ -444,7 +444,7 @@ def test_a_lost_device_leaves_what_it_was_lost_on(
         raise RuntimeError("an illegal memory access was encountered")
 
     def lost(device: torch.device, after: str) -> None:
-        raise benchmark.DeviceLost(f"{after} broke it", [])
+        raise benchmark.DeviceLostError(f"{after} broke it")
 
     break_einsum(monkeypatch, fail)
     monkeypatch.setattr(benchmark, "raise_if_lost", lost)

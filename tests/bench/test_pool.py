@@ -15,9 +15,9 @@ import sys
 import torch
 
 from ksopt.bench import pool
-from ksopt.bench.errors import DeviceLost
 from ksopt.bench.request import Subject
 from ksopt.bench.rows import Row
+from ksopt.measure.device_health import DeviceLostError
 from ksopt.patterns.chain import Chain
 
 
@@ -33,7 +33,8 @@ class Runner:
     def run(self, task):
         if task["number"] == 7:
             subject = Subject(Chain.parse("(1,2,2,1)"), 4)
-            raise DeviceLost("7 broke it", [Row(subject, "kernel", "batch_first", 0, 0, 1.0, None)])
+            row = Row(subject, "kernel", "batch_first", 0, 0, 1.0, None)
+            raise DeviceLostError("7 broke it", [row])
         if task["number"] < 0:
             raise ValueError("numbers are positive")
         return {"result": 2 * task["number"], "ahead": self.ahead}

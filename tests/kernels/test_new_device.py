@@ -17,9 +17,9 @@ from ksopt.kernels.backends.base import (
 )
 from ksopt.kernels.explain import choice_report
 from ksopt.measure import device as devices
-from ksopt.measure.device_types import DeviceFacts
+from ksopt.measure.device_types import DeviceFacts, type_of
 from ksopt.measure.timed_call import TimedCall
-from ksopt.measure.timers import timer_of
+from ksopt.measure.timers import Timer
 from ksopt.measure.timing import measure
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import chain_to_dense
@@ -53,6 +53,10 @@ class OnXpu(ToyBackend):
 
     def synchronize(self, device):
         self.waits += 1
+
+
+def race_timer(device: torch.device) -> Timer:
+    return type_of(device).race_timer(device)
 
 
 @pytest.fixture
@@ -113,17 +117,17 @@ def test_a_type_is_timed_named_and_recorded_by_its_backend(xpu):
 
     times = measure({"nothing": lambda: None}, XPU, max_seconds=0.01, cold=False)
     assert times["nothing"].median_us > 0
-    assert timer_of(XPU) is timer_of(XPU)
+    assert race_timer(XPU) is race_timer(XPU)
     before = xpu.waits
-    assert timer_of(XPU).called(lambda: None)[0] > 0
+    assert race_timer(XPU).called(lambda: None)[0] > 0
     TimedCall(lambda: None, XPU)()
     assert xpu.waits == before + 4  # before and after each call
 
 
 def test_a_backend_may_have_a_timer_of_its_own(xpu, monkeypatch):
-    own = timer_of(torch.device("cpu"))
+    own = race_timer(torch.device("cpu"))
     monkeypatch.setattr(OnXpu, "timer", lambda self, device, cold: own)
-    assert timer_of(torch.device("xpu:1")) is own
+    assert race_timer(torch.device("xpu:1")) is own
 
 
 def test_unregistering_puts_back_what_was_there_before(toy):
@@ -146,7 +150,7 @@ def test_a_device_without_a_backend_is_refused():
     for refused in (lambda: devices.resolve("xpu"), lambda: refuse_absent("xpu")):
         with pytest.raises(InvalidInputError, match="device 'xpu' is not available"):
             refused()
-    for refused in (lambda: timer_of(XPU), lambda: measure({"nothing": id}, XPU)):
+    for refused in (lambda: race_timer(XPU), lambda: measure({"nothing": id}, XPU)):
         with pytest.raises(InvalidInputError, match="or of a type that has a backend"):
             refused()
 

@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from ksopt.kernels.backends import cpu
-from ksopt.measure.accuracy import AccuracyCheck, allowed_error, checked_rows, checking
+from ksopt.measure.accuracy import (
+    AccuracyCheck,
+    allowed_error,
+    checked_rows,
+    checking,
+    fault_against,
+    fault_beyond,
+    largest_error,
+    relative_error,
+)
 from ksopt.reference import chain_reference, ks_reference
 
 
@@ -151,6 +160,26 @@ def test_the_allowed_error_is_twice_pytorchs_or_rounding():
     assert allowed_error(0.8e-6, 1e-6) == pytest.approx(2e-6)
     assert allowed_error(0.1e-6, 1e-6) == pytest.approx(1.2e-6)
     assert not 1.0 <= allowed_error(float("nan"), 1e-6)
+    assert allowed_error(1e-3, 1e-6, 4.0) == 4e-3
+
+
+def test_a_result_is_judged_by_a_multiple_of_pytorchs_error():
+    truth = torch.tensor([3.0, 4.0]).double()
+    theirs, ours = truth + torch.tensor([0.0, 0.05]), truth + torch.tensor([0.15, 0.0])
+    text = "relative error 3.0e-02, allowed 2.0e-02"
+    assert fault_against(ours, theirs, truth, 1e-6) == text
+    assert fault_against(ours, theirs, truth, 1e-6, 4.0) is None
+    assert fault_against(truth * float("nan"), theirs, truth, 1e-6, 4.0) is not None
+
+
+def test_an_error_beyond_the_allowed_one_is_a_fault():
+    assert fault_beyond(0.08, 0.08) is None
+    assert fault_beyond(0.1, 0.08, "{error:g} > {allowed:g}") == "0.1 > 0.08"
+    zero, one = torch.zeros(2).double(), torch.ones(2).double()
+    for error in (relative_error, largest_error):
+        assert error(zero, zero) == 0
+        assert error(one, zero) == float("inf")
+        assert error(zero, one) == 1
 
 
 def test_operands_that_tell_nothing_let_no_benchmarked_way_pass():

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from ksopt.measure import timers, timing
+from ksopt.measure import device_types, timers
 from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import (
     EntryResult,
@@ -24,7 +24,7 @@ from ksopt.measure.interleaved import (
     winner,
 )
 from ksopt.measure.measurement import Measurement, quantile_sample
-from ksopt.measure.timers import CpuTimer, timer_of
+from ksopt.measure.timers import CpuTimer
 from ksopt.measure.timing import measure
 
 CUDA = torch.device("cuda", 0)
@@ -101,16 +101,16 @@ def raced(**ways) -> dict[str, EntryResult]:
 
 
 def on_the_device(entries: list[BenchmarkEntry], budget_s: float) -> dict[str, EntryResult]:
-    results = race(entries, timer_of(CUDA), candidate_rules(budget_s))
+    results = race(entries, device_types.type_of(CUDA).race_timer(CUDA), candidate_rules(budget_s))
     return {one.entry.name: one for one in results}
 
 
 @pytest.fixture
 def measured(simulated):
     """The played device is timed by `measure`, too."""
-    timing._timer.cache_clear()
+    device_types._timer.cache_clear()
     yield functools.partial(measure, device=CUDA)
-    timing._timer.cache_clear()
+    device_types._timer.cache_clear()
 
 
 @pytest.mark.parametrize("host_us", [4.0, 30.0, 200.0, 640.0])

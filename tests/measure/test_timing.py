@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ksopt.errors import InvalidInputError
-from ksopt.measure import device, interleaved, timers, timing
+from ksopt.measure import device, device_types, interleaved, timers, timing
 from ksopt.measure.timing import Comparison, Measurement, compare, measure
 
 
@@ -40,9 +40,9 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turned]:
     monkeypatch.setattr(timers, "time", clock)
     monkeypatch.setattr(interleaved, "time", clock)
     monkeypatch.setattr(timers, "flush_bytes", lambda cache_bytes: 2**16)  # takes no time there
-    timing._timer.cache_clear()
+    device_types._timer.cache_clear()
     yield clock
-    timing._timer.cache_clear()
+    device_types._timer.cache_clear()
 
 
 def test_a_known_time_is_measured() -> None:
@@ -239,7 +239,7 @@ def test_a_record_does_without_git_and_nvidia_smi(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_was_first_measured_in_inference_mode_can_be_measured_outside_of_it() -> None:
-    timing._timer.cache_clear()
+    device_types._timer.cache_clear()
     with torch.inference_mode():
         timing.measure({"one": lambda: None}, "cpu", max_seconds=0.01)
     timing.measure({"one": lambda: None}, "cpu", max_seconds=0.01)

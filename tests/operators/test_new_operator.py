@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import pkgutil
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from ksopt.cli.main import main
 from ksopt.conversion.folder import load_converted
 from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError
-from ksopt.operators import registry
+from ksopt.operators import registry, structures
 from ksopt.operators.linear import StructuredLinear
 from ksopt.patterns.chain import Chain
 from ksopt.search import SearchRequest, SearchResult, run_search
@@ -236,6 +237,16 @@ def test_what_is_not_there_is_refused(here: Path, capsys: pytest.CaptureFixture[
         assert main([*SEARCH, *options]) == 2
         assert sentence in capsys.readouterr().err
     assert not (here / "report").exists()
+
+
+def test_a_module_of_the_folder_is_a_structure() -> None:
+    chains, *others = registry.names()
+    assert chains == registry.KRONECKER
+    assert others == ["low-rank", "block-diagonal", "two-four", "strassen-tile", "fp8-dense"]
+    modules = {
+        module.name.replace("_", "-") for module in pkgutil.iter_modules(structures.__path__)
+    }
+    assert modules == set(others)
 
 
 def test_a_structure_has_one_name(here: Path) -> None:

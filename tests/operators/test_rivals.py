@@ -341,7 +341,7 @@ def test_a_compiled_function_calls_it(
 
 
 def test_two_of_four_equals_the_first_stay() -> None:
-    from ksopt.operators.two_four import largest_two_mask
+    from ksopt.operators.structures.two_four import largest_two_mask
 
     weight = torch.tensor([[1.0, -1.0, 1.0, 1.0, 0.0, 3.0, -4.0, 5.0]])
     assert largest_two_mask(weight).tolist() == [

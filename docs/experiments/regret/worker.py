@@ -103,7 +103,7 @@ class Bench:
             ways = self._ways(objective, [chain]) if row.get("reason") is None else []
             say({"row": row, "ways": ways})
             if row.get("reason") is not None:
-                device_health.check(self.device, chain)
+                device_health.raise_if_lost(self.device, chain)
         return {"measured": len(chains)}
 
     def final(self, task: Mapping[str, Any]) -> dict[str, Any]:

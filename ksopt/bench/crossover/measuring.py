@@ -16,8 +16,9 @@ from ksopt.bench.crossover import layers
 from ksopt.bench.crossover.layers import Dense, Layer
 from ksopt.bench.crossover.request import CrossoverRequest, Site
 from ksopt.bench.crossover.results import DENSE_FUSED, FP8, FP8_PRODUCT, SiteResult, Timed
-from ksopt.bench.errors import DeviceLost, first_line
-from ksopt.errors import KsoptError
+from ksopt.errors import KsoptError, first_line
+from ksopt.measure import device_types
+from ksopt.measure.device_health import DeviceLostError
 from ksopt.measure.timing import Measurement, measure
 from ksopt.patterns.chain import Chain
 
@@ -97,11 +98,10 @@ def _timed(ready: _Ready, device: torch.device) -> dict[str, Measurement]:
     """The times of all ways.
 
     Raises:
-        DeviceLost: a way failed that had worked before: later results mean nothing.
+        DeviceLostError: a way failed that had worked before: later results mean nothing.
     """
     try:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # reports the error of a faulty kernel
+        device_types.synchronize(device)  # reports the error of a faulty kernel
         if not ready.calls:
             return {}
         return measure(
@@ -113,7 +113,7 @@ def _timed(ready: _Ready, device: torch.device) -> dict[str, Measurement]:
         return {}
     except RuntimeError as error:
         message = first_line(error)
-        raise DeviceLost(f"timing on {device} failed: {message}", []) from error
+        raise DeviceLostError(f"timing on {device} failed: {message}") from error
 
 
 def _dense(site: Site, ready: _Ready, x: Tensor, g: Tensor) -> None:

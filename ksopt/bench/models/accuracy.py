@@ -13,14 +13,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ksopt.measure.accuracy import allowed_error, relative_error
+from ksopt.measure.accuracy import allowed_error, fault_beyond, relative_error
 
 _GRADIENT = "gradient of "
 _NOTHING = 1e-6  # of the norm of all gradients
-# PyTorch's compiled ways may have up to this multiple of its uncompiled model's error.
-_INDUCTORS_SHARE = 8.0
-# An Inductor error that was not measured is assumed to be at most this multiple of the other.
-_WITHOUT_INDUCTOR = 2.0
+# The allowed multiples of an error: for ksopt, of the larger of the uncompiled model's and
+# Inductor's, as for every product; of the uncompiled model's alone, as Inductor's may be twice as
+# large; for PyTorch's compiled ways, of the uncompiled model's.
+_OF_BOTH, _OF_UNCOMPILED, _OF_PYTORCHS_OWN = 2.0, 4.0, 8.0
+_FAULT = "relative error {error:.2g}, allowed {allowed:.2g}"
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,10 @@ def faults_of(
     faults = []
     for what, error in errors.items():
         theirs = max(one[what] for one in references)
-        allowed = allowed_error(theirs, eps) * (_WITHOUT_INDUCTOR if len(references) == 1 else 1)
+        allowed = allowed_error(theirs, eps, _OF_UNCOMPILED if len(references) == 1 else _OF_BOTH)
         if is_pytorch:
-            allowed = _INDUCTORS_SHARE * max(references[0][what], eps)
-        if not error <= allowed:
-            faults.append(f"{what}: relative error {error:.2g}, allowed {allowed:.2g}")
+            allowed = allowed_error(max(references[0][what], eps), eps, _OF_PYTORCHS_OWN)
+        fault = fault_beyond(error, allowed, _FAULT)
+        if fault is not None:
+            faults.append(f"{what}: {fault}")
     return faults

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ksopt.bench.errors import first_line
 from ksopt.bench.models.accuracy import (
     Outputs,
     faults_of,
@@ -38,6 +37,7 @@ from ksopt.bench.models.results import (
 )
 from ksopt.compile import backend
 from ksopt.compile.sites import Report, Verdict
+from ksopt.errors import first_line
 from ksopt.measure.timed_call import TimedCall
 from ksopt.measure.timing import Measurement, measure
 

@@ -121,7 +121,7 @@ class EnergyBench:
 
         Raises:
             EnergyError: the counter cannot be read.
-            DeviceLost: the device no longer works.
+            DeviceLostError: the device no longer works.
         """
         ready = PreparedWays()
         with self._bench.prepared(subject, ready):

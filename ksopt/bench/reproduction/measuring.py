@@ -10,15 +10,15 @@ import torch
 
 from ksopt.bench import worker
 from ksopt.bench.benchmark import Bench
-from ksopt.bench.errors import DeviceLost, first_line, raise_if_lost
 from ksopt.bench.reproduction import models
 from ksopt.bench.reproduction.energy import EnergyBench
 from ksopt.bench.reproduction.request import PaperRequest, Part
 from ksopt.bench.reproduction.tables_and_figures import ENERGY
 from ksopt.bench.reproduction.tasks import Task
 from ksopt.bench.request import BenchRequest
-from ksopt.errors import KsoptError
+from ksopt.errors import KsoptError, first_line
 from ksopt.kernels.compile_ahead import Compilers
+from ksopt.measure.device_health import DeviceLostError, raise_if_lost
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class PaperBench:
         """Check and measure a task. One that fails leaves the device to the next.
 
         Raises:
-            DeviceLost: the device no longer works.
+            DeviceLostError: the device no longer works.
         """
         try:
             return self._measured(task)
-        except DeviceLost:
+        except DeviceLostError:
             raise
         except (RuntimeError, KsoptError) as error:
             self._bench = None

@@ -19,7 +19,7 @@ from ksopt.bench.journal import Form, Journal
 from ksopt.bench.reproduction import module_cases
 from ksopt.bench.reproduction.module_cases import Built
 from ksopt.bench.reproduction.request import PaperRequest
-from ksopt.measure.accuracy import TF32_ROUNDING, allowed_error, relative_error
+from ksopt.measure.accuracy import TF32_ROUNDING, fault_against
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.timing import Measurement, measure
 
@@ -132,8 +132,6 @@ def _faults(built: Built, rounding: float) -> dict[str, str]:
     module, inputs = built.versions[built.truth], built.inputs[built.truth]
     exact = inputs.double() if inputs.is_floating_point() else inputs
     truth = copy.deepcopy(module).double()(exact)
-    allowed = allowed_error(relative_error(module(inputs), truth), rounding)
-    error = relative_error(built.versions[module_cases.KERNEL](inputs), truth)
-    if error <= allowed:
-        return {}
-    return {module_cases.KERNEL: f"relative error {error:.1e}, allowed {allowed:.1e}"}
+    theirs = module(inputs)
+    fault = fault_against(built.versions[module_cases.KERNEL](inputs), theirs, truth, rounding)
+    return {} if fault is None else {module_cases.KERNEL: fault}

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from ksopt.bench import run as kernels
-from ksopt.bench.errors import DeviceLost
 from ksopt.bench.reproduction import part_journal, worker
 from ksopt.bench.reproduction.measuring import Answer, PaperBench
 from ksopt.bench.reproduction.request import PaperRequest, Part
@@ -21,6 +20,7 @@ from ksopt.bench.request import BenchRequest
 from ksopt.errors import InvalidInputError
 from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
+from ksopt.measure.device_health import DeviceLostError
 from ksopt.measure.energy import Meter
 from ksopt.system import limits
 
@@ -134,7 +134,7 @@ def _here(
                 return
             try:
                 answer = bench.measure(task)
-            except DeviceLost as error:
+            except DeviceLostError as error:
                 if error.rows:
                     yield Answer(task, [row.to_json() for row in error.rows])
                 raise

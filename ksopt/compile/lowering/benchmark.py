@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from ksopt import ops
 from ksopt.compile.lowering.out_variants import plan_results
 from ksopt.errors import UnavailableError
+from ksopt.measure.device_types import type_of
 from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import Rules, candidate_rules, race, warm_up_calls
-from ksopt.measure.timers import timer_of
 from ksopt.patterns.chain import Chain
 
 _CPU_ROUNDS = 7
@@ -260,7 +260,7 @@ def medians_us(variants: dict[str, Callable[[], object]], device: torch.device) 
     entries = [BenchmarkEntry(name, call) for name, call in variants.items()]
     on_cpu = Rules(warm_up_calls(2), _BUDGET_S, _CPU_ROUNDS)
     rules = on_cpu if device.type == "cpu" else candidate_rules(_BUDGET_S)
-    results = race(entries, timer_of(device), rules)
+    results = race(entries, type_of(device).race_timer(device), rules)
     medians = {one.entry.name: one.measurement.median_us for one in results if one.measurement}
     failed = [name for name in variants if name not in medians]
     if failed:

@@ -17,7 +17,7 @@ from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.kernels.autotuner import Choice, Source
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
 from ksopt.kernels.tuning_cache import Fingerprint, Record
-from ksopt.measure.device_types import DEVICE_TYPES, DeviceType
+from ksopt.measure.device_types import BUILT_IN, DEVICE_TYPES, DeviceType
 from ksopt.system.device_names import REGISTERED_TYPES
 
 
@@ -173,7 +173,7 @@ def register_backend(backend: type[DeviceBackend]) -> type[DeviceBackend]:
         ) from error
     if name in BACKENDS:
         _replaced.setdefault(name, []).append(BACKENDS[name])
-    BACKENDS[name] = DEVICE_TYPES[name] = backend()
+    _enter(name, backend())
     REGISTERED_TYPES.add(name)
     for listener in _listeners:
         listener(name)
@@ -189,10 +189,18 @@ def unregister_backend(device_type: str) -> None:
     backend_of(device_type)
     earlier = _replaced.get(device_type)
     if earlier:
-        BACKENDS[device_type] = DEVICE_TYPES[device_type] = earlier.pop()
-    else:
-        del BACKENDS[device_type], DEVICE_TYPES[device_type]
-        REGISTERED_TYPES.remove(device_type)
+        _enter(device_type, earlier.pop())
+        return
+    del BACKENDS[device_type]
+    REGISTERED_TYPES.remove(device_type)
+    if device_type not in BUILT_IN:
+        del DEVICE_TYPES[device_type]
+
+
+def _enter(name: str, backend: DeviceBackend) -> None:
+    BACKENDS[name] = backend
+    if name not in BUILT_IN:
+        DEVICE_TYPES[name] = backend
 
 
 def when_registered(listener: Callable[[str], object]) -> None:

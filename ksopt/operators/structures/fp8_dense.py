@@ -97,11 +97,11 @@ class Fp8Dense(StructuredOperator):
 
     def nearest(self, matrix: Tensor) -> Fit:
         """The matrix itself; its error is the rounding error."""
-        from ksopt.operators.batches import norm_ratio
+        from ksopt.measure.accuracy import relative_error
         from ksopt.operators.fp8_product import rounded
 
         whole = matrix.double()
-        return Fit([matrix.clone()], norm_ratio(whole - rounded(whole), whole))
+        return Fit([matrix.clone()], relative_error(rounded(whole), whole))
 
 
 def parse(text: str) -> Fp8Dense:
@@ -115,4 +115,4 @@ def candidates(in_features: int, out_features: int) -> Iterator[Fp8Dense]:
     yield Fp8Dense(in_features, out_features)
 
 
-STRUCTURE = Structure("fp8-dense", parse, candidates)
+STRUCTURE = Structure("fp8-dense", parse, candidates, order=50)

@@ -71,13 +71,13 @@ class BlockDiagonal(StructuredOperator):
         """The diagonal blocks of the matrix; the entries beside them are dropped."""
         import torch
 
-        from ksopt.operators.batches import norm_ratio
+        from ksopt.measure.accuracy import relative_error
 
         cut = matrix.unflatten(0, (self.blocks, -1)).unflatten(2, (self.blocks, -1))
         place = torch.arange(self.blocks, device=matrix.device)
         blocks = cut[place, :, place]
-        missed = matrix.double() - torch.block_diag(*blocks.double())
-        return Fit([blocks.contiguous()], norm_ratio(missed, matrix.double()))
+        error = relative_error(torch.block_diag(*blocks), matrix.double())
+        return Fit([blocks.contiguous()], error)
 
 
 def parse(text: str) -> BlockDiagonal:
@@ -99,4 +99,4 @@ def candidates(in_features: int, out_features: int) -> Iterator[BlockDiagonal]:
             yield BlockDiagonal(in_features, out_features, blocks)
 
 
-STRUCTURE = Structure("block-diagonal", parse, candidates)
+STRUCTURE = Structure("block-diagonal", parse, candidates, order=20)

@@ -119,4 +119,4 @@ def candidates(in_features: int, out_features: int) -> Iterator[LowRank]:
         yield LowRank(in_features, out_features, rank)
 
 
-STRUCTURE = Structure("low-rank", parse, candidates)
+STRUCTURE = Structure("low-rank", parse, candidates, order=10)

@@ -102,10 +102,10 @@ class TwoFour(StructuredOperator):
 
     def nearest(self, matrix: Tensor) -> Fit:
         """The two largest of each four: no matrix of this structure is nearer."""
-        from ksopt.operators.batches import norm_ratio
+        from ksopt.measure.accuracy import relative_error
 
         near = matrix * largest_two_mask(matrix)
-        return Fit([near], norm_ratio((matrix - near).double(), matrix.double()))
+        return Fit([near], relative_error(near, matrix.double()))
 
 
 def largest_two_mask(weight: Tensor) -> Tensor:
@@ -131,4 +131,4 @@ def candidates(in_features: int, out_features: int) -> Iterator[TwoFour]:
         yield TwoFour(in_features, out_features)
 
 
-STRUCTURE = Structure("two-four", parse, candidates)
+STRUCTURE = Structure("two-four", parse, candidates, order=30)

@@ -164,4 +164,4 @@ def candidates(in_features: int, out_features: int) -> Iterator[StrassenTile]:
                 yield StrassenTile(in_features, out_features, tile, products)
 
 
-STRUCTURE = Structure("strassen-tile", parse, candidates)
+STRUCTURE = Structure("strassen-tile", parse, candidates, order=40)
