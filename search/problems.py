@@ -9,7 +9,7 @@ from ksopt.search.layer_request import LayerRequest
 
 def epilogue_of(request: LayerRequest) -> Epilogue:
     """The epilogue of each layer."""
-    return Epilogue.of(request.epilogue)
+    return Epilogue.of_names(request.epilogue)
 
 
 def problem_of(chain: Chain, request: LayerRequest) -> Problem:

@@ -71,7 +71,7 @@ class Subject:
     @property
     def epilogue(self) -> Epilogue:
         """What follows the product."""
-        return Epilogue.of(self.around.epilogue)
+        return Epilogue.of_names(self.around.epilogue)
 
     def problem(self, dtype: str, batch_last: bool, exact: bool = True) -> Problem:
         """The problem; ``dtype``, ``batch_last`` and ``exact`` are as for `Problem`."""

@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         from ksopt.kernels.problem import Epilogue, Problem
         from ksopt.tune import TuneRequest
 
-        behind = Epilogue.of(around.epilogue)
+        behind = Epilogue.of_names(around.epilogue)
         batches = args.batch or [256 if device.type == "cpu" else 8192]
         request = TuneRequest(
             tuple(

@@ -51,11 +51,11 @@ class Epilogue:
         check_activation(self.activation, siblings=2)  # the problem knows how many there are
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> Epilogue:
+    def of_names(cls, names: Sequence[str]) -> Epilogue:
         """The epilogue of such ``names``.
 
         Example:
-            >>> Epilogue.of(("bias", "gelu"))
+            >>> Epilogue.of_names(("bias", "gelu"))
             Epilogue(bias=True, activation='gelu', residual=False)
         """
         steps = [name for name in names if name not in ("bias", "residual")]
