@@ -121,6 +121,14 @@ def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
 
 
 def _check_memory(request: TuneRequest) -> None:
+    for problem, batch in request.wholes():
+        features = (problem.chain.in_features, problem.out_features)
+        if problem.epilogue.residual:
+            features = (features[0], 2 * features[1])
+        weights = problem.siblings * problem.chain.nnz
+        sizes = (features, weights, batch, problem.dtype, request.device, f"layer {problem}")
+        if request.again or recorded(request, problem, batch) is None:
+            limits.check_product(*sizes)
     for problem, batch in request.products():
         pattern = problem.pattern
         features = (pattern.in_features, pattern.out_features)

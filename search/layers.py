@@ -10,7 +10,8 @@ from typing import Any
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.size import Dims
-from ksopt.search.surroundings import ALONE, Surroundings, most
+from ksopt.patterns.surroundings import ALONE, Surroundings
+from ksopt.search.surroundings import most
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 # Names that an error message lists.

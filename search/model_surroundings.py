@@ -24,9 +24,9 @@ from ksopt.compile.lowering.layer import Layer, with_decomposed, with_next
 from ksopt.conversion.layers import Place, find
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.patterns.surroundings import Surroundings
 from ksopt.precision import dtype_name
 from ksopt.search.model_call import ModelCall
-from ksopt.search.surroundings import Surroundings
 
 _SHOWN = 4
 """Names that a sentence lists."""

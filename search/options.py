@@ -10,6 +10,7 @@ from typing import Any
 
 from ksopt.errors import InvalidInputError
 from ksopt.operators import registry
+from ksopt.patterns.surroundings import Surroundings, epilogue_option, siblings_option
 from ksopt.patterns.validate import checked_int
 from ksopt.search.space.block_sizes import BlockSizes
 from ksopt.search.space.families import NAMES, names_of
@@ -26,11 +27,6 @@ DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
 }
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-"""Activations of an epilogue: `ksopt.epilogue.ACTIVATIONS`, which this must not import."""
-GATES = tuple(f"{activation}_gate" for activation in ACTIVATIONS)
-"""Gates of two layers: `ksopt.epilogue.GATES`."""
-MOST_SIBLINGS = 4
 OBJECTIVES = ("pareto", "pareto-error", "latency")
 LAYOUTS = ("batch_first", "batch_last")
 MOST_FACTORS = 3
@@ -80,24 +76,11 @@ class SearchOptions:
         is_always_shown=True,
         is_common=True,
     )
-    epilogue: tuple[str, ...] | str = option(
-        (),
-        f"what follows it, timed with it: bias, one of {', '.join(ACTIVATIONS)}, residual; of two "
-        f"siblings, {', '.join(GATES)} too; or none (the default, but of a --model with inputs "
-        "what its graph has)",
-        _LAYER,
-        nargs="+",
-        metavar="STEP",
+    epilogue: tuple[str, ...] | str = epilogue_option(
+        _LAYER, "the default, but of a --model with inputs what its graph has"
     )
     """In order of computation. The dense layer has the same epilogue."""
-    siblings: int = option(
-        1,
-        "layers of this size that read one input, as an attention's q, k and v do; their results "
-        "stand side by side (%(default)s)",
-        _LAYER,
-        parse=whole_number,
-        metavar="COUNT",
-    )
+    siblings: int = siblings_option(_LAYER)
     """Weights, budgets and errors are those of one of them; times are of all."""
 
     budgets: tuple[str, ...] = option(
@@ -300,13 +283,8 @@ class SearchOptions:
             object.__setattr__(self, "block_sizes", str(BlockSizes.parse(self.block_sizes)))
         object.__setattr__(self, "families", names_of(self.families))
         object.__setattr__(self, "structures", _structures(self.structures))
-        object.__setattr__(self, "epilogue", _epilogue(self.epilogue))
-        gates = [step for step in self.epilogue if step in GATES]
-        if gates and self.siblings != 2:
-            raise InvalidInputError(
-                f"epilogue {gates[0]} multiplies the results of 2 layers on one input, and "
-                f"siblings is {self.siblings}: it must be 2"
-            )
+        around = Surroundings.checked(self.epilogue, self.siblings, "search")
+        object.__setattr__(self, "epilogue", around.epilogue)
         if self.train and (self.epilogue or self.siblings > 1):
             raise InvalidInputError(
                 "train times a step of the layer alone: leave out epilogue and siblings, or train"
@@ -346,10 +324,6 @@ class SearchOptions:
             raise InvalidInputError(
                 f"seed {self.seed}: give a whole number from 0 to {SEEDS - 1} (2**32 - 1)"
             )
-        if checked_int(self.siblings, "siblings", "search", minimum=1) > MOST_SIBLINGS:
-            raise InvalidInputError(
-                f"siblings {self.siblings}: at most {MOST_SIBLINGS} layers share an input"
-            )
         if self.max_factors > MOST_FACTORS:
             raise InvalidInputError(
                 f"factors {self.max_factors}: a search takes chains of at most {MOST_FACTORS}"
@@ -384,26 +358,6 @@ class SearchOptions:
             for name, value in self.options.items()
         }
         return options | {"out": None if self.out is None else str(self.out)}
-
-
-def _epilogue(steps: str | Sequence[str]) -> tuple[str, ...]:
-    """The validated steps of an epilogue, in order."""
-    words = (steps,) if isinstance(steps, str) else tuple(steps)
-    if words == ("none",):
-        return ()
-    order = ("bias", *ACTIVATIONS, *GATES, "residual")
-    unknown = [word for word in words if word not in order]
-    if unknown:
-        raise InvalidInputError(
-            f"epilogue {unknown[0]!r} is unknown: it can be {', '.join(order[:-1])} or residual"
-            f"{nearest(unknown[0], order)}"
-        )
-    activations = [word for word in words if word not in ("bias", "residual")]
-    if len(activations) > 1 or len(set(words)) < len(words):
-        raise InvalidInputError(
-            f"epilogue {' '.join(words)}: name each step once, and at most one activation"
-        )
-    return tuple(sorted(words, key=order.index))
 
 
 def _structures(structures: str | Sequence[str]) -> tuple[str, ...]:

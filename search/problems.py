@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from ksopt.epilogue import Activation, Gate
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
 from ksopt.patterns.chain import Chain
 from ksopt.search.layer_request import LayerRequest
@@ -12,9 +9,7 @@ from ksopt.search.layer_request import LayerRequest
 
 def epilogue_of(request: LayerRequest) -> Epilogue:
     """The epilogue of each layer."""
-    steps = [step for step in request.epilogue if step not in ("bias", "residual")]
-    activation = cast(Activation | Gate, steps[0] if steps else "none")
-    return Epilogue("bias" in request.epilogue, activation, "residual" in request.epilogue)
+    return Epilogue.of_names(request.epilogue)
 
 
 def problem_of(chain: Chain, request: LayerRequest) -> Problem:

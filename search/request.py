@@ -9,12 +9,13 @@ from typing import Any
 from ksopt.errors import InvalidInputError
 from ksopt.operators.registry import KRONECKER
 from ksopt.patterns.size import Budget, Dims
+from ksopt.patterns.surroundings import ALONE, Surroundings
 from ksopt.patterns.validate import checked_int
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.layers import Layers
 from ksopt.search.options import TRIALS, SearchOptions
 from ksopt.search.storage_url import without_password
-from ksopt.search.surroundings import ALONE, Surroundings, reads_surroundings
+from ksopt.search.surroundings import reads_surroundings
 from ksopt.system import option_fields
 
 

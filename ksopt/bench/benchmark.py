@@ -19,11 +19,12 @@ from ksopt.errors import KsoptError, first_line
 from ksopt.kernels.autotuner import products_in_series
 from ksopt.kernels.recorded_weights import prepared_weights
 from ksopt.measure import cuda_graphs
-from ksopt.measure.accuracy import AccuracyCheck
+from ksopt.measure.accuracy import AccuracyCheck, Around
 from ksopt.measure.device_health import DeviceLostError, raise_if_lost
 from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.measure.timed_call import TimedCall
 from ksopt.measure.timing import Measurement, measure
+from ksopt.patterns.surroundings import ALONE
 from ksopt.reference import LAYOUTS, is_batch_last
 
 # Medians to 1 %, which a quiet GPU gives after the fewest repeats.
@@ -104,19 +105,25 @@ class Bench:
         here = self.request.layouts[0]
         try:
             with torch.no_grad(), self._scope():
-                weights = [self._random_weight(p.weight_shape) for p in subject.chain]
+                patterns = [*subject.chain] * subject.around.siblings
+                weights = [self._random_weight(p.weight_shape) for p in patterns]
                 layouts = sorted(LAYOUTS, key=lambda layout: layout != here)
                 keys = [(name, layout) for layout in layouts for name in self._names(layout)]
                 if subject not in self.request.compiled:
                     keys = [key for key in keys if key[0] not in INDUCTOR]
                 inputs = {layout: self._input(subject, layout) for _, layout in keys}
-                checks = {key: AccuracyCheck(x, weights, key) for key, x in inputs.items()}
+                arounds = {layout: self._around(subject, layout) for layout in inputs}
+                checks = {
+                    key: AccuracyCheck(x, weights, key, around=arounds[key])
+                    for key, x in inputs.items()
+                }
                 # What keeps most memory comes last: it is what there may be too little for.
                 for name, layout in sorted(keys, key=lambda key: key[0] in _LARGE):
                     x, check = inputs[layout], checks[layout]
-                    self._prepare((name, layout), subject, x, weights, check, ready)
+                    around = arounds[layout]
+                    self._prepare((name, layout), subject, x, weights, around, check, ready)
                     if name == OURS and (OURS, layout) in ready.calls:
-                        ready.chosen[layout] = implementations.chosen(x, weights, layout)
+                        ready.chosen[layout] = implementations.chosen(x, weights, layout, around)
                 yield
         finally:
             ready.calls.clear()
@@ -145,13 +152,14 @@ class Bench:
         subject: Subject,
         x: Tensor,
         weights: Sequence[Tensor],
+        around: Around,
         check: AccuracyCheck,
         ready: PreparedWays,
     ) -> None:
         """Bind a way, check it, and put it down as a call to time or as a reason not to."""
         name, layout = key
-        most = self._most_elements
-        why = implementations.why_not(name, subject.chain, x.dtype, self.device.type, layout, most)
+        where = (x.dtype, self.device.type, layout, self._most_elements, around)
+        why = implementations.why_not(name, subject.chain, *where)
         why = why or self._why_hopeless(name, subject) or self._why_not_compiled(name, subject)
         if why:
             ready.reasons[key] = why
@@ -161,11 +169,13 @@ class Bench:
                 call, whole = implementations.product_only(weights[0], x, layout)
                 way: implementations.Way = lambda _: whole()  # noqa: E731
             else:
-                way = implementations.bind(name, weights, layout)
+                way = implementations.bind(name, weights, layout, around)
                 call = partial(way, x)
             if name == "dense" and not subject.is_pattern:
                 # A layer of its own: its weights are the product's, rounded.
-                check = AccuracyCheck(x, [implementations.dense_weight(weights)], layout)
+                chains = implementations.chains_of(weights, around)
+                dense = [implementations.dense_weight(one) for one in chains]
+                check = AccuracyCheck(x, dense, layout, around=around)
             checked = TimedCall(way, self.device)
             fault = check.fault_of(checked)
             is_rival = fault is None and name not in _NO_RIVALS
@@ -176,10 +186,12 @@ class Bench:
             elif is_rival and ready.is_far_behind(checked.us, 2 * _HOPELESS, _LONG_US):
                 ready.times[key] = Measurement.of([checked.us], given_up=True)
             elif self.request.graph:
-                ready.calls[key], ready.shares[key] = self._graph(name, layout, way, x, weights)
+                ready.calls[key], ready.shares[key] = self._graph(
+                    name, layout, way, x, weights, around
+                )
             else:
                 count = self._products_in_sample(subject, name)
-                copies = self._copies(name, layout, weights, count - 1)
+                copies = self._copies(name, layout, weights, around, count - 1)
                 calls: list[Callable[[], object]] = [call, *(partial(copy, x) for copy in copies)]
                 ready.calls[key] = partial(_in_series, calls) if copies else call
                 ready.shares[key] = count
@@ -196,9 +208,10 @@ class Bench:
         # A chain is compared with the dense layer whatever it takes.
         if not subject.is_pattern or self.request.every_way:
             return ""
-        flops = 2 * implementations.written_elements(name, subject.chain[0]) * subject.batch
+        elements = implementations.written_elements(name, subject.chain[0])
+        flops = 2 * elements * subject.batch * subject.around.siblings
         least_us = self.roofline.floor_us(0, flops)
-        floor_us = self.roofline.chain_floor_us(subject.chain, subject.batch)
+        floor_us = subject.floor_us(self.roofline)
         if least_us <= _MOST_FLOORS * floor_us:
             return ""
         return (
@@ -229,25 +242,31 @@ class Bench:
         return int(memory * _MOST_MEMORY) // self.request.torch_dtype.itemsize
 
     def _graph(
-        self, name: str, layout: str, way: implementations.Way, x: Tensor, weights: Sequence[Tensor]
+        self,
+        name: str,
+        layout: str,
+        way: implementations.Way,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        around: Around,
     ) -> tuple[Callable[[], object], int]:
         size = sum(weight.nbytes for weight in weights)
         # The dense product reads the zeros as well, so fewer copies fill the cache.
         if name == "dense":
             last = is_batch_last(layout)
             outputs = math.prod(weights[0].shape) // weights[0].shape[2]
-            size = x.shape[0 if last else 1] * outputs * x.element_size()
+            size = x.shape[0 if last else 1] * outputs * around.siblings * x.element_size()
         count = cuda_graphs.copies(size, self.device)
-        bound = [way, *self._copies(name, layout, weights, count - 1)]
+        bound = [way, *self._copies(name, layout, weights, around, count - 1)]
         with prepared_weights():  # as they stay in a served model
             return cuda_graphs.Replay(bound, x), count
 
     def _copies(
-        self, name: str, layout: str, weights: Sequence[Tensor], count: int
+        self, name: str, layout: str, weights: Sequence[Tensor], around: Around, count: int
     ) -> list[implementations.Way]:
         """The same way with copies of the weights: memory that no other call has read."""
         return [
-            implementations.bind(name, [_stored(weight.clone()) for weight in weights], layout)
+            implementations.bind(name, [_stored(one.clone()) for one in weights], layout, around)
             for _ in range(count)
         ]
 
@@ -255,7 +274,7 @@ class Bench:
         """Several products if x has few rows, on CUDA, as the autotuner times them."""
         if self.device.type != "cuda" or name == PRODUCT_ONLY:
             return 1
-        bytes_each = self.request.torch_dtype.itemsize
+        bytes_each = self.request.torch_dtype.itemsize * subject.around.siblings
         return products_in_series([subject.chain], subject.batch, bytes_each)
 
     def _timed(self, ready: PreparedWays) -> dict[Key, Measurement]:
@@ -363,16 +382,16 @@ class Bench:
         elif latency is not None and latency.is_host_late:
             reason = "the host was late for the samples: the time holds a part of the host's"
         predicted_us = None
-        if subject.is_pattern:
+        if subject.is_pattern and subject.around == ALONE:
             where = (self.device, layout)
             predicted_us = implementations.predicted_us(way, chain[0], batch, dtype, *where)
         return Row(
             subject=subject,
             way=way,
             layout=layout,
-            bytes_moved=chain.bytes(batch, dtype),
-            flops=chain.flops(batch),
-            floor_us=self.roofline.chain_floor_us(chain, batch),
+            bytes_moved=subject.bytes_moved(dtype),
+            flops=subject.flops(),
+            floor_us=subject.floor_us(self.roofline),
             latency=latency,
             reason=reason,
             chosen=chosen,
@@ -380,9 +399,20 @@ class Bench:
         )
 
     def _random_weight(self, shape: tuple[int, int, int, int]) -> Tensor:
-        weight = torch.empty(shape, dtype=self.request.torch_dtype, device=self.device)
-        weight.normal_(generator=self._generator)
-        return _stored(weight.mul_(shape[2] ** -0.5))
+        return _stored(self._random(*shape).mul_(shape[2] ** -0.5))
+
+    def _around(self, subject: Subject, layout: str) -> Around:
+        """Random operands of what is computed with the product."""
+        problem = subject.problem(self.request.torch_name, is_batch_last(layout))
+        after, shape = problem.epilogue, (subject.batch, problem.out_features)
+        bias = self._random(problem.product_features) if after.bias else None
+        shape = shape[::-1] if problem.batch_last else shape
+        residual = self._random(*shape) if after.residual else None
+        return Around(bias, after.activation, residual, problem.siblings)
+
+    def _random(self, *shape: int) -> Tensor:
+        numbers = torch.empty(shape, dtype=self.request.torch_dtype, device=self.device)
+        return numbers.normal_(generator=self._generator)
 
     def _input(self, subject: Subject, layout: str) -> Tensor:
         """Random x as a view of the buffer, which grows to the largest x and is filled once."""

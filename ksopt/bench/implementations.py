@@ -11,16 +11,20 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from ksopt import ops
 from ksopt.baselines import BASELINES, Product
 from ksopt.batched import bmm_prepare
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY
 from ksopt.bench.rows import OURS
+from ksopt.epilogue import add_epilogue_, with_epilogue
 from ksopt.functional import ks_linear
 from ksopt.kernels import plan_autotuner, registry
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.operands import Operands, problem_of
 from ksopt.kernels.problem import Problem
+from ksopt.measure.accuracy import NOTHING_AROUND, Around
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_to_dense, is_batch_last
 
@@ -37,6 +41,7 @@ def why_not(
     device_type: str,
     layout: str,
     most_elements: int = MOST_ELEMENTS,
+    around: Around = NOTHING_AROUND,
 ) -> str:
     """Why a way cannot be tried on a chain; empty if it can.
 
@@ -47,9 +52,12 @@ def why_not(
         device_type: "cpu" or "cuda".
         layout: "batch_first" or "batch_last".
         most_elements: that a way may write out.
+        around: what is computed with the product.
     """
     if name == OURS:
         return ""
+    if name == PRODUCT_ONLY and not around.is_empty:
+        return "it is a product alone, and what is measured is a layer"
     if name == PRODUCT_ONLY:
         return "" if len(chain) == 1 else "of a chain, each factor's input is permuted again"
     if name == "dense" and len(chain) > 1:
@@ -75,30 +83,74 @@ def written_elements(name: str, pattern: Pattern) -> int:
     return written * pattern.b * pattern.c * pattern.d**2
 
 
-def bind(name: str, weights: Sequence[Tensor], layout: str) -> Way:
+def bind(name: str, weights: Sequence[Tensor], layout: str, around: Around = NOTHING_AROUND) -> Way:
     """A way as a function of x, its weights prepared.
+
+    PyTorch's ways have PyTorch's own operations behind them, in place where Inductor does not fuse
+    them; siblings' products are put side by side, but those of the dense layer are one.
 
     Args:
         name: as for `why_not`, which must return no reason.
-        weights: [a, b, c, d] of each factor, left to right.
+        weights: [a, b, c, d] of each factor, left to right, sibling after sibling.
         layout: of x and the result.
+        around: what is computed with the product.
 
     Example:
         >>> bind("dense", [torch.ones(1, 1, 2, 2)], "batch_first")(torch.eye(4)[:1])
         tensor([[1., 0.]])
     """
+    last = is_batch_last(layout)
     if name == OURS:
         factors = list(weights)
-        return lambda x: ks_linear(x, factors, layout=layout)
+        if around.is_empty:
+            return lambda x: ks_linear(x, factors, layout=layout)
+        layer = (around.bias, around.residual, around.activation, last, around.siblings)
+        return lambda x: ops.chain(x, factors, *layer, op="ks_linear")
+    chains = chains_of(weights, around)
+    if name == "dense" and not around.is_empty:
+        parts = [dense_weight(one)[0, :, :, 0] for one in chains]
+        return _dense_layer(torch.cat(parts), around, last)
     if name == "dense" and len(weights) > 1:
         return BASELINES["dense"].bind(dense_weight(weights), layout)
     if name not in INDUCTOR:
-        return _in_turn([_bound(name, weight, layout) for weight in reversed(weights)])
+        bound = [_in_turn([_bound(name, w, layout) for w in reversed(one)]) for one in chains]
+        return _layer(bound, around, last, add_epilogue_)
     # Dynamo counts the graphs of a function, whatever its closure, and stops compiling after a few.
     torch.compiler.reset()
-    plain = _in_turn([_plain(name, weight, layout) for weight in reversed(weights)])
-    compiled: Way = torch.compile(plain, dynamic=False, fullgraph=True)
+    plain = [_in_turn([_plain(name, w, layout) for w in reversed(one)]) for one in chains]
+    whole = _layer(plain, around, last, with_epilogue)
+    compiled: Way = torch.compile(whole, dynamic=False, fullgraph=True)
     return compiled
+
+
+def chains_of(weights: Sequence[Tensor], around: Around) -> list[Sequence[Tensor]]:
+    """The weights of each sibling's chain."""
+    length = len(weights) // around.siblings
+    return [weights[at : at + length] for at in range(0, len(weights), length)]
+
+
+def _layer(
+    products: Sequence[Way], around: Around, last: bool, epilogue: Callable[..., Tensor]
+) -> Way:
+    """The siblings' products side by side, and the epilogue; a product alone is itself."""
+    if around.is_empty:
+        return products[0]
+    behind = (around.bias, around.activation, around.residual)
+
+    def way(x: Tensor) -> Tensor:
+        parts = [product(x) for product in products]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, 0 if last else -1)
+        return epilogue(y, *behind, last)
+
+    return way
+
+
+def _dense_layer(w: Tensor, around: Around, last: bool) -> Way:
+    """The dense layer of a matrix [siblings * M, N]; batch first, the product adds its bias."""
+    bias, activation, residual = around.bias, around.activation, around.residual
+    if last:
+        return lambda x: add_epilogue_(torch.mm(w, x), bias, activation, residual, True)
+    return lambda x: add_epilogue_(F.linear(x, w, bias), None, activation, residual)
 
 
 def product_only(
@@ -230,20 +282,23 @@ def predicted_us(
     return next((one.predicted_us for one in several if one.name == name), None)
 
 
-def chosen(x: Tensor, weights: Sequence[Tensor], layout: str) -> str:
+def chosen(
+    x: Tensor, weights: Sequence[Tensor], layout: str, around: Around = NOTHING_AROUND
+) -> str:
     """What ksopt's operator chose on a GPU for all or each factor, with the times it chose by.
 
     Args:
         x: the input; [batch, N] or [N, batch].
-        weights: of the factors, left to right.
+        weights: of the factors, left to right, sibling after sibling.
         layout: of x.
+        around: what is computed with the product.
     """
     backend = backend_of(x.device.type)
     batch_last = is_batch_last(layout)
-    whole = _chosen_for_all(x, weights, batch_last)
+    whole = _chosen_for_all(x, weights, batch_last, around)
     if whole is not None:
         return whole
-    labels = []
+    weights, labels = chains_of(weights, around)[0], []  # the siblings' factors are alike
     for weight in reversed(weights):
         choice = backend.choice_for(x, weight, batch_last)
         if choice is None:
@@ -254,11 +309,14 @@ def chosen(x: Tensor, weights: Sequence[Tensor], layout: str) -> str:
     return "; ".join(labels)
 
 
-def _chosen_for_all(x: Tensor, weights: Sequence[Tensor], batch_last: bool) -> str | None:
+def _chosen_for_all(
+    x: Tensor, weights: Sequence[Tensor], batch_last: bool, around: Around
+) -> str | None:
     """What computes a chain in one launch, or by one matrix; None for one launch per factor."""
-    operands = Operands(x, tuple(weights))
-    problem = problem_of(operands, "none", batch_last, 1)
-    decision, _ = plan_autotuner.decision_of(operands, (batch_last, "none", 1), lambda: problem)
+    operands = Operands(x, tuple(weights), around.bias, around.residual)
+    what = (batch_last, around.activation, around.siblings)
+    problem = problem_of(operands, around.activation, batch_last, around.siblings)
+    decision, _ = plan_autotuner.decision_of(operands, what, lambda: problem)
     call = None if decision is None else plan_autotuner.call_of(decision, operands)
     if decision is None or call is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ksopt.patterns.surroundings import epilogue_option, siblings_option
 from ksopt.system.option_fields import option
 
 _WHAT = "what is measured"
@@ -33,6 +34,9 @@ class BenchOptions:
         metavar="CHAIN",
         is_always_shown=True,
     )
+    epilogue: tuple[str, ...] = epilogue_option(_WHAT)
+    """In order of computation; of every product, which is then a layer."""
+    siblings: int = siblings_option(_WHAT)
     dtype: str | None = option(
         None,
         "float16 (default on a GPU), bfloat16, float32 (default on a CPU), or tf32 (on a GPU)",

@@ -64,8 +64,7 @@ def to_json(series: Sequence[Series]) -> str:
 
 def _line_json(line: Line) -> dict[str, Any]:
     return {
-        "chain": str(line.subject.chain),
-        "batch": line.subject.batch,
+        **line.subject.to_json(),
         "efficiency": line.ours.efficiency,
         "chosen": line.ours.chosen,
         "best": line.best.way if line.best else None,
@@ -124,9 +123,7 @@ def _faults(series: Sequence[Series]) -> list[Section]:
     faults = summary.faults(series)
     if not faults:
         return []
-    cells = [
-        (str(r.subject.chain), str(r.subject.batch), r.way, r.layout, r.reason) for r in faults
-    ]
+    cells = [(r.subject.layer, str(r.subject.batch), r.way, r.layout, r.reason) for r in faults]
     table = tables.of(("product", ">batch", "way", "layout", "what is wrong"), cells)
     text = "These computed something wrong, or nothing, and have no times."
     return [Section("Faults", (text,), (), table)]
@@ -137,7 +134,7 @@ def _host_late(series: Sequence[Series]) -> list[Section]:
     if not rows:
         return []
     cells = [
-        (str(row.subject.chain), str(row.subject.batch), row.way, row.layout,
+        (row.subject.layer, str(row.subject.batch), row.way, row.layout,
          f"{row.latency.median_us:,.1f}" if row.latency else "")
         for row in rows
     ]  # fmt: skip
@@ -280,7 +277,16 @@ def _method(series: Sequence[Series]) -> list[Section]:
         "cold, as in a model that runs token by token, and its input warm. The graph reads "
         "weights that were prepared before (ksopt.prepared_weights)."
     )
+    layers = (
+        "Products with an epilogue or siblings are layers: ksopt's operator computes all of one, "
+        "as KSLinear does. PyTorch's ways are their products, side by side for siblings, and "
+        "PyTorch's own operations behind them, in place; the dense layer is one matrix of all "
+        "siblings, with its bias. All are checked against float64 of the whole layer. The floor "
+        "counts as many products as there are siblings, and a bias and a residual as read once."
+    )
     texts = (text, graphs) if any(one.identity["graph"] for one in series) else (text,)
+    if any(one.surroundings for one in series):
+        texts = (*texts, layers)
     method = [Section("How it was measured", (), texts)]
     for one in series:
         for number, run in enumerate(one.runs, 1):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,11 +13,15 @@ from ksopt.baselines import BASELINES
 from ksopt.bench import paper_patterns, random_subjects
 from ksopt.bench.options import BenchOptions
 from ksopt.errors import InvalidInputError
+from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.measure import device as devices
+from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
+from ksopt.patterns.surroundings import ALONE, Surroundings
 from ksopt.patterns.validate import checked_int
 from ksopt.reference import LAYOUTS, is_batch_last
 from ksopt.system import option_fields, untrusted
+from ksopt.system.limits import ELEMENT_BYTES
 
 DTYPES = ("float16", "bfloat16", "float32", "tf32")
 """The dtypes of products; tf32 is float32 whose products a GPU computes in TF32."""
@@ -40,13 +46,74 @@ _MOST_RANDOM = 100_000
 
 @dataclass(frozen=True)
 class Subject:
-    """A product to measure: a chain, of one factor for a pattern, and the rows of x."""
+    """A product to measure: a chain, of one factor for a pattern, and the rows of x.
+
+    Attributes:
+        chain: What is multiplied by.
+        batch: Rows of x.
+        around: What is computed with the product: then it is a layer.
+    """
 
     chain: Chain
     batch: int
+    around: Surroundings = ALONE
 
     def __str__(self) -> str:
-        return f"{self.chain} batch {self.batch}"
+        return f"{self.layer} batch {self.batch}"
+
+    @property
+    def layer(self) -> str:
+        """The chain with its epilogue and siblings, in words."""
+        siblings = self.around.siblings
+        several = [f"{siblings} siblings"] if siblings > 1 else []
+        return " ".join([str(self.chain), *self.around.epilogue, *several])
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """What follows the product."""
+        return Epilogue.of_names(self.around.epilogue)
+
+    def problem(self, dtype: str, batch_last: bool, exact: bool = True) -> Problem:
+        """The problem; ``dtype``, ``batch_last`` and ``exact`` are as for `Problem`."""
+        siblings = self.around.siblings
+        return Problem(self.chain, dtype, batch_last, exact, self.epilogue, siblings)
+
+    def bytes_moved(self, dtype: str) -> int:
+        """Of all siblings' products x, y and the weights, and of all bias and residual, once each.
+
+        Args:
+            dtype: As of `Chain.bytes`.
+        """
+        products = self.around.siblings * self.chain.bytes(self.batch, dtype)
+        return products + self._added_bytes(dtype)
+
+    def flops(self) -> int:
+        """Of all siblings' products."""
+        return self.around.siblings * self.chain.flops(self.batch)
+
+    def floor_us(self, roofline: Roofline) -> float:
+        """The floors of all siblings' factors, and the time to read bias and residual."""
+        products = self.around.siblings * roofline.chain_floor_us(self.chain, self.batch)
+        return products + roofline.floor_us(self._added_bytes(roofline.dtype), 0)
+
+    def _added_bytes(self, dtype: str) -> int:
+        """Of bias and residual."""
+        problem = self.problem("float32" if dtype == "tf32" else dtype, batch_last=False)
+        after = problem.epilogue
+        added = after.bias * problem.product_features
+        added += after.residual * self.batch * problem.out_features
+        return int(added * ELEMENT_BYTES[problem.dtype])
+
+    def to_json(self) -> dict[str, Any]:
+        """The product as JSON values; `from_json` reads them."""
+        around = {} if self.around == ALONE else self.around.to_json()
+        return {"chain": str(self.chain), "batch": self.batch, **around}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Subject:
+        """The product that `to_json` wrote."""
+        around = Surroundings.from_json(value) if "siblings" in value else ALONE
+        return cls(Chain.parse(value["chain"]), value["batch"], around)
 
     @property
     def is_pattern(self) -> bool:
@@ -109,6 +176,7 @@ class BenchRequest:
         batches = _batches(options.batch) if options.batch is not None else (default,)
         checked_int(options.inductor_sample, "inductor_sample", "bench", minimum=0)
         checked_int(options.seed, "seed", "bench", minimum=0)
+        around = Surroundings.checked(options.epilogue, options.siblings, "bench")
         patterns, chains = tuple(options.patterns), tuple(options.chains)
         if not patterns and not chains:
             raise InvalidInputError(
@@ -126,7 +194,7 @@ class BenchRequest:
         is_random = all(word.startswith("random:") for word in patterns) and not chains
         rows = None if is_random and own is None else ",".join(map(str, batches))
         return cls(
-            subjects=tuple(dict.fromkeys(subjects)),
+            subjects=tuple(dict.fromkeys(replace(one, around=around) for one in subjects)),
             dtype=dtype,
             layout=options.layout,
             against=_ways(options.against),
@@ -135,7 +203,14 @@ class BenchRequest:
             inductor_sample=options.inductor_sample,
             seed=options.seed,
             every_way=options.every_way,
-            options=replace(options, patterns=patterns, chains=chains, dtype=dtype, batch=rows),
+            options=replace(
+                options,
+                patterns=patterns,
+                chains=chains,
+                epilogue=around.epilogue,
+                dtype=dtype,
+                batch=rows,
+            ),
         )
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 from ksopt.bench.request import INDUCTOR, PAPER, PRODUCT_ONLY, Subject
 from ksopt.measure.timing import Comparison, Measurement, compare
-from ksopt.patterns.chain import Chain
+from ksopt.patterns.surroundings import ALONE
 
 OURS = "ksopt"
 WRONG = "wrong: "
@@ -25,7 +25,7 @@ class Row:
         subject: The product.
         way: ``ksopt``, a baseline's name, or an ``inductor_`` one.
         layout: Of this way's input and result.
-        bytes_moved: By the product: x, y and the nonzero weights, once each.
+        bytes_moved: By the product: x, y and the nonzero weights, once each; see `Subject`.
         flops: Of the product.
         floor_us: The roofline's floor on the GPU that measured.
         latency: Time of a call; None where ``reason`` has the reason.
@@ -63,13 +63,13 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """The row as JSON values; `from_json` reads them."""
         value = asdict(self)
-        value["subject"] = {"chain": str(self.subject.chain), "batch": self.subject.batch}
+        value["subject"] = self.subject.to_json()
         return value
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Row:
         """The row that `to_json` wrote."""
-        subject = Subject(Chain.parse(value["subject"]["chain"]), value["subject"]["batch"])
+        subject = Subject.from_json(value["subject"])
         latency = None if value["latency"] is None else Measurement(**value["latency"])
         return cls(**(value | {"subject": subject, "latency": latency}))
 
@@ -162,7 +162,7 @@ def rows_csv(rows: Sequence[Row]) -> str:
         where = (row.subject.chain, row.subject.batch, row.way, row.layout)
         product = (row.bytes_moved, row.flops, row.floor_us, row.efficiency)
         lines.append((*where, *times, *product, row.reason, row.chosen, row.predicted_us))
-    return _csv(heads, lines)
+    return _csv(heads, lines, [row.subject for row in rows])
 
 
 def lines_csv(lines: Sequence[Line]) -> str:
@@ -189,7 +189,7 @@ def lines_csv(lines: Sequence[Line]) -> str:
                 *(_named(line.best_compiled), line.ratio(line.best_compiled), ours.reason),
             )
         )
-    return _csv(heads, [_flat(cells) for cells in cells_of_lines])
+    return _csv(heads, [_flat(cells) for cells in cells_of_lines], [one.subject for one in lines])
 
 
 def _named(row: Row | None, layout: bool = False) -> tuple[object, ...]:
@@ -202,7 +202,15 @@ def _flat(cells: Sequence[object]) -> list[object]:
     return [value for cell in cells for value in (cell if isinstance(cell, tuple) else (cell,))]
 
 
-def _csv(heads: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+def _csv(
+    heads: Sequence[str], lines: Sequence[Sequence[object]], subjects: Sequence[Subject]
+) -> str:
+    """The table; with two columns more if any product has an epilogue or siblings."""
+    if any(subject.around != ALONE for subject in subjects):
+        heads = (*heads, "epilogue", "siblings")
+        arounds = [subject.around for subject in subjects]
+        more = [(" ".join(around.epilogue), around.siblings) for around in arounds]
+        lines = [(*line, *cells) for line, cells in zip(lines, more, strict=True)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(heads)

@@ -123,9 +123,11 @@ def check_memory(request: BenchRequest) -> None:
     if torch.device(request.device).type != "cpu":
         return
     for one in request.subjects:
-        features = (one.chain.in_features, one.chain.out_features)
-        sizes = (features, one.chain.nnz, one.batch, request.dtype, request.device)
-        limits.check_product(*sizes, f"chain {one.chain}")
+        outputs = one.problem(request.torch_name, batch_last=False).out_features
+        features = (one.chain.in_features, outputs * (1 + one.epilogue.residual))
+        weights = one.around.siblings * one.chain.nnz
+        sizes = (features, weights, one.batch, request.dtype, request.device)
+        limits.check_product(*sizes, f"chain {one.layer}")
 
 
 def devices_of(device: str, workers: int) -> list[str]:

@@ -12,6 +12,7 @@ from ksopt.bench.rows import Line, Row
 from ksopt.errors import InvalidInputError
 from ksopt.measure.measurement import quantile
 from ksopt.patterns.chain import Pattern
+from ksopt.patterns.surroundings import ALONE, Surroundings
 from ksopt.report import tables
 
 # Upper ends of the classes of rho: rho of the paper's patterns runs from 0.002 to 0.042.
@@ -71,7 +72,14 @@ class Series:
         graphs = ", graphs" if self.identity["graph"] else ""
         batches = sorted({line.subject.batch for line in self.lines})
         shown = ", ".join(f"{batch:,}" for batch in batches)
-        return f"{self.identity['dtype']}, {self.identity['layout']}, batch {shown}{graphs}"
+        around = "".join(f", {one}" for one in self.surroundings)
+        where = f"{self.identity['dtype']}, {self.identity['layout']}"
+        return f"{where}, batch {shown}{graphs}{around}"
+
+    @property
+    def surroundings(self) -> list[Surroundings]:
+        """What is computed with the products, if anything is."""
+        return [one for one in {line.subject.around: 1 for line in self.lines} if one != ALONE]
 
     @property
     def is_complete(self) -> bool:
@@ -137,7 +145,7 @@ def _cells(line: Line) -> tuple[str, ...]:
     theirs = other.latency if other is not None else None
     ratio = line.ratio(other)
     return (
-        str(line.subject.chain),
+        line.subject.layer,
         f"{line.subject.batch:,}",
         f"{ours.floor_us:,.1f}",
         f"{took.median_us:,.1f}" if took else ours.reason,
@@ -161,7 +169,7 @@ def dense_table(lines: Sequence[Line]) -> tables.Table:
         theirs = dense.latency if dense else None
         rows.append(
             (
-                str(chain),
+                line.subject.layer,
                 f"{line.subject.batch:,}",
                 f"{100 * chain.nnz / (chain.in_features * chain.out_features):.1f} %",
                 f"{took.median_us:,.2f}" if took else line.ours.reason,

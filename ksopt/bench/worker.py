@@ -16,7 +16,6 @@ from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
 from ksopt.kernels.compile_ahead import Compilers
 from ksopt.measure.roofline import Roofline
-from ksopt.patterns.chain import Chain
 from ksopt.reference import is_batch_last
 from ksopt.system.user_code import import_plugins
 
@@ -44,7 +43,7 @@ def measure_with(
         KsoptError: a process failed.
     """
     options = asdict(request.options)
-    tasks = [{"chain": str(subject.chain), "batch": subject.batch} for subject in subjects]
+    tasks = [subject.to_json() for subject in subjects]
     for answer in pool.answers("ksopt.bench.worker", options, tasks, devices, is_over):
         if "roofline" in answer:
             yield Roofline(**answer["roofline"])
@@ -78,15 +77,12 @@ class KernelsRunner:
 
     def compile_ahead(self, tasks: Sequence[Task], compilers: Compilers) -> None:
         """Queue the kernels of tasks for compilation, in order."""
-        compile_for([_subject(task) for task in tasks], self._request, compilers)
+        compile_for([Subject.from_json(task) for task in tasks], self._request, compilers)
 
     def run(self, task: Task) -> dict[str, Any]:
         """The rows of a subject."""
-        return {"result": [row.to_json() for row in self._bench.measure(_subject(task))]}
-
-
-def _subject(task: Task) -> Subject:
-    return Subject(Chain.parse(task["chain"]), task["batch"])
+        subject = Subject.from_json(task)
+        return {"result": [row.to_json() for row in self._bench.measure(subject)]}
 
 
 if __name__ == "__main__":

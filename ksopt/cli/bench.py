@@ -23,6 +23,7 @@ examples:
   ksopt bench kernels --patterns sample:40 --dtype bfloat16 --against eager,inductor
   ksopt bench kernels --patterns paper --dtype float16 --timeout 600 --out fp16   # again: goes on
   ksopt bench kernels --chain "(1,64,64,64)*(64,64,64,1)" --batch 1,16,64 --graph
+  ksopt bench kernels --chain "(1,64,64,64)*(64,64,64,1)" --epilogue bias gelu   # a whole layer
   ksopt bench kernels --report fp16 fp32 --out both                   # one page, no GPU needed
 
 exit codes: 0 done, or the time was up; 1 a result of ksopt is wrong, or a device failed; 2 an

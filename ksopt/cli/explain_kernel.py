@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
-from ksopt.search.options import ACTIVATIONS, DTYPES, GATES, LAYOUTS
+from ksopt.patterns.surroundings import ACTIVATIONS, GATES
+from ksopt.search.options import DTYPES, LAYOUTS
 from ksopt.system.suggest import nearest
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch

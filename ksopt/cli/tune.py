@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, TextIO
 from ksopt import settings
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.patterns.surroundings import ALONE, Surroundings
 from ksopt.report import tables
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.options import DTYPES, LAYOUTS
 from ksopt.search.space.named_families import families
+from ksopt.system import option_fields
 from ksopt.system.suggest import nearest
 from ksopt.system.user_code import import_plugins
 
@@ -24,14 +26,18 @@ if TYPE_CHECKING:  # the parser is built for every command: it must not load tor
     import torch
 
     from ksopt.kernels.explain import ChoiceReport
+    from ksopt.kernels.problem import Problem
     from ksopt.tune import TuneRequest
 
 SUMMARY = "Measure ahead of time how to multiply on this device, and keep the choices on disk."
 EPILOG = """\
 what is tuned:
-  --pattern      single factors (a,b,c,d); --chain: the factors of chains
+  --pattern      single factors (a,b,c,d); --chain: chains and their factors
   --dims         the factors of the chains of the paper's families (Monarch, mirrored Monarch, low
                  rank) that a layer INxOUT and the budgets allow
+  --epilogue, --siblings
+                 layers: what is named above with a bias, an activation, a residual, or several on
+                 one input, and their factors; with --dims, the chains. A KSLinear has a bias
 
 Products of batches up to the next power of two share a choice. What is recorded is not measured
 again unless --again is given, so a command that was stopped goes on where it was.
@@ -39,6 +45,7 @@ again unless --again is given, so a command that was stopped goes on where it wa
 examples:
   ksopt tune --pattern "(4,64,64,16)" --batch 64 25088 --dtype float16 --device cuda
   ksopt tune --chain "(1,768,192,2)*(6,64,64,1)" --batch 8192 --dtype bfloat16 --backward
+  ksopt tune --chain "(1,768,192,2)*(6,64,64,1)" --batch 8192 --dtype bfloat16 --epilogue bias gelu
   ksopt tune --dims 768x3072 --budget 25%
   ksopt tune --show
 
@@ -55,6 +62,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     what = command.add_argument_group("what is tuned").add_argument
     what("--pattern", nargs="+", default=[], metavar="PATTERN", help="factors such as (4,64,64,16)")
     what("--chain", nargs="+", default=[], metavar="CHAIN", help="chains such as (..)*(..)")
+    for name in ("epilogue", "siblings"):
+        option_fields.add_argument(what, Surroundings, name)
     what("--dims", metavar="INxOUT", help="size of a linear layer, such as 768x3072")
     what(
         "--budget",
@@ -104,7 +113,8 @@ def run(args: argparse.Namespace) -> int:
         UnavailableError: the machine lacks a required library or device.
     """
     import_plugins(args.plugins, sys.stderr)
-    chains = _chains(args)  # reject invalid arguments before importing torch
+    around = Surroundings.checked(args.epilogue, args.siblings, "tune")
+    chains = _chains(args, around)  # reject invalid arguments before importing torch
     dtype, batch_last = _kind(args)
     if not chains and not args.show:
         raise InvalidInputError("tune: give --pattern, --chain or --dims, or --show")
@@ -112,14 +122,18 @@ def run(args: argparse.Namespace) -> int:
 
     device = devices.resolve(args.device)
     if args.show:
-        reports = _recorded(args, chains, device)
+        reports = _recorded(args, chains, around, device)
     else:
-        from ksopt.kernels.problem import Problem
+        from ksopt.kernels.problem import Epilogue, Problem
         from ksopt.tune import TuneRequest
 
+        behind = Epilogue.of_names(around.epilogue)
         batches = args.batch or [256 if device.type == "cpu" else 8192]
         request = TuneRequest(
-            tuple(Problem(chain, dtype, batch_last, exact=not args.tf32) for chain in chains),
+            tuple(
+                Problem(chain, dtype, batch_last, not args.tf32, behind, around.siblings)
+                for chain in chains
+            ),
             tuple(batches),
             device,
             args.backward,
@@ -134,15 +148,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chains(args: argparse.Namespace) -> list[Chain]:
-    """The chains that the arguments name; --pattern and --dims name factors, chains of one."""
-    factors = [Pattern.parse(text) for text in args.pattern]
+def _chains(args: argparse.Namespace, around: Surroundings) -> list[Chain]:
+    """The chains that the arguments name; --pattern and --dims name factors, chains of one.
+
+    With surroundings --dims names chains: a layer's epilogue is not that of its factors.
+    """
+    factors = [Chain((Pattern.parse(text),)) for text in args.pattern]
     chains = [Chain.parse(text) for text in args.chain]
-    named: list[Pattern] = []
+    named: list[Chain] = []
     if args.dims is not None:
         # With any rank: both low rank and Monarch are worth recording.
         request = LayerRequest(args.dims, budgets=tuple(args.budget), min_rank=1)
-        named = [pattern for _, chain in families(request) for pattern in chain]
+        named = [chain for _, chain in families(request)]
         if not named:
             most = request.steps[-1]
             raise InvalidInputError(
@@ -151,8 +168,9 @@ def _chains(args: argparse.Namespace) -> list[Chain]:
             )
     elif args.budget:
         raise InvalidInputError("tune: --budget needs --dims, the layer that it is a share of")
-    first, last = ([Chain((pattern,)) for pattern in of] for of in (factors, named))
-    return list(dict.fromkeys([*first, *chains, *last]))
+    if around == ALONE:
+        named = [Chain((pattern,)) for chain in named for pattern in chain]
+    return list(dict.fromkeys([*factors, *chains, *named]))
 
 
 def _kind(args: argparse.Namespace) -> tuple[str, bool]:
@@ -170,9 +188,9 @@ def _kind(args: argparse.Namespace) -> tuple[str, bool]:
 
 
 def _recorded(
-    args: argparse.Namespace, chains: Sequence[Chain], device: torch.device
+    args: argparse.Namespace, chains: Sequence[Chain], around: Surroundings, device: torch.device
 ) -> list[ChoiceReport]:
-    """The choices on disk for the device, restricted to the named factors and batches."""
+    """The choices on disk for the device, restricted to the named factors, layers and batches."""
     from ksopt.kernels.explain import from_record
     from ksopt.kernels.problem import bits_of
     from ksopt.tune import all_recorded
@@ -184,7 +202,12 @@ def _recorded(
         for record in all_recorded(device)
         if (not patterns or {*itertools.chain(*record.key.problem.chains)} <= patterns)
         and (not bits or record.key.bits in bits)
+        and around in (ALONE, _around(record.key.problem))
     ]
+
+
+def _around(problem: Problem) -> Surroundings:
+    return Surroundings(problem.epilogue.names, problem.siblings)
 
 
 def _tuned(request: TuneRequest, stream: TextIO, quiet: bool) -> list[ChoiceReport]:
@@ -198,7 +221,8 @@ def _tuned(request: TuneRequest, stream: TextIO, quiet: bool) -> list[ChoiceRepo
             file=stream,
         )
     reports = []
-    with _progress(stream, len(request.products()), quiet) as tell:
+    total = len(request.products()) + len(request.wholes())
+    with _progress(stream, total, quiet) as tell:
         for report in tune(request):
             reports.append(report)
             tell(f"{report.key}: {report.way}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -48,6 +49,18 @@ class Epilogue:
 
     def __post_init__(self) -> None:
         check_activation(self.activation, siblings=2)  # the problem knows how many there are
+
+    @classmethod
+    def of_names(cls, names: Sequence[str]) -> Epilogue:
+        """The epilogue of such ``names``.
+
+        Example:
+            >>> Epilogue.of_names(("bias", "gelu"))
+            Epilogue(bias=True, activation='gelu', residual=False)
+        """
+        steps = [name for name in names if name not in ("bias", "residual")]
+        activation = cast(Activation | Gate, steps[0] if steps else "none")
+        return cls("bias" in names, activation, "residual" in names)
 
     @property
     def is_gated(self) -> bool:

@@ -187,6 +187,11 @@ class Around:
     ahead: Ahead | None = None
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing but the product."""
+        return self.steps == 0 and self.siblings == 1 and self.ahead is None
+
+    @property
     def steps(self) -> int:
         """The number of operations beside the products, each of which may round."""
         several = [self.bias is not None, self.activation != "none", self.residual is not None]
@@ -196,7 +201,8 @@ class Around:
         return sum(several)
 
 
-_NOTHING = Around()
+NOTHING_AROUND = Around()
+"""A chain's product alone."""
 
 
 class AccuracyCheck:
@@ -224,7 +230,7 @@ class AccuracyCheck:
         layout: str,
         rounded_once: bool = False,
         product: PlainProduct | None = None,
-        around: Around = _NOTHING,
+        around: Around = NOTHING_AROUND,
     ) -> None:
         self._x = x
         self._last = is_batch_last(layout)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from ksopt.patterns.size import Dims
+from ksopt.patterns.surroundings import Surroundings
 from ksopt.report import document, tables
 from ksopt.report.document import Fact, Section
 from ksopt.report.tables import Table
@@ -20,7 +21,6 @@ from ksopt.search.report.glossary import glossary
 from ksopt.search.report.overview import Series, overview_plot
 from ksopt.search.report.plots import figure
 from ksopt.search.results import Finalist, SearchResult
-from ksopt.search.surroundings import Surroundings
 
 SCHEMA = "ksopt.comparison/1"
 _TITLE = "Searches compared"

@@ -7,6 +7,7 @@ from functools import partial
 
 from ksopt.measure import energy
 from ksopt.operators.registry import KRONECKER
+from ksopt.patterns.surroundings import in_words
 from ksopt.report import tables
 from ksopt.report.document import Section
 from ksopt.search import diagnostics
@@ -17,7 +18,6 @@ from ksopt.search.report.plots import beyond, figure, scatter
 from ksopt.search.report.sections import section
 from ksopt.search.results import LayerResult
 from ksopt.search.samplers import factor_times
-from ksopt.search.surroundings import in_words
 
 
 @section(order=80)

@@ -7,10 +7,10 @@ import math
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.size import Dims
+from ksopt.patterns.surroundings import in_words
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.request import SearchRequest
 from ksopt.search.results import ChainFacts
-from ksopt.search.surroundings import in_words
 
 _TRAINING = (
     "All times are of a training step: the product, and the gradients of its input and weights."

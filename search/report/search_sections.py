@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ksopt.patterns.chain import Chain
+from ksopt.patterns.surroundings import ACTIVATIONS
 from ksopt.report import tables
 from ksopt.report.document import Figure, Section
-from ksopt.search.options import ACTIVATIONS
 from ksopt.search.plan import effect_of, plan_of
 from ksopt.search.recommend import least_speedup
 from ksopt.search.report import headline, phrases, plan_tables, result_tables

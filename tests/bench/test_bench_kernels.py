@@ -23,9 +23,12 @@ from ksopt.bench.request import EAGER, BenchRequest, Subject
 from ksopt.bench.rows import OURS, Line, Row
 from ksopt.cli import main
 from ksopt.errors import InvalidInputError, KsoptError
+from ksopt.measure.accuracy import Around
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
+from ksopt.patterns.surroundings import Surroundings
+from ksopt.reference import chain_to_dense
 from ksopt.system.worker_process import WorkerProcess
 
 TINY = ["(2,8,4,3)", "(1,4,4,1)", "(3,2,4,2)", "(1,4,8,8)"]
@@ -114,6 +117,63 @@ def test_floor_bytes_and_flops_are_the_products(tmp_path: Path) -> None:
     assert float(row["floor_us"]) == pytest.approx(
         1e6 * max(int(row["bytes"]) / 1e10, int(row["flops"]) / 1e11)
     )
+
+
+LAYERS = [
+    (("gelu", "bias", "residual"), 1, "batch_first"),
+    (("bias",), 3, "batch_last"),
+    (("silu_gate", "bias"), 2, "batch_first"),
+]
+
+
+@pytest.mark.parametrize(("epilogue", "siblings", "layout"), LAYERS)
+def test_a_layer_is_measured_whole(
+    epilogue: tuple[str, ...], siblings: int, layout: str, tmp_path: Path
+) -> None:
+    chain, around = Chain.parse("(1,8,4,4)*(4,4,8,1)"), Surroundings.checked(epilogue, siblings, "")
+    words = ["--chain", str(chain), "--layout", layout, "--against", "bmm,dense"]
+    layer = ["--epilogue", *epilogue, "--siblings", str(siblings)]
+    assert run(tmp_path, *words, *layer, patterns=["(2,8,4,3)"]) == 0
+    rows = rows_of(tmp_path)
+    assert len(rows) == 2 * (1 + 2 * 2)
+    for row in rows:
+        assert row["median_us"], row["reason"]  # right against float64 of the whole layer
+        assert row["epilogue"] == " ".join(around.epilogue)
+        assert row["siblings"] == str(siblings)
+        if row["chain"] == str(chain):
+            added = 4 * ("bias" in epilogue) * siblings * chain.out_features
+            added += 4 * ("residual" in epilogue) * 16 * chain.out_features
+            assert int(row["bytes"]) == siblings * chain.bytes(16, "float32") + added
+            assert int(row["flops"]) == siblings * chain.flops(16)
+    before = (tmp_path / "rows.jsonl").read_bytes()
+    assert run(tmp_path, *words, *layer, patterns=["(2,8,4,3)"]) == 0  # nothing is left to measure
+    assert (tmp_path / "rows.jsonl").read_bytes() == before
+    assert run(tmp_path, *words, patterns=["(2,8,4,3)"]) == 2  # other products
+    page = (tmp_path / "bench.md").read_text("utf-8")
+    assert str(around) in page
+    assert "float64 of the whole layer" in page
+
+
+@pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
+@pytest.mark.parametrize("name", [OURS, "bmm", "dense", "inductor_bmm", "inductor_einsum"])
+def test_a_way_with_what_follows_it_is_the_layer(
+    name: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    chain = Chain.parse("(1,8,4,4)*(4,4,8,1)")
+    weights = [torch.randn(p.weight_shape) / p.c**0.5 for p in [*chain] * 2]
+    last = layout == "batch_last"
+    x, residual = torch.randn(6, chain.in_features), torch.randn(6, chain.out_features)
+    bias = torch.randn(2 * chain.out_features)
+    dense = torch.cat([chain_to_dense(weights[:2]), chain_to_dense(weights[2:])])
+    first, second = (x @ dense.T + bias).chunk(2, -1)
+    expected = torch.nn.functional.silu(first) * second + residual
+    if last:
+        x, residual, expected = (one.T.contiguous() for one in (x, residual, expected))
+    around = Around(bias, "silu_gate", residual, 2)
+    with torch.no_grad():
+        result = implementations.bind(name, weights, layout, around)(x)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
 def break_einsum(monkeypatch: pytest.MonkeyPatch, by: object) -> None:
@@ -286,8 +346,8 @@ def test_a_way_that_is_far_behind_is_checked_and_timed_by_two_calls(
     calls = 0
     real = implementations.bind
 
-    def bind(name: str, weights: Any, layout: str) -> implementations.Way:
-        way = real(name, weights, layout)
+    def bind(name: str, weights: Any, layout: str, around: Around) -> implementations.Way:
+        way = real(name, weights, layout, around)
 
         def slow(x: torch.Tensor) -> torch.Tensor:
             nonlocal calls
@@ -496,6 +556,9 @@ MISUSE = {
     "no rows": ["--patterns", "paper", "--batch", "1,"],
     "a dtype": ["--patterns", "paper", "--dtype", "int8"],
     "a layout": ["--patterns", "paper", "--layout", "sideways"],
+    "an epilogue": ["--patterns", "paper", "--epilogue", "gelu", "relu"],
+    "a gate": ["--patterns", "paper", "--epilogue", "silu_gate"],
+    "siblings": ["--patterns", "paper", "--siblings", "5"],
     "a device": ["--patterns", "paper", "--device", "toaster"],
     "graphs": ["--patterns", "paper", "--device", "cpu", "--graph"],
     "workers": ["--patterns", "paper", "--device", "cpu", "--workers", "0"],
@@ -533,7 +596,13 @@ def test_patterns_come_from_files_samples_and_words(tmp_path: Path) -> None:
 
 def test_a_worker_makes_the_same_request() -> None:
     bench_request = request(
-        chains=["(1,8,4,4)*(4,4,8,1)"], batch="1,2", inductor_sample=3, seed=5, plugins=["mine"]
+        chains=["(1,8,4,4)*(4,4,8,1)"],
+        batch="1,2",
+        inductor_sample=3,
+        seed=5,
+        plugins=["mine"],
+        epilogue=["gelu", "bias"],
+        siblings=3,
     )
     sent = json.loads(json.dumps(dataclasses.asdict(bench_request.options)))
     assert BenchRequest.of(BenchOptions(**sent)) == bench_request

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from ksopt import KSLinear
 from ksopt import tune as tuning
 from ksopt.cli.main import main
 from ksopt.kernels import tuning_cache, weight_cache
@@ -96,6 +97,26 @@ def test_chains_dims_and_the_backward_pass(capsys):
     assert len(named) == len(set(named)) > 2
 
 
+def test_a_layer_takes_the_factors_that_were_tuned_with_its_epilogue(capsys):
+    words = ["--chain", "(1,24,4,2)*(2,4,6,1)", "--batch", "8", "--epilogue", "bias"]
+    assert tune(*words, "--json", *QUICK) == 0
+    ways = [choice["way"] for choice in json.loads(capsys.readouterr().out)["choices"]]
+    cpu.forget()
+    layer = KSLinear(12, 48, "(1,24,4,2)*(2,4,6,1)")
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "raced", None)  # no product is timed again
+        layer(torch.randn(8, 12))
+    assert sorted(cpu.chosen().values()) == sorted(ways)
+
+
+def test_the_dims_of_a_layer_with_an_epilogue_name_chains(capsys):
+    words = ["--dims", "16x16", "--budget", "75%", "--batch", "4", "--json", *QUICK]
+    assert tune(*words) == 0
+    alone = json.loads(capsys.readouterr().out)["choices"]
+    assert tune(*words, "--epilogue", "bias", "--siblings", "3") == 0
+    assert len(json.loads(capsys.readouterr().out)["choices"]) == len(alone)  # no whole on a CPU
+
+
 def test_the_tuned_choice_is_what_a_product_takes():
     pattern = Pattern(2, 8, 8, 2)
     problem = Problem.of_factor(pattern, "float32", batch_last=False)
@@ -117,6 +138,9 @@ def test_the_tuned_choice_is_what_a_product_takes():
         (["--dims", "12x8", "--budget", "1"], "no chain of the named families"),
         (["--budget", "25%"], "--budget needs --dims"),
         (["--pattern", "(1,2,2,2)", "--batch", "0"], "batch must be at least 1"),
+        (["--pattern", "(1,2,2,2)", "--epilogue", "bais"], "did you mean 'bias'?"),
+        (["--pattern", "(1,2,2,2)", "--epilogue", "relu_gate"], "siblings is 1: it must be 2"),
+        (["--pattern", "(1,2,2,2)", "--siblings", "9"], "at most 4 layers share an input"),
         (["--pattern", "(1,2,2,2)", "--dtype", "int8"], "dtype 'int8' is unknown"),
         (["--pattern", "(1,2,2,2)", "--layout", "last"], "layout 'last' is unknown"),
         (["--pattern", "(1,2,2,2)", "--seconds", "0"], "give more than 0"),

@@ -9,6 +9,8 @@ from toy_chains import registered
 import ksopt
 from ksopt import KSLinear, ks_linear, ops
 from ksopt.cli import main
+from ksopt.kernels import plan_autotuner, plan_race
+from ksopt.kernels.backends import cpu
 from ksopt.kernels.planner import plan_of
 from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.patterns.chain import Chain
@@ -175,6 +177,34 @@ def test_a_chain_is_tuned_after_its_factors(toy, capsys, monkeypatch):
     assert main.main(words) == 0
     out = capsys.readouterr().out
     assert str(CHAIN) in out
+
+
+def test_a_layer_finds_the_plan_that_the_command_line_tuned(toy, layer, capsys, monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "measure")
+    words = ["tune", "--batch", "8", "--device", "cpu", "--seconds", "0.01", "--json"]
+    words += ["--chain", str(CHAIN), "--epilogue", "gelu", "bias"]
+    assert main.main(words) == 0
+    whole = json.loads(capsys.readouterr().out)["choices"][-1]
+    assert whole["key"]["epilogue"] == {"bias": True, "activation": "gelu", "residual": False}
+    assert main.main([*words, "--show"]) == 0
+    (recorded,) = json.loads(capsys.readouterr().out)["choices"]
+    assert recorded["key"] == whole["key"]
+    assert main.main([*words[:-2], "bias", "--siblings", "3"]) == 0
+    assert json.loads(capsys.readouterr().out)["choices"][-1]["key"]["siblings"] == 3
+    plan_autotuner.forget()  # as in another process
+    cpu.forget()
+    toy.launches.clear()
+
+    def race(*_):
+        raise AssertionError("what was tuned is timed again")
+
+    monkeypatch.setattr(plan_race, "race", race)
+    x = torch.randn(8, CHAIN.in_features)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), expected(layer, x))
+    problem = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "gelu"))
+    assert toy.launches in ([], [problem])  # whichever plan was faster: it launches once or never
+    assert ("toy_chain" == whole["way"]) == bool(toy.launches)
 
 
 def test_a_search_measures_the_plan(toy):
