@@ -16,7 +16,7 @@ from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import ChoiceReport, from_record
 from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import Problem
-from ksopt.kernels.tuning_cache import Record
+from ksopt.kernels.tuning_cache import Kind, Record
 from ksopt.patterns.validate import checked_int
 from ksopt.system import limits
 
@@ -143,13 +143,13 @@ def recorded(request: TuneRequest, problem: Problem, batch: int) -> Record | Non
     return tuning_cache.load(backend.fingerprint(request.device), backend.key(problem, batch))
 
 
-def all_recorded(device: torch.device) -> list[Record]:
-    """The records on disk for a device.
+def all_recorded(device: torch.device, kind: type[Kind]) -> list[Kind]:
+    """The records of a kind on disk for a device.
 
     Raises:
         UnavailableError: the CUDA driver's bindings are missing.
     """
-    return tuning_cache.load_all(backend_of(device.type).fingerprint(device))
+    return tuning_cache.load_all(backend_of(device.type).fingerprint(device), kind)
 
 
 def _measured(request: TuneRequest, problem: Problem, batch: int) -> Record | None:

@@ -28,7 +28,7 @@ import chain_weight_gradients
 from ksopt.bench import paper_patterns
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import weight_gradients
-from ksopt.kernels.families import weight_grad
+from ksopt.kernels.families import pytorch_cost, weight_grad
 from ksopt.kernels.families.weight_grad import Launch, WeightGradient
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timing
@@ -197,7 +197,7 @@ def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | N
             ways[name] = partial(kernel, grad, x)
             errors[name] = _error(kernel(grad, x)[0], truth)
             predicted[name] = launch.predicted_us(p, options.rows, spec)
-    predicted["apart"] = weight_gradients.pytorch_us(p, options.rows)
+    predicted["apart"] = pytorch_cost.weight_gradient_us(p, options.rows)
     times = timing.measure(ways, options.device, max_seconds=0.25, precision=0.02)
     floor = 2 * options.rows * (p.in_features + p.out_features) / (MEMORY_TBS * 1e6)
     words = [f"{p}: memory alone {floor:.1f} us"]

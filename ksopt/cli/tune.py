@@ -8,7 +8,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ksopt import settings
 from ksopt.errors import InvalidInputError
@@ -25,8 +25,9 @@ from ksopt.system.user_code import import_plugins
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
     import torch
 
+    from ksopt.compile.lowering.site_times import SiteRecord
     from ksopt.kernels.explain import ChoiceReport
-    from ksopt.kernels.problem import Problem
+    from ksopt.kernels.problem import Problem, ProblemKey
     from ksopt.tune import TuneRequest
 
 SUMMARY = "Measure ahead of time how to multiply on this device, and keep the choices on disk."
@@ -121,8 +122,9 @@ def run(args: argparse.Namespace) -> int:
     from ksopt.measure import device as devices
 
     device = devices.resolve(args.device)
+    sites = None
     if args.show:
-        reports = _recorded(args, chains, around, device)
+        reports, sites = _recorded(args, chains, around, device)
     else:
         from ksopt.kernels.problem import Epilogue, Problem
         from ksopt.tune import TuneRequest
@@ -142,9 +144,9 @@ def run(args: argparse.Namespace) -> int:
         )
         reports = _tuned(request, sys.stderr, quiet=args.json or args.quiet)
     if args.json:
-        _print_json(device, reports)
+        _print_json(device, reports, sites)
     else:
-        _print(device, reports, sys.stdout)
+        _print(device, reports, sites or [], sys.stdout)
     return 0
 
 
@@ -189,21 +191,25 @@ def _kind(args: argparse.Namespace) -> tuple[str, bool]:
 
 def _recorded(
     args: argparse.Namespace, chains: Sequence[Chain], around: Surroundings, device: torch.device
-) -> list[ChoiceReport]:
-    """The choices on disk for the device, restricted to the named factors, layers and batches."""
+) -> tuple[list[ChoiceReport], list[SiteRecord]]:
+    """The choices and sites on disk, restricted to the named factors, layers and batches."""
+    from ksopt.compile.lowering.site_times import SiteRecord
     from ksopt.kernels.explain import from_record
     from ksopt.kernels.problem import bits_of
+    from ksopt.kernels.tuning_cache import Record
     from ksopt.tune import all_recorded
 
     patterns = {*itertools.chain(*chains)}
     bits = {bits_of(batch) for batch in args.batch or []}
-    return [
-        from_record(record, "recorded")
-        for record in all_recorded(device)
-        if (not patterns or {*itertools.chain(*record.key.problem.chains)} <= patterns)
-        and (not bits or record.key.bits in bits)
-        and around in (ALONE, _around(record.key.problem))
-    ]
+
+    def is_named(key: ProblemKey) -> bool:
+        its = {*itertools.chain(*key.problem.chains)}
+        is_layer = around in (ALONE, _around(key.problem))
+        return is_layer and (not patterns or its <= patterns) and (not bits or key.bits in bits)
+
+    choices = [one for one in all_recorded(device, Record) if is_named(one.key)]
+    sites = [one for one in all_recorded(device, SiteRecord) if is_named(one.key.product)]
+    return [from_record(one, "recorded") for one in choices], sites
 
 
 def _around(problem: Problem) -> Surroundings:
@@ -245,22 +251,31 @@ def _progress(stream: TextIO, total: int, quiet: bool) -> Iterator[Callable[[str
             yield lambda text: bar.update(task, advance=1, description=text)
 
 
-def _print_json(device: torch.device, reports: Sequence[ChoiceReport]) -> None:
+def _print_json(
+    device: torch.device, reports: Sequence[ChoiceReport], sites: Sequence[SiteRecord] | None
+) -> None:
     from ksopt.kernels import tuning_cache
     from ksopt.kernels.backends.base import backend_of
 
     machine = backend_of(device.type).fingerprint(device)
-    document = {
+    document: dict[str, Any] = {
         "schema": _SCHEMA,
         "device": str(device),
         "machine": machine,
         "folder": str(tuning_cache.folder_of(machine)),
         "choices": [report.to_json() for report in reports],
     }
+    if sites is not None:
+        document["sites"] = [site.to_json() for site in sites]
     print(json.dumps(document, indent=2))
 
 
-def _print(device: torch.device, reports: Sequence[ChoiceReport], stream: TextIO) -> None:
+def _print(
+    device: torch.device,
+    reports: Sequence[ChoiceReport],
+    sites: Sequence[SiteRecord],
+    stream: TextIO,
+) -> None:
     from ksopt.kernels import tuning_cache
     from ksopt.kernels.backends.base import backend_of
     from ksopt.tune import summary
@@ -270,6 +285,9 @@ def _print(device: torch.device, reports: Sequence[ChoiceReport], stream: TextIO
         print(file=stream)
         for report in reports:
             print(f"{report.key}: {report.reason}.", file=stream)
+        print(file=stream)
+    if sites:
+        tables.write(sites_table(sites), stream)
         print(file=stream)
     print(summary(reports), file=stream)
     print(
@@ -287,7 +305,7 @@ def table(reports: Sequence[ChoiceReport]) -> tables.Table:
         rows.append(
             [
                 _layer_words(report),
-                _kind_words(report),
+                _kind_words(report.key),
                 str(report.batch),
                 report.way,
                 "" if report.predicted_us is None else f"{report.predicted_us:,.1f}",
@@ -315,8 +333,25 @@ def _layer_words(report: ChoiceReport) -> str:
     return " ".join(words)
 
 
-def _kind_words(report: ChoiceReport) -> str:
-    problem = report.key.problem
-    words = [problem.dtype if problem.exact else "tf32"]
-    words.append("batch_last" if problem.batch_last else "batch_first")
-    return " ".join([*words, *([] if report.key.rows == "aligned" else ["unaligned"])])
+def _kind_words(key: ProblemKey) -> str:
+    problem = key.problem
+    words = [problem.dtype if problem.exact else "tf32", problem.layout]
+    return " ".join([*words, *([] if key.rows == "aligned" else ["unaligned"])])
+
+
+def sites_table(sites: Sequence[SiteRecord]) -> tables.Table:
+    """The sites that the compiler has timed, and its choices; times in microseconds."""
+    rows = [
+        [
+            str(site.key.product.problem.chain),
+            _kind_words(site.key.product),
+            " ".join(site.key.conditions),
+            str(site.batch),
+            f"{site.times.ksopt_us:,.1f}",
+            f"{site.times.unfused_us:,.1f}",
+            "lowered" if site.times.lower else "kept",
+        ]
+        for site in sites
+    ]
+    columns = ("site", "product", "conditions", ">batch", ">ksopt us", ">Inductor us", "choice")
+    return tables.of(list(columns), rows)

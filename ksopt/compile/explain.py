@@ -16,7 +16,7 @@ from torch import fx, nn
 from ksopt import settings
 from ksopt.compile.end_to_end import EndToEnd, measured, restored
 from ksopt.compile.graph_breaks import GraphBreak, graph_breaks
-from ksopt.compile.lowering.benchmark import Times
+from ksopt.compile.lowering.site_times import Times
 from ksopt.compile.sites import Report, Site, Verdict
 from ksopt.errors import KsoptError
 from ksopt.report import document, tables

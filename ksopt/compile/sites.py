@@ -20,7 +20,7 @@ import ksopt as package
 from ksopt.patterns.chain import Chain
 
 if TYPE_CHECKING:
-    from ksopt.compile.lowering.benchmark import Times
+    from ksopt.compile.lowering.site_times import Times
 
 _LIBRARY_PATHS = (
     str(Path(torch.__file__).parent),

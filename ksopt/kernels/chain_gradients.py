@@ -16,6 +16,7 @@ from ksopt.kernels import weight_gradients
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families import chain_grads_wgmma16 as kernels
 from ksopt.kernels.families.chain_grads_launcher import ChainGradients, Gradients
+from ksopt.kernels.families.pytorch_cost import bias_gradient_us
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
@@ -124,7 +125,7 @@ def by_factors_us(
     left, _ = chain
     total = sum(weight_gradients.predicted_us(p, dtype, rows, spec) for p in chain)
     if with_bias and not weight_gradients.is_faster(left, dtype, rows, spec):
-        total += weight_gradients.bias_us(left.out_features, rows)
+        total += bias_gradient_us(left.out_features, rows)
     return total
 
 

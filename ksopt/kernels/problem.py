@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast, get_args
@@ -26,6 +27,8 @@ SIXTEEN_BIT = ("float16", "bfloat16")
 
 FEW_ROWS = 128
 """Products of at most this many rows are timed in series: see measure/interleaved.py."""
+
+_LONGEST_CHAIN = 120  # letters of a file's name, of all layers; most systems allow 255 for it
 
 Rows = Literal["aligned", "unaligned", "scattered"]
 """The layout of the rows of x and y (batch_last: of features). "aligned": all rows begin at
@@ -335,6 +338,19 @@ class ProblemKey:
         """The most rows that have the same key."""
         return int(2**self.bits)
 
+    @property
+    def file_name(self) -> str:
+        """The readable name of its file in the tuning cache, without its ending."""
+        problem = self.problem
+        siblings = (f"{problem.siblings}x",) if problem.siblings > 1 else ()
+        kind = problem.dtype if problem.exact else "tf32"
+        most = _LONGEST_CHAIN // len(problem.chains)
+        layers = (_name_of(problem.chain, most), *siblings, *problem.epilogue.names)
+        if problem.second is not None:
+            second = problem.second
+            layers += ("then", _name_of(second.chain, most), *second.epilogue.names)
+        return "-".join((*layers, kind, problem.layout, self.rows, str(self.largest_batch)))
+
     def to_json(self) -> dict[str, Any]:
         """The key as plain values; ``pattern`` is the text of the chain, or of its only factor."""
         p = self.problem
@@ -382,6 +398,13 @@ class ProblemKey:
     def __str__(self) -> str:
         words = [str(self.problem), *([] if self.rows == "aligned" else [self.rows])]
         return f"{' '.join(words)} batch<={self.largest_batch}"
+
+
+def _name_of(chain: Chain, longest: int) -> str:
+    name = ".".join(str(pattern).strip("()").replace(",", "_") for pattern in chain)
+    if len(name) > longest:
+        name = hashlib.sha256(name.encode()).hexdigest()[:32]
+    return name
 
 
 def is_exact(dtype: str, exact: bool | None = None) -> bool:

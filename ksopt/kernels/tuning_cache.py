@@ -1,4 +1,4 @@
-"""Measured choices on disk: one small file for each problem's key, private to the user.
+"""Measurements on disk, of choices and of sites: one small file a key, private to the user.
 
 Layout: ``<cache>/<ksopt version>/choices/<digest of the fingerprint>/<key>.json``. The fingerprint
 is the device, its driver, the versions of torch and CUDA, and a digest of ksopt's kernels and of
@@ -21,12 +21,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, overload
 
 from ksopt.jit import cache, source_digest
 from ksopt.kernels.problem import ProblemKey
 from ksopt.measure.interleaved import EntryResult
-from ksopt.patterns.chain import Chain
 from ksopt.system import locks, temporary_files
 
 Fingerprint = dict[str, str]
@@ -37,9 +36,44 @@ WeightMode = Literal["any", "cached", "repacked", "stored"]
 
 "stored" is as "cached", but only for forms of a module's parameters: see merged.py."""
 
-_SCHEMA = 4
+_SCHEMA = 5
 _LONGEST_WAIT_S = 60.0
-_LONGEST_CHAIN = 120  # letters of a file's name, of all layers; most systems allow 255 for it
+
+
+class Key(Protocol):
+    """What a record is for."""
+
+    @property
+    def file_name(self) -> str:
+        """The readable name of its file, without its ending; of no other key."""
+
+
+class Stored(Protocol):
+    """A kind of record: a choice (`Record`), or a decision of the compiler on a site.
+
+    Attributes:
+        kind: its name in files.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def key(self) -> Key:
+        """What it is for."""
+
+    @staticmethod
+    def depends_on() -> Fingerprint:
+        """The facts that records of this kind depend on beside the fingerprint."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as plain values."""
+
+    @classmethod
+    def from_json(cls, values: Any) -> Self:
+        """The record whose `to_json` gave ``values``, among others."""
+
+
+Kind = TypeVar("Kind", bound=Stored)
 
 
 @dataclass(frozen=True)
@@ -109,6 +143,7 @@ class Record:
     cached: int
     repacked: int
     stored: int | None = None
+    kind: ClassVar[str] = "choice"
 
     def __post_init__(self) -> None:
         if not all(0 <= index < len(self.timed) for index in self.indices):
@@ -124,6 +159,11 @@ class Record:
         if changing:
             return self.timed[self.repacked]
         return self.timed[self.cached if self.stored is None else self.stored]
+
+    @staticmethod
+    def depends_on() -> Fingerprint:
+        """Nothing beside the fingerprint of the device and the kernels."""
+        return {}
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain values."""
@@ -180,47 +220,39 @@ def folder_of(fingerprint: Fingerprint) -> Path:
     return cache.store_root() / "choices" / digest
 
 
-def path_of(fingerprint: Fingerprint, key: ProblemKey) -> Path:
+def path_of(fingerprint: Fingerprint, key: Key) -> Path:
     """The file of a key; its name is readable, but its content decides."""
-    problem = key.problem
-    siblings = (f"{problem.siblings}x",) if problem.siblings > 1 else ()
-    precision = problem.dtype if problem.exact else "tf32"
-    most = _LONGEST_CHAIN // len(problem.chains)
-    layers = (_name_of(problem.chain, most), *siblings, *problem.epilogue.names)
-    if problem.second is not None:
-        second = problem.second
-        layers += ("then", _name_of(second.chain, most), *second.epilogue.names)
-    what = (*layers, precision, problem.layout)
-    return folder_of(fingerprint) / f"{'-'.join((*what, key.rows, str(key.largest_batch)))}.json"
+    return folder_of(fingerprint) / f"{key.file_name}.json"
 
 
-def _name_of(chain: Chain, longest: int) -> str:
-    name = ".".join(str(pattern).strip("()").replace(",", "_") for pattern in chain)
-    if len(name) > longest:
-        name = hashlib.sha256(name.encode()).hexdigest()[:32]
-    return name
-
-
-def load(fingerprint: Fingerprint, key: ProblemKey) -> Record | None:
+@overload
+def load(fingerprint: Fingerprint, key: ProblemKey) -> Record | None: ...
+@overload
+def load(fingerprint: Fingerprint, key: Key, kind: type[Kind]) -> Kind | None: ...
+def load(fingerprint: Fingerprint, key: Key, kind: type[Any] = Record) -> Any:
     """The record of a key; None if there is none that can be used."""
-    record = _read(path_of(fingerprint, key), fingerprint)
+    record = _read(path_of(fingerprint, key), fingerprint, kind)
     return record if record is not None and record.key == key else None
 
 
-def load_all(fingerprint: Fingerprint) -> list[Record]:
-    """All records for a fingerprint, in order of the keys' names."""
+@overload
+def load_all(fingerprint: Fingerprint) -> list[Record]: ...
+@overload
+def load_all(fingerprint: Fingerprint, kind: type[Kind]) -> list[Kind]: ...
+def load_all(fingerprint: Fingerprint, kind: type[Any] = Record) -> list[Any]:
+    """All records of a kind for a fingerprint, in order of the keys' names."""
     try:
         files = sorted(folder_of(fingerprint).glob("*.json"))
     except OSError:
         return []
-    records = (_read(file, fingerprint) for file in files)
+    records = (_read(file, fingerprint, kind) for file in files)
     return [record for record in records if record is not None]
 
 
-def save(fingerprint: Fingerprint, record: Record) -> bool:
+def save(fingerprint: Fingerprint, record: Stored) -> bool:
     """Write a record atomically; whether it was possible. Never raises for the disk."""
     path = path_of(fingerprint, record.key)
-    values = {"schema": _SCHEMA, "fingerprint": fingerprint, **record.to_json()}
+    values = _header(fingerprint, type(record)) | record.to_json()
     try:
         cache.make_private(path.parent)
         with temporary_files.new_file(path.parent, ".aside-") as (handle, aside):  # mode 0600
@@ -236,20 +268,13 @@ def save(fingerprint: Fingerprint, record: Record) -> bool:
 
 
 @contextlib.contextmanager
-def alone(fingerprint: Fingerprint, key: ProblemKey) -> Iterator[None]:
-    """Let one process at a time measure for a key; the others wait here, at most a minute."""
-    with locked(path_of(fingerprint, key)):
-        yield
+def alone(fingerprint: Fingerprint, key: Key) -> Iterator[None]:
+    """Let one process at a time measure for a key; the others wait here, at most a minute.
 
-
-@contextlib.contextmanager
-def locked(measured: Path) -> Iterator[None]:
-    """Let one process at a time measure what a file will store.
-
-    The lock is a file beside that one, and ends with its holder, however it ends. Where no lock
+    The lock is a file beside the key's, and ends with its holder, however it ends. Where no lock
     can be taken, nothing is locked.
     """
-    path = measured.with_suffix(".lock")
+    path = path_of(fingerprint, key).with_suffix(".lock")
     try:
         cache.make_private(path.parent)
     except cache.CacheUnusable as reason:
@@ -263,12 +288,19 @@ def locked(measured: Path) -> Iterator[None]:
         yield
 
 
-def _read(path: Path, fingerprint: Fingerprint) -> Record | None:
+def _header(fingerprint: Fingerprint, kind: type[Stored]) -> dict[str, Any]:
+    """The values of a file beside its record's: a file with others is not read."""
+    facts = fingerprint | kind.depends_on()
+    return {"schema": _SCHEMA, "kind": kind.kind, "fingerprint": facts}
+
+
+def _read(path: Path, fingerprint: Fingerprint, kind: type[Kind]) -> Kind | None:
     try:
         values = json.loads(cache.read_private(path))
-        if values["schema"] != _SCHEMA or values["fingerprint"] != fingerprint:
+        header = _header(fingerprint, kind)
+        if any(values[name] != header[name] for name in header):
             return None
-        return Record.from_json(values)
+        return kind.from_json(values)
     except cache.CacheUnusable as reason:  # another user could have written it
         cache.warn_once(str(reason))
         return None

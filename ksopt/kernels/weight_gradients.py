@@ -13,6 +13,7 @@ from ksopt.errors import KsoptError
 from ksopt.jit import host
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families import weight_grad_mma16, weight_grad_wgmma16
+from ksopt.kernels.families.pytorch_cost import weight_gradient_us
 from ksopt.kernels.families.weight_grad import Launch, Tile, WeightGradient, launches
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec
@@ -21,9 +22,6 @@ from ksopt.precision import dtype_name
 
 _BY_TORCH = (0,) * 9  # of `WeightGradient.entry`
 _log = logging.getLogger("ksopt")
-# Of torch.bmm and the copies before it, measured on an H200: its sums over rows are not split.
-_BMM_LAUNCH_US, _BMM_US_PER_ROW, _BMM_BYTES_PER_US, _COPY_BYTES_PER_US = 3.0, 1.5e-3, 2.6e6, 2.6e6
-_BMM_FLOPS_PER_US, _SLOW_COPY_D, _SLOW_COPY = 5.5e8, 32, 3.0  # copies of pieces a d apart
 
 
 def is_by_kernel(p: Pattern, dtype: torch.dtype, rows: int, device: torch.device) -> bool:
@@ -72,7 +70,7 @@ def is_faster(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> bool:
     if p.a == p.d == 1:
         return False  # one matrix, whose sums over rows cuBLAS splits itself
     launch = best(p, dtype, rows, spec)
-    return launch is not None and launch.predicted_us(p, rows, spec) < pytorch_us(p, rows)
+    return launch is not None and launch.predicted_us(p, rows, spec) < weight_gradient_us(p, rows)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -97,23 +95,7 @@ def predicted_us(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> float:
     launch = best(p, dtype, rows, spec)
     if launch is not None and is_faster(p, dtype, rows, spec):
         return launch.predicted_us(p, rows, spec)
-    return pytorch_us(p, rows)
-
-
-def bias_us(features: int, rows: int) -> float:
-    """Predicted microseconds of PyTorch's sum over rows of 16 bits, which reads them once."""
-    return _BMM_LAUNCH_US + 2.0 * rows * features / _COPY_BYTES_PER_US
-
-
-def pytorch_us(p: Pattern, rows: int) -> float:
-    """Predicted microseconds of ``torch.bmm`` and the copies before it, in 16 bits."""
-    size = 2.0 * rows * (p.in_features + p.out_features)
-    flops_us = 2.0 * rows * p.nnz / _BMM_FLOPS_PER_US
-    product = _BMM_LAUNCH_US + max(_BMM_US_PER_ROW * rows, size / _BMM_BYTES_PER_US, flops_us)
-    if p.d == 1:
-        return product
-    slower = _SLOW_COPY if p.d >= _SLOW_COPY_D else 1.0
-    return product + 2 * _BMM_LAUNCH_US + 2 * size * slower / _COPY_BYTES_PER_US
+    return weight_gradient_us(p, rows)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,12 +8,14 @@ import torch
 from ksopt import KSLinear
 from ksopt import tune as tuning
 from ksopt.cli.main import main
+from ksopt.compile.lowering.decide import measured
+from ksopt.compile.lowering.site_times import Question, Times
 from ksopt.kernels import tuning_cache, weight_cache
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.base import BACKENDS
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import Problem, ProblemKey
-from ksopt.patterns.chain import Pattern
+from ksopt.patterns.chain import Chain, Pattern
 
 QUICK = ["--seconds", "0.01", "--device", "cpu"]
 
@@ -81,6 +83,29 @@ def test_show_measures_nothing(capsys, monkeypatch):
     assert "1 choice, 0 measured now" in capsys.readouterr().out
     assert tune("--show", "--device", "cpu", "--json", "--batch", "9") == 0
     assert json.loads(capsys.readouterr().out)["choices"] == []
+
+
+def test_show_lists_the_sites_that_the_compiler_timed(capsys):
+    problem = Problem(Chain.parse("(1,8,4,4)*(4,4,8,1)"), "float32", batch_last=False)
+    for batch, us in ((64, 5.0), (500, 9.0)):
+        question = Question(problem, batch, training=True, fused=("before",))
+        measured(question, torch.device("cpu"), lambda *_, us=us: Times(us, 8.0))
+    assert tune("--show", "--device", "cpu") == 0
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines() if line.startswith("(1,8,4,4)")]
+    kind = ["(1,8,4,4)*(4,4,8,1)", "float32", "batch_first", "before", "training"]
+    assert sorted(rows) == [
+        [*kind, "500", "9.0", "8.0", "kept"],
+        [*kind, "64", "5.0", "8.0", "lowered"],
+    ]
+    assert "No choices." in out
+    chosen = ("--batch", "50", "--pattern", "(1,8,4,4)", "(4,4,8,1)")
+    assert tune("--show", "--device", "cpu", "--json", *chosen) == 0
+    document = json.loads(capsys.readouterr().out)
+    (only,) = document["sites"]
+    assert (only["batch"], only["lower"], only["ksopt_us"]) == (64, True, 5.0)
+    assert tune("--show", "--device", "cpu", "--json", "--pattern", "(2,8,8,2)") == 0
+    assert json.loads(capsys.readouterr().out)["sites"] == []
 
 
 def test_chains_dims_and_the_backward_pass(capsys):

@@ -13,7 +13,7 @@ from ksopt.cli import main
 from ksopt.compile import backend, collected
 from ksopt.compile.end_to_end import EndToEnd
 from ksopt.compile.explain import Explanation
-from ksopt.compile.lowering.benchmark import Times
+from ksopt.compile.lowering.site_times import Times
 from ksopt.compile.sites import Decision, Place, Report, Site, Verdict
 from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement

@@ -449,7 +449,7 @@ def test_what_is_required_and_missing_fails_with_the_table(compiled_by_eager):
 
 
 def test_a_site_that_is_slower_is_not_lowered(compiled_by_eager, monkeypatch):
-    from ksopt.compile.lowering.benchmark import Times
+    from ksopt.compile.lowering.site_times import Times
     from ksopt.compile.sites import Decision
 
     def slower(site, device, tune):

@@ -10,6 +10,7 @@ from checks import H200
 
 from ksopt.kernels import chain_gradients, weight_gradients
 from ksopt.kernels.families import chain_grads_wgmma16 as kernels
+from ksopt.kernels.families import pytorch_cost
 from ksopt.kernels.families.chain_grads_wgmma16 import Chain
 from ksopt.patterns import chain as patterns
 
@@ -60,7 +61,7 @@ def test_what_a_launch_a_factor_takes() -> None:
         )
         parts = [weight_gradients.predicted_us(p, "bfloat16", 4096, H200) for p in chain]
         assert without == sum(parts)
-        extra = weight_gradients.bias_us(chain[0].out_features, 4096)
+        extra = pytorch_cost.bias_gradient_us(chain[0].out_features, 4096)
         assert with_bias - without == pytest.approx(extra if chain is by_torch else 0.0)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,61 +19,15 @@ from torch.nn import functional as F
 
 from ksopt import ops
 from ksopt.compile.lowering.out_variants import plan_results
+from ksopt.compile.lowering.site_times import Question, Times
 from ksopt.errors import UnavailableError
 from ksopt.measure.device_types import type_of
 from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import Rules, candidate_rules, race, warm_up_calls
-from ksopt.patterns.chain import Chain
 
 _CPU_ROUNDS = 7
 _MOST_CHAINS = 10_000
 _BUDGET_S = 0.5
-
-
-@dataclass(frozen=True)
-class Question:
-    """The case to time.
-
-    Args:
-        chain: the factors.
-        dtype: torch's name of the element type.
-        batch: rows.
-        training: whether the weights are trained: then the gradients are timed, too.
-        to_input: whether they are frozen, and the gradient of the input is timed, too.
-        computed: whether they are untrained, but prepared at each call.
-        fused: places of elementwise work: "before", "behind", both or none.
-    """
-
-    chain: Chain
-    dtype: str
-    batch: int
-    training: bool = False
-    fused: tuple[str, ...] = ()
-    to_input: bool = False
-    computed: bool = False
-
-    @property
-    def with_gradients(self) -> bool:
-        """Whether any gradient is timed."""
-        return self.training or self.to_input
-
-    @property
-    def changing(self) -> bool:
-        """Whether the weights are prepared at each call."""
-        return self.training or self.computed
-
-
-@dataclass(frozen=True)
-class Times:
-    """Microseconds of a chain: its product, and the gradients of the question.
-
-    Args:
-        ksopt_us: by ksopt's operator.
-        unfused_us: as batched products under Inductor.
-    """
-
-    ksopt_us: float
-    unfused_us: float
 
 
 def measured_times(question: Question, device: torch.device) -> Times:
@@ -97,8 +50,8 @@ def measured_times(question: Question, device: torch.device) -> Times:
 
 
 def _both_us(question: Question, device: torch.device) -> dict[str, float]:
-    chain = question.chain
-    kind = getattr(torch, question.dtype)
+    chain = question.problem.chain
+    kind = getattr(torch, question.problem.dtype)
     generator = torch.Generator(device).manual_seed(0)  # the global random state is unchanged
 
     def random(*shape: int) -> Tensor:

@@ -6,7 +6,7 @@ Three methods, by ``options={"tune": ...}``:
   the savings by Inductor. On a CPU there is no model: the operator times PyTorch's implementations
   at its first product and takes the fastest, so the site is lowered.
 - ``measure``: the chain by the operator against the chain as batched products, both under Inductor,
-  timed on the device once (`lowering.benchmark`); stored on disk beside the kernels' choices.
+  timed on the device once (`lowering.benchmark`); stored in the tuning cache (`site_times`).
   Of concurrent processes one measures, and the others wait for its result. A site that cannot be
   timed, for lack of memory for instance, is decided as by ``model``; so is every site under
   ``torch.use_deterministic_algorithms``, because two measurements may decide differently.
@@ -25,27 +25,23 @@ The default is ``model`` on a CPU, and the value of ``KSOPT_TUNE`` on CUDA.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Literal, get_args
 
 import torch
 
-from ksopt import precision, settings
-from ksopt.compile.lowering.benchmark import Question, Times, measured_times
+from ksopt import settings
+from ksopt.compile.lowering.benchmark import measured_times
+from ksopt.compile.lowering.site_times import Question, SiteRecord, Times
 from ksopt.compile.sites import Decision, Site
 from ksopt.errors import InvalidInputError, UnavailableError
-from ksopt.jit import cache, source_digest
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.planner import plan_of
-from ksopt.kernels.problem import Problem, bits_of, is_exact
-from ksopt.patterns.chain import Chain
-from ksopt.system.atomic_files import write_whole
+from ksopt.kernels.problem import Problem, is_exact
 
 log = logging.getLogger("ksopt.compile")
 
@@ -56,10 +52,6 @@ INDUCTOR_GAIN = 1.8
 """Assumed speedup of Inductor over eager PyTorch for a batched product with its copies: the largest
 of 1.2 to 1.8, measured on an H200 while ksopt was planned. `ksopt bench kernels --against
 eager,inductor` measures it on a device."""
-
-TIE = 1.02
-"""A site is lowered unless it is slower by more than this factor, the resolution of timing."""
-
 
 Timer = Callable[[Question, torch.device], Times]
 """Times a chain by both implementations."""
@@ -86,8 +78,7 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
     if site.chain is None or not site.batch:
         return Decision(True, "Its batch is empty.")
     question = Question(
-        site.chain,
-        site.dtype,
+        Problem(site.chain, site.dtype, False, is_exact(site.dtype)),
         site.batch,
         site.training,
         site.fused,
@@ -117,14 +108,14 @@ def _prediction(question: Question, device: torch.device) -> Times | None:
     if device.type != "cuda":
         return None
     try:
-        return _predicted_once(question, device, precision.is_exact())
+        return _predicted_once(question, device)
     except Exception as error:  # a compilation must not fail for a report
-        log.warning("what %s takes was not predicted: %s", question.chain, error)
+        log.warning("what %s takes was not predicted: %s", question.problem.chain, error)
         return None
 
 
 @functools.lru_cache(maxsize=1024)
-def _predicted_once(question: Question, device: torch.device, precise: bool) -> Times:
+def _predicted_once(question: Question, device: torch.device) -> Times:
     """The predicted times, cached: models repeat layers, and a prediction takes milliseconds."""
     return predicted(question, device)
 
@@ -145,16 +136,15 @@ def by_times(times: Times, measured: bool, question: Question | None = None) -> 
     """
     how = "Measured" if measured else "Predicted"
     ours, theirs = times.ksopt_us, times.unfused_us
-    lower = ours <= TIE * theirs
     of = ""
     if question is not None and question.with_gradients:
         of = " with its gradients" if question.training else " with the gradient of its input"
-    if lower:
+    if times.lower:
         reason = f"{how} {ours:.1f} us{of}, {theirs / ours:.2f} times as fast as {theirs:.1f} us"
     else:
         reason = f"{how} {ours:.1f} us{of}, slower than {theirs:.1f} us"
     kind = "measured" if measured else "predicted"
-    return Decision(lower, f"{reason} under Inductor.", **{kind: times})
+    return Decision(times.lower, f"{reason} under Inductor.", **{kind: times})
 
 
 def predicted(question: Question, device: torch.device) -> Times:
@@ -183,11 +173,11 @@ def _problems(question: Question) -> list[Problem]:
 
     With gradients, each factor is a launch of its own.
     """
-    dtype = question.dtype
-    chains = [question.chain]
-    if question.with_gradients:
-        chains = [Chain((pattern,)) for pattern in (*question.chain, *question.chain.transpose())]
-    return [Problem(chain, dtype, False, is_exact(dtype)) for chain in chains]
+    problem = question.problem
+    if not question.with_gradients:
+        return [problem]
+    transposed = replace(problem, chain=problem.chain.transpose())
+    return [*problem.factors(), *transposed.factors()]
 
 
 def measured(question: Question, device: torch.device, timer: Timer = measured_times) -> Times:
@@ -201,62 +191,20 @@ def measured(question: Question, device: torch.device, timer: Timer = measured_t
     Raises:
         UnavailableError: it cannot be timed, or the device's driver cannot be queried.
     """
-    path = _path(question, device)
-    known = _read(path)
-    if known is not None:
-        return known
-    with tuning_cache.locked(path):  # timings disturb each other, and one is enough
-        known = _read(path)
-        if known is None:
-            known = timer(question, device)
-            _write(path, question, known)
-    return known
+    fingerprint, key = backend_of(device.type).fingerprint(device), question.key
+    record = tuning_cache.load(fingerprint, key, SiteRecord)
+    if record is None:
+        # Timings disturb each other, and one is enough.
+        with tuning_cache.alone(fingerprint, key):
+            record = tuning_cache.load(fingerprint, key, SiteRecord)
+            if record is None:
+                record = SiteRecord(key, question.batch, timer(question, device))
+                tuning_cache.save(fingerprint, record)
+    return record.times
 
 
 def _default(device: torch.device) -> Tune:
     return "model" if device.type == "cpu" else settings.tuning()
-
-
-def _path(question: Question, device: torch.device) -> Path:
-    fingerprint = backend_of(device.type).fingerprint(device)
-    text = str(question.chain).replace("*", "-").strip("()").replace(")-(", "-").replace(",", ".")
-    is_tf32 = question.dtype == "float32" and not precision.is_exact()
-    dtype = "tf32" if is_tf32 else question.dtype
-    how = [dtype, str(bits_of(question.batch)), *question.fused]
-    kinds = ("training", "to_input", "computed")
-    name = "-".join([text, *how, *(kind for kind in kinds if getattr(question, kind))])
-    return tuning_cache.folder_of(fingerprint) / "sites" / f"{name}.json"
-
-
-def _code() -> str:
-    """Digest of the code that times depend on beside the kernels: the benchmark, the operators."""
-    return source_digest.digest(
-        "ksopt.compile.lowering.benchmark", "ksopt.compile.lowering.out_variants", "ksopt.ops"
-    )
-
-
-def _read(path: Path) -> Times | None:
-    try:
-        values: Any = json.loads(cache.read_private(path))
-        if values["code"] != _code():
-            return None
-        times = Times(float(values["ksopt_us"]), float(values["unfused_us"]))
-    except cache.CacheUnusable as reason:  # another user could have written it
-        cache.warn_once(str(reason))
-        return None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
-    return times if times.ksopt_us > 0 and times.unfused_us > 0 else None
-
-
-def _write(path: Path, question: Question, times: Times) -> None:
-    about = {"chain": str(question.chain), "code": _code()}
-    values = asdict(question) | asdict(times) | about
-    try:
-        cache.make_private(path.parent)
-        write_whole(path, json.dumps(values, indent=1) + "\n")
-    except (OSError, cache.CacheUnusable) as error:
-        log.warning("a measurement could not be kept in %s: %s", path.parent, error)
 
 
 def checked_tune(value: object) -> Tune | None:

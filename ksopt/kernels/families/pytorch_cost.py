@@ -13,6 +13,7 @@ import math
 import torch
 
 from ksopt.kernels.problem import FEW_ROWS, Problem
+from ksopt.patterns.chain import Pattern
 
 # Of one multiprocessor, in a microsecond.
 _BYTES = 24_900.0
@@ -36,6 +37,11 @@ _WIDE_COPY = 1.6  # of d values or more that change places with l
 # The same of many l: neighbouring threads read places far apart. From these d and l on.
 _FAR_D, _FAR_L, _FAR_COPY = 24, 64, 1.7
 _SMOOTH = 3.0
+
+# Of the whole device, in 16 bits: see `weight_gradient_us`. The sums over the rows are not split.
+_GRAD_LAUNCH_US, _GRAD_US_PER_ROW, _GRAD_FLOPS_PER_US = 3.0, 1.5e-3, 5.5e8
+_GRAD_BYTES_PER_US, _GRAD_COPY_BYTES_PER_US = 2.6e6, 2.6e6
+_SLOW_COPY_D, _SLOW_COPY = 32, 3.0  # copies of pieces a d apart
 
 
 def product_us(
@@ -112,3 +118,29 @@ def matrix_us(problem: Problem, batch: int, multiprocessors: int) -> float:
     steps = [elementwise_us(n * size, multiprocessors) for n in passes]
     launch_us = _FOLLOWING_US if batch <= FEW_ROWS else LAUNCH_US
     return us + launch_us + sum(steps)
+
+
+def weight_gradient_us(p: Pattern, rows: int) -> float:
+    """Microseconds of a weight's gradient: ``torch.bmm`` and the copies before it, in 16 bits.
+
+    Fitted apart from the products above, to gradients of factors in bfloat16 of 25,088 rows, on an
+    H200 and later an H100 ("apart" in docs/data/weight-gradients-bfloat16.txt and -h100.txt). Where
+    a factor is not one matrix, half of the times there are over 1.12 and 1.24 times what is
+    predicted here. Other devices are predicted to take as long.
+
+    Args:
+        p: of the factor.
+        rows: of its input and of its result's gradient.
+    """
+    size = 2.0 * rows * (p.in_features + p.out_features)
+    flops_us = 2.0 * rows * p.nnz / _GRAD_FLOPS_PER_US
+    product = _GRAD_LAUNCH_US + max(_GRAD_US_PER_ROW * rows, size / _GRAD_BYTES_PER_US, flops_us)
+    if p.d == 1:
+        return product
+    slower = _SLOW_COPY if p.d >= _SLOW_COPY_D else 1.0
+    return product + 2 * _GRAD_LAUNCH_US + 2 * size * slower / _GRAD_COPY_BYTES_PER_US
+
+
+def bias_gradient_us(features: int, rows: int) -> float:
+    """Microseconds of the sum over rows of 16 bits, which reads them once; constants as above."""
+    return _GRAD_LAUNCH_US + 2.0 * rows * features / _GRAD_COPY_BYTES_PER_US

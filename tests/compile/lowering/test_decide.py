@@ -1,6 +1,7 @@
 """Decisions on sites by measured, stored or predicted times."""
 
 import dataclasses
+import json
 import threading
 import time
 from types import SimpleNamespace
@@ -9,12 +10,15 @@ import pytest
 import torch
 
 from ksopt.compile.lowering import benchmark, decide
-from ksopt.compile.lowering.benchmark import Question, Times, measured_times
+from ksopt.compile.lowering.benchmark import measured_times
 from ksopt.compile.lowering.decide import by_times, measured
+from ksopt.compile.lowering.site_times import Question, SiteRecord, Times
 from ksopt.compile.sites import Place, Site, Verdict
 from ksopt.errors import InvalidInputError
 from ksopt.jit import cache
-from ksopt.kernels import planner
+from ksopt.kernels import planner, tuning_cache
+from ksopt.kernels.backends import cpu
+from ksopt.kernels.problem import Problem, is_exact
 from ksopt.measure.interleaved import EntryResult
 from ksopt.measure.measurement import Measurement
 from ksopt.patterns.chain import Chain
@@ -22,6 +26,14 @@ from ksopt.reference import ks_reference
 
 CPU = torch.device("cpu")
 CHAIN = Chain.parse("(1,8,4,4)*(4,4,8,1)")
+
+
+def question_of(chain, dtype, batch, **how):
+    return Question(Problem(chain, dtype, False, is_exact(dtype)), batch, **how)
+
+
+def path_of(question):
+    return tuning_cache.path_of(cpu.fingerprint(), question.key)
 
 
 def site(batch=64):
@@ -45,25 +57,24 @@ def test_a_site_is_measured_once_and_stored():
         return Times(5.0, 8.0)
 
     for batch in (100, 128, 65):  # one power of two
-        assert measured(Question(CHAIN, "float32", batch), CPU, timer) == Times(5.0, 8.0)
+        assert measured(question_of(CHAIN, "float32", batch), CPU, timer) == Times(5.0, 8.0)
     assert len(calls) == 1
     others = (
-        Question(CHAIN, "float32", 129),
-        Question(CHAIN, "bfloat16", 100),
-        Question(CHAIN, "float32", 100, training=True),
-        Question(CHAIN, "float32", 100, fused=("before",)),
-        Question(CHAIN, "float32", 100, fused=("before", "behind")),
-        Question(CHAIN, "float32", 100, training=True, fused=("behind",)),
-        Question(CHAIN, "float32", 100, to_input=True),
-        Question(CHAIN, "float32", 100, computed=True),
-        Question(CHAIN, "float32", 100, to_input=True, computed=True),
+        question_of(CHAIN, "float32", 129),
+        question_of(CHAIN, "bfloat16", 100),
+        question_of(CHAIN, "float32", 100, training=True),
+        question_of(CHAIN, "float32", 100, fused=("before",)),
+        question_of(CHAIN, "float32", 100, fused=("before", "behind")),
+        question_of(CHAIN, "float32", 100, training=True, fused=("behind",)),
+        question_of(CHAIN, "float32", 100, to_input=True),
+        question_of(CHAIN, "float32", 100, computed=True),
+        question_of(CHAIN, "float32", 100, to_input=True, computed=True),
     )
     for question in (*others, *others):
         measured(question, CPU, timer)
     assert calls[1:] == list(others)
-    first = Question(CHAIN, "float32", 100)
-    path = decide._path(first, CPU)
-    path.write_text("{broken", encoding="utf-8")
+    first = question_of(CHAIN, "float32", 100)
+    path_of(first).write_text("{broken", encoding="utf-8")
     measured(first, CPU, timer)
     assert calls[-1] == first
     assert len(calls) == 2 + len(others)
@@ -79,7 +90,7 @@ def test_of_those_that_ask_at_once_one_measures():
         return Times(5.0, 8.0)
 
     def ask():
-        answers.append(measured(Question(CHAIN, "float32", 7), CPU, timer))
+        answers.append(measured(question_of(CHAIN, "float32", 7), CPU, timer))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -126,7 +137,7 @@ def test_the_question_says_how_a_site_is_run(monkeypatch):
 
 
 def test_a_measurement_is_of_one_precision_and_one_version_of_the_code(monkeypatch):
-    question, calls = Question(CHAIN, "float32", 5000), []
+    calls = []
 
     def timer(question, device):
         calls.append(question)
@@ -136,11 +147,12 @@ def test_a_measurement_is_of_one_precision_and_one_version_of_the_code(monkeypat
     try:
         for precision in ("highest", "high", "highest", "high"):
             torch.set_float32_matmul_precision(precision)
-            measured(question, CPU, timer)
+            measured(question_of(CHAIN, "float32", 5000), CPU, timer)
     finally:
         torch.set_float32_matmul_precision(before)
     assert len(calls) == 2
-    monkeypatch.setattr(decide, "_code", lambda: "another")
+    question = question_of(CHAIN, "float32", 5000)
+    monkeypatch.setattr(SiteRecord, "depends_on", lambda: {"code of sites": "another"})
     measured(question, CPU, timer)
     measured(question, CPU, timer)
     assert len(calls) == 3
@@ -191,7 +203,7 @@ def test_a_long_compilation_leaves_time_for_more_than_one_sample(monkeypatch):
 def test_timing_is_no_recompilation_of_the_users():
     with torch._dynamo.config.patch(error_on_recompile=True):
         for text in ("(3,4,8,1)", "(3,8,4,1)"):
-            assert measured_times(Question(Chain.parse(text), "float32", 16), CPU).ksopt_us > 0
+            assert measured_times(question_of(Chain.parse(text), "float32", 16), CPU).ksopt_us > 0
 
 
 @pytest.mark.slow
@@ -218,23 +230,43 @@ def test_a_training_step_that_is_timed_is_compiled_once(compiled_by_eager):
     assert len(compiled_by_eager.graphs) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch, caplog):
-    def full(path, text):
+def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch):
+    def full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(decide, "write_whole", full)
-    assert measured(Question(CHAIN, "float16", 3), CPU, lambda *_: Times(1.0, 2.0)) == Times(
-        1.0, 2.0
-    )
-    assert "no space left" in caplog.text
+    monkeypatch.setattr(tuning_cache.os, "fsync", full)
+    monkeypatch.setattr(cache, "_warned", set())
+    with pytest.warns(RuntimeWarning, match="no space left"):
+        times = measured(question_of(CHAIN, "float16", 3), CPU, lambda *_: Times(1.0, 2.0))
+    assert times == Times(1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"kind": "choice"}, {"ksopt_us": float("nan")}, {"ksopt_us": 0.0}, {"unfused_us": "x"}),
+        *({"key": None}, {"key": {"product": {}, "conditions": []}}, {"schema": 0}),
+    ],
+)
+def test_a_damaged_record_is_measured_again(values, tmp_path, monkeypatch):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    question = question_of(CHAIN, "float32", 64, training=True, fused=("behind",))
+    measured(question, CPU, lambda *_: Times(1.0, 2.0))
+    (record,) = tuning_cache.load_all(cpu.fingerprint(), SiteRecord)
+    assert record == SiteRecord(question.key, 64, Times(1.0, 2.0))
+    assert tuning_cache.load_all(cpu.fingerprint()) == []
+    path = path_of(question)
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    assert tuning_cache.load_all(cpu.fingerprint(), SiteRecord) == []
+    assert measured(question, CPU, lambda *_: Times(4.0, 3.0)) == Times(4.0, 3.0)
 
 
 def test_what_others_could_have_written_is_measured_again(tmp_path, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_warned", set())
-    question = Question(CHAIN, "float32", 5000)
+    question = question_of(CHAIN, "float32", 5000)
     measured(question, CPU, lambda *_: Times(1.0, 2.0))
-    decide._path(question, CPU).chmod(0o666)
+    path_of(question).chmod(0o666)
     with pytest.warns(RuntimeWarning, match="writable by other users"):
         assert measured(question, CPU, lambda *_: Times(4.0, 3.0)) == Times(4.0, 3.0)
 
@@ -252,7 +284,9 @@ def test_on_a_cpu_the_model_lowers_and_the_clock_decides(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"training": True}, {"to_input": True}, {"computed": True}])
 def test_the_clock_times_both_ways(how):
-    times = measured_times(Question(CHAIN, "float32", 16, fused=("before", "behind"), **how), CPU)
+    times = measured_times(
+        question_of(CHAIN, "float32", 16, fused=("before", "behind"), **how), CPU
+    )
     assert times.ksopt_us > 0
     assert times.unfused_us > 0
 
@@ -348,14 +382,16 @@ def test_a_step_is_predicted_with_its_gradients(monkeypatch):
     one = SimpleNamespace(multi_processor_count=1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: one)
     cuda = torch.device("cuda")
-    assert decide.predicted(Question(CHAIN, "float32", 64), cuda) == Times(6.0, 2.0)
+    assert decide.predicted(question_of(CHAIN, "float32", 64), cuda) == Times(6.0, 2.0)
     assert {changing for _, changing in calls} == {False}
     calls.clear()
-    assert decide.predicted(Question(CHAIN, "float32", 64, training=True), cuda) == Times(12.0, 4.0)
+    assert decide.predicted(question_of(CHAIN, "float32", 64, training=True), cuda) == Times(
+        12.0, 4.0
+    )
     assert calls == [
         ("(1,8,4,4)", True), ("(4,4,8,1)", True), ("(4,8,4,1)", True), ("(1,4,8,4)", True)
     ]  # fmt: skip
-    decision = by_times(Times(12.0, 4.0), True, Question(CHAIN, "float32", 64, training=True))
+    decision = by_times(Times(12.0, 4.0), True, question_of(CHAIN, "float32", 64, training=True))
     assert (
         decision.reason == "Measured 12.0 us with its gradients, slower than 4.0 us under Inductor."
     )
