@@ -16,7 +16,7 @@ def rooms() -> list[str]:
 
     Modules outside of packages have the tests that are in no folder.
     """
-    files = [*ROOT.glob("ksopt/**/*.py"), *ROOT.glob("search/**/*.py"), *ROOT.glob("csrc/*/*")]
+    files = [*ROOT.glob("ksopt/**/*.py"), *ROOT.glob("search/**/*.py"), *ROOT.glob("csrc/*.py")]
     code = {file.relative_to(ROOT).parent for file in files}
     folders = {Path("tests", *part.parts[part.parts[0] == "ksopt" :]) for part in code}
     return sorted({str(_with_tests(folder)) for folder in folders})
