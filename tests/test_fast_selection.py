@@ -12,10 +12,19 @@ ROOT = Path(__file__).parents[1]
 
 
 def rooms() -> list[str]:
-    """Folders of `ksopt/` and `search/` that hold code, as their tests are called."""
-    folders = {file.parent for file in ROOT.glob("ksopt/*/*.py")}
-    folders |= {file.parent for file in ROOT.glob("search/**/*.py")}
-    return sorted(str(folder.relative_to(ROOT)).removeprefix("ksopt/") for folder in folders)
+    """Folders of code, as their tests are called; a part without a folder of tests has its room's.
+
+    Modules outside of packages have the tests that are in no folder.
+    """
+    files = [*ROOT.glob("ksopt/**/*.py"), *ROOT.glob("search/**/*.py"), *ROOT.glob("csrc/*.py")]
+    code = {file.relative_to(ROOT).parent for file in files}
+    folders = {Path("tests", *part.parts[part.parts[0] == "ksopt" :]) for part in code}
+    return sorted({str(_with_tests(folder)) for folder in folders})
+
+
+def _with_tests(folder: Path) -> Path:
+    is_part = len(folder.parts) > 2 and not (ROOT / folder).is_dir()
+    return _with_tests(folder.parent) if is_part else folder
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +39,10 @@ def selected(pytestconfig: pytest.Config) -> Collection[str]:
     return [line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line]
 
 
-@pytest.mark.slow  # where this file is run alone, all tests are collected once more
-@pytest.mark.parametrize("room", rooms())
-def test_every_room_has_fast_tests(room: str, selected: Collection[str]) -> None:
-    assert any(file.startswith(f"tests/{room}/") for file in selected)
+@pytest.mark.parametrize("folder", rooms())
+def test_every_room_has_fast_tests(folder: str, selected: Collection[str]) -> None:
+    whole = folder == "tests"
+    assert any(
+        str(Path(file).parent) == folder if whole else file.startswith(f"{folder}/")
+        for file in selected
+    )

@@ -1,6 +1,6 @@
 // The weights of two chains of two 16-bit factors, in the order that chain_mlp_wgmma16.cuh reads them in.
 //
-// ksopt/kernels/families/chain_mlp_packing.py has the same arithmetic, which tests compare with this one.
+// tests/chain_packing.py has the same arithmetic, which tests compare with this one.
 #pragma once
 
 #include "chain_mlp_tile.cuh"

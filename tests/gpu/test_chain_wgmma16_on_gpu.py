@@ -1,5 +1,6 @@
 """Chains in one launch on a GPU: every kind of tile, epilogue and tail against float64."""
 
+import chain_packing
 import pytest
 import torch
 
@@ -8,7 +9,6 @@ from ksopt.kernels.families import (
     chain_cost,
     chain_launcher,
     chain_pack_launcher,
-    chain_packing,
     chain_tile,
 )
 from ksopt.kernels.families.chain_tile import Epilogue, Shape

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import chain_packing
 import pytest
 import torch
 from torch import nn
@@ -14,7 +15,6 @@ from ksopt.compile.backend import collected
 from ksopt.epilogue import ACTIVATIONS, with_epilogue
 from ksopt.kernels import mlp_plans, plan_autotuner, planner
 from ksopt.kernels.by_layers import ByLayers
-from ksopt.kernels.families import chain_mlp_packing, chain_packing
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.chain_mlp_launcher import mlp_packer
 from ksopt.kernels.families.chain_tile import Shape
@@ -146,7 +146,7 @@ def test_weights_are_packed_as_by_pytorch(texts):
     others = [w.permute(3, 1, 2, 0).contiguous().permute(3, 1, 2, 0) for w in o.weights]
     tiles = {tile.packing: tile for tile in family.configs(problem, device)}
     for tile in list(tiles.values())[:8]:
-        index = chain_mlp_packing.pack_index(first, second, tile).cuda()
+        index = chain_packing.mlp_pack_index(first, second, tile).cuda()
         pack = mlp_packer(first, second, tile, 0)
         target = chain_packing.pack(o.weights[:2], o.weights[2:], index)
         for weights in (o.weights, others):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import chain_packing
 import torch
 from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance, OnDemand, _Range
 from packed_kernels import without_predicates
@@ -18,10 +19,8 @@ from ksopt.epilogue import activation_of
 from ksopt.kernels.families import (
     chain_launcher,
     chain_mlp_launcher,
-    chain_mlp_packing,
     chain_mlp_tile,
     chain_pack_launcher,
-    chain_packing,
     weight_packer,
 )
 from ksopt.kernels.families.chain_launcher import Arguments
@@ -225,7 +224,7 @@ def run_mlp(
         EmulationError: an access or a wait was wrong.
     """
     first, second, tile, epilogue, _ = case
-    index = chain_mlp_packing.pack_index(first, second, tile)
+    index = chain_packing.mlp_pack_index(first, second, tile)
     packed = chain_packing.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
     launch = chain_launcher.launch_of(tile.first, o.x.shape[0], sms)
     shared = tile.shared_bytes((first, second))

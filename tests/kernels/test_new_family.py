@@ -1,5 +1,6 @@
 """A kernel family is one module: what registers from outside is chosen like ksopt's own."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 import stand_ins
 import torch
 from stand_ins import OnDevice
+from toy_chains import toy_device
 
+from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import registry
 from ksopt.kernels.backends import cuda
@@ -134,3 +137,17 @@ def test_the_cost_model_alone_takes_it(monkeypatch):
 def test_two_families_cannot_have_one_name():
     with pytest.raises(InvalidInputError, match="there is a family 'toy' already"):
         register_family(Toy)
+
+
+def test_tune_times_the_family_of_a_plugin(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    chain = "(1,24,8,2)*(2,8,24,1)"
+    words = ["tune", "--chain", chain, "--batch", "8", "--device", "cpu", "--seconds", "0.01"]
+    with toy_device():
+        try:
+            assert main([*words, "--plugins", "plugin_family"]) == 0
+        finally:
+            unregister_family("plugin_chain")
+            del sys.modules["plugin_family"]  # which another test may import
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{chain} ")]
+    assert "plugin_chain" in rows[0]

@@ -41,7 +41,7 @@ def blocks_for(elements: int) -> int:
 def chain_packer(
     s: Shape, tile: Config, device_index: int, are_layers: bool = False
 ) -> WeightPacker:
-    """The loaded kernel; its result is that of `chain_packing.pack`.
+    """The loaded kernel; tests/chain_packing.py defines its result.
 
     Args:
         s: the chains.

@@ -3,13 +3,14 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import chain_packing
 import pytest
 import torch
 from checks import H200
 
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import planner, registry
-from ksopt.kernels.families import chain_mlp_cost, chain_mlp_packing, chain_mlp_tile
+from ksopt.kernels.families import chain_mlp_cost, chain_mlp_tile
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.chain_tile import Epilogue, Shape
 from ksopt.kernels.operands import random_operands
@@ -80,10 +81,10 @@ def test_tiles_agree_with_their_shape(texts):
         assert elements == tile.packing.packed_elements(first, second)
         by_packing.setdefault(tile.packing, []).append(tile)
     for packing, alike in list(by_packing.items())[:3]:
-        expected = chain_mlp_packing.pack_index(first, second, packing)
+        expected = chain_packing.mlp_pack_index(first, second, packing)
         assert expected.numel() == packing.packed_elements(first, second)
         for tile in alike[:2]:
-            assert torch.equal(chain_mlp_packing.pack_index(first, second, tile), expected)
+            assert torch.equal(chain_packing.mlp_pack_index(first, second, tile), expected)
 
 
 @pytest.mark.parametrize(("texts", "us"), MEASURED.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chain_packing
 import pytest
 import torch
 
@@ -13,7 +14,6 @@ from chain_kernels import (
     run_mlp,
     run_packer,
 )
-from ksopt.kernels.families import chain_mlp_packing, chain_packing
 from ksopt.kernels.families.chain_mlp_tile import Config
 from ksopt.kernels.families.chain_tile import Epilogue, Shape
 from ksopt.patterns.chain import Chain
@@ -73,7 +73,7 @@ def test_weights_are_packed_as_by_pytorch(packers, at, order):
         weight = memory[place : place + p.nnz].view(lying)
         weights.append(weight.permute([order.index(dim) for dim in range(4)]))
         place += p.nnz + 5
-    index = chain_mlp_packing.pack_index(first, second, tile)
+    index = chain_packing.mlp_pack_index(first, second, tile)
     expected = chain_packing.pack(weights[:2], weights[2:], index)
     elements = tile.packed_elements(first, second)
     assert torch.equal(run_packer(packers[at], elements, memory, weights), expected)

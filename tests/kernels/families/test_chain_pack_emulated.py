@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import chain_packing
 import pytest
 import torch
 from checks import H200
 from torch import Tensor
 
 from chain_kernels import build_packers, run_packer
-from ksopt.kernels.families import chain_packing, chain_tile
+from ksopt.kernels.families import chain_tile
 from ksopt.kernels.families.chain_tile import Shape
 from ksopt.patterns.chain import Chain
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import chain_packing
 import pytest
 import torch
 from checks import H200
@@ -17,7 +18,6 @@ from ksopt.kernels.families import (
     chain_mlp_launcher,
     chain_mlp_tile,
     chain_pack_launcher,
-    chain_packing,
     chain_tile,
 )
 from ksopt.kernels.families.base import family_of

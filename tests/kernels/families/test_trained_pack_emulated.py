@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import chain_packing
 import pytest
 import torch
 from checks import H200
@@ -12,7 +13,6 @@ from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
 from ksopt.kernels.families import (
     chain_pack_launcher,
-    chain_packing,
     chain_tile,
     input_grad_tile,
     weight_packer,
