@@ -24,8 +24,7 @@ from unittest import mock
 
 from scipy.optimize import least_squares
 
-from ksopt.kernels import weight_gradients
-from ksopt.kernels.families import weight_grad_mma16, weight_grad_wgmma16
+from ksopt.kernels.families import pytorch_cost, weight_grad_mma16, weight_grad_wgmma16
 from ksopt.kernels.families.weight_grad import Tile
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure.measurement import quantile
@@ -40,9 +39,9 @@ FITTED: dict[ModuleType, tuple[str, ...]] = {
         *("TFLOPS", "L2", "SHARED", "SHARES", "OVERLAP", "PIECE_BYTES", "ADDING_US"),
     ),
     weight_grad_wgmma16: ("TFLOPS", "L2", "SHARES", "OVERLAP", "L2_FILLED", "ADDING_US"),
-    weight_gradients: (
-        *("_BMM_US_PER_ROW", "_BMM_BYTES_PER_US", "_BMM_FLOPS_PER_US"),
-        *("_COPY_BYTES_PER_US", "_SLOW_COPY"),
+    pytorch_cost: (
+        *("_GRAD_US_PER_ROW", "_GRAD_BYTES_PER_US", "_GRAD_FLOPS_PER_US"),
+        *("_GRAD_COPY_BYTES_PER_US", "_SLOW_COPY"),
     ),
 }
 
@@ -68,7 +67,7 @@ class Measured:
     def predicted_us(self) -> float:
         """Predicted microseconds, by the model's constants as they are now."""
         if self.tile is None:
-            return weight_gradients.pytorch_us(self.pattern, ROWS)
+            return pytorch_cost.weight_gradient_us(self.pattern, ROWS)
         return self.tile.predicted_us(self.pattern, ROWS, self.shares, H100)
 
 
@@ -87,8 +86,7 @@ def measured(line: str) -> list[Measured]:
         # The rows of a stage were other ones in some.
         tiles = {replace(tile, rows=0) for tile in weight_grad_mma16.configs(p)}
     several = [
-        Measured(weight_gradients, p, None, 1, float(us))
-        for us in re.findall(r"apart ([\d.]+)", line)
+        Measured(pytorch_cost, p, None, 1, float(us)) for us in re.findall(r"apart ([\d.]+)", line)
     ]
     for name, shares, us in re.findall(r"kernel (\S+)/(\d+) ([\d.]+)", line):
         numbers = [int(number) for number in re.split("[:x]", name.partition(":")[2])]
@@ -112,7 +110,7 @@ def fitted(model: ModuleType, several: Sequence[Measured]) -> Constants:
     names = FITTED[model]
 
     def errors(logarithms: Sequence[float]) -> list[float]:
-        with mock.patch.multiple(model, **_values(names, logarithms)):
+        with mock.patch.dict(vars(model), _values(names, logarithms)):
             return logs(several)
 
     start = [math.log(getattr(model, name)) for name in names]
@@ -164,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, value in constants.items():
                 print(f"  {name.strip('_')}: code {getattr(model, name):.4g}, fitted {value:.4g}")
             print(f"  code: {spread(several)}")
-            stack.enter_context(mock.patch.multiple(model, **constants))
+            stack.enter_context(mock.patch.dict(vars(model), constants))
             print(f"  fitted: {spread(several)}")
         print(f"Kernel predicted to be the fastest: code {code}, fitted {regret(lines)}")
 

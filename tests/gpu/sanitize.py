@@ -5,10 +5,11 @@
 
 Names of families: only those, and the general kernel; a number n behind them: every n-th pattern,
 as racecheck takes minutes for all. ``chains``: those of chains alone; ``chains
-0``: with the first of three chains (racecheck takes minutes). ``mlps``: those of two layers, and
+0``: with the first of seven chains (racecheck takes minutes). ``mlps``: those of two layers, and
 what packs their weights; ``mlps 0``: of the first of two. ``weight_grads``: those of weight
 gradients; ``input_grads``: those of chains' input gradients; ``chain_grads``: those of chains'
-weight gradients; ``expanded``: the one behind products by matrices with zeros.
+weight gradients; ``expanded``: the one behind products by matrices with zeros; ``transposes``:
+those around PyTorch's batched product.
 
 The patterns are the smallest of the tests' sample, one of each d in turn, and some of odd sizes;
 the batch is small and odd: every tail is met, and the tools' slowness does not matter. (Errors of
@@ -40,10 +41,13 @@ ROWS = 37
 # What no family but those of `gather_mma` and the general kernel takes.
 ODD = ((7, 5, 33, 3), (2, 9, 20, 5), (1, 3, 7, 41), (9, 17, 1, 1), (1, 3, 70, 19), (2, 130, 90, 1))
 CHAINS = (
-    ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1),
-    ("(1,40,24,2)*(3,16,40,1)", Epilogue(True), 1),
-    ("(1,96,32,2)*(2,32,96,1)", Epilogue(True), 3),
-    ("(1,96,32,2)*(2,32,96,1)", Epilogue(True, "silu_gate", True), 2),
+    ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1, "bfloat16", False),
+    ("(1,40,24,2)*(3,16,40,1)", Epilogue(True), 1, "bfloat16", False),
+    ("(1,96,32,2)*(2,32,96,1)", Epilogue(True), 3, "bfloat16", False),
+    ("(1,96,32,2)*(2,32,96,1)", Epilogue(True, "silu_gate", True), 2, "bfloat16", False),
+    ("(1,24,16,4)*(2,16,12,2)*(2,24,32,1)", Epilogue(True, "relu"), 1, "float16", False),
+    ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1, "float32", False),
+    ("(1,40,24,2)*(3,16,40,1)", Epilogue(True, "silu"), 1, "bfloat16", True),
 )
 MLPS = (
     ("(1,32,16,4)*(2,32,32,1)", "(1,16,16,4)*(2,32,64,1)"),
@@ -65,9 +69,9 @@ def smallest(count: int) -> list[Pattern]:
 def run_chains(at: int | None = None) -> int:
     """Run the families of chains on some, or on the one at a place of `CHAINS`; how often."""
     ran, device = 0, DeviceSpec.of_device(0)
-    for text, after, siblings in CHAINS if at is None else CHAINS[at : at + 1]:
+    for text, after, siblings, dtype, last in CHAINS if at is None else CHAINS[at : at + 1]:
         chain = Chain.parse(text)
-        problem = Problem(chain, "bfloat16", False, epilogue=after, siblings=siblings)
+        problem = Problem(chain, dtype, last, epilogue=after, siblings=siblings)
         for family in families():
             if not family.takes_chains or family.unsupported_reason(problem, device) is not None:
                 continue
@@ -79,9 +83,14 @@ def run_chains(at: int | None = None) -> int:
                 family.launcher(problem, tile, 0)(*operands.arguments(problem))
                 ran += 1
                 if family.stores_intermediate(problem):
-                    keeping = family.storing_launcher(problem, tile, 0)
-                    keeping(operands.x, operands.weights, operands.bias)
-                    ran += 1
+                    shape = input_grad_tile.Shape(*chain)
+                    of_grad = None  # or the tile that the weights are packed for, too
+                    if input_grad_tile.unsupported_reason(shape, dtype, device) is None:
+                        of_grad = input_grad_tile.best(shape, rows, device)[0]
+                    for also in {None, of_grad}:
+                        keeping = family.storing_launcher(problem, tile, 0, also)
+                        keeping(operands.x, operands.weights, operands.bias)
+                        ran += 1
     return ran
 
 
@@ -189,7 +198,22 @@ def run_expanded() -> int:
     return ran
 
 
+def run_transposes() -> int:
+    """Run the transposes around PyTorch's batched product; how often."""
+    ran, device, family = 0, DeviceSpec.of_device(0), family_of("transpose_bmm")
+    for sizes in ((1, 8, 24, 2), (2, 16, 40, 3), (3, 24, 16, 12), (1, 128, 64, 32)):
+        for dtype in ("float32", "float16", "bfloat16"):
+            problem = Problem.of_factor(Pattern(*sizes), dtype, False)
+            for config, rows in itertools.product(family.configs(problem, device), (ROWS, 300)):
+                operands = random_operands(problem, rows, torch.device("cuda"))
+                y = family.launcher(problem, config, 0)(operands.x, operands.weights[0])
+                assert not torch.isnan(y).any(), (sizes, dtype)
+                ran += 1
+    return ran
+
+
 OF_CHAINS = {
+    "transposes": run_transposes,
     "expanded": run_expanded,
     "chains": run_chains,
     "mlps": run_mlps,
