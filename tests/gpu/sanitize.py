@@ -5,7 +5,7 @@
 
 Names of families: only those, and the general kernel; a number n behind them: every n-th pattern,
 as racecheck takes minutes for all. ``chains``: those of chains alone; ``chains
-0``: with the first of seven chains (racecheck takes minutes). ``mlps``: those of two layers, and
+0``: with the first of eight chains (racecheck takes minutes). ``mlps``: those of two layers, and
 what packs their weights; ``mlps 0``: of the first of two. ``weight_grads``: those of weight
 gradients; ``input_grads``: those of chains' input gradients; ``chain_grads``: those of chains'
 weight gradients; ``expanded``: the one behind products by matrices with zeros; ``transposes``:
@@ -48,6 +48,7 @@ CHAINS = (
     ("(1,24,16,4)*(2,16,12,2)*(2,24,32,1)", Epilogue(True, "relu"), 1, "float16", False),
     ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1, "float32", False),
     ("(1,40,24,2)*(3,16,40,1)", Epilogue(True, "silu"), 1, "bfloat16", True),
+    ("(1,48,32,2)*(2,32,48,1)", Epilogue(True), 1, "bfloat16", False),  # packed for gradients, too
 )
 MLPS = (
     ("(1,32,16,4)*(2,32,32,1)", "(1,16,16,4)*(2,32,64,1)"),
