@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ksopt.conversion.plan import Plan
     from ksopt.functional import ks_linear
     from ksopt.integrations.transformers import KSConfig as KSConfig
-    from ksopt.kernels.recorded_weights import prepared_weights
+    from ksopt.kernels.cuda_graph_weights import prepared_weights
     from ksopt.kernels.weight_cache import refresh
     from ksopt.nn import KSLinear, KSStacked, param_groups
     from ksopt.optimization.result import Optimized
@@ -64,7 +64,7 @@ __all__ = [
 
 # The modules of the names that need torch; an empty text stands for the module of that name.
 _LAZY = {
-    "prepared_weights": "kernels.recorded_weights",
+    "prepared_weights": "kernels.cuda_graph_weights",
     "refresh": "kernels.weight_cache",
     "explain": "compile.explain",
     "export_pass": "compile.export",

@@ -110,7 +110,7 @@ __device__ __forceinline__ void load_stage(const Arguments& arguments, unsigned 
     for (int row = 0; row < Tile::KL; row += ROWS) {
       if (Tile::KL % ROWS == 0 || row + first_row < Tile::KL) {
         const bool exists = WHOLE || l0 + row + first_row < P::C;
-        copy_async_16(to, exists ? from : column, inside && exists);
+        cp_async_16(to, exists ? from : column, inside && exists);
       }
       from += ROWS * row_stride;
       to += ROWS * Tile::PITCH * 16;
@@ -124,8 +124,8 @@ __device__ __forceinline__ void load_stage(const Arguments& arguments, unsigned 
       const int skipped = misalignment(from);
       const int64 left = exists ? columns + skipped - chunk * EACH : 0;
       const int bytes = left >= EACH ? 16 : left > 0 ? static_cast<int>(left * sizeof(Element)) : 0;
-      copy_async_up_to_16(stage + (row * Tile::PITCH + chunk) * 16,
-                          from - skipped + (bytes > 0 ? chunk * EACH : 0), bytes);
+      cp_async_up_to_16(stage + (row * Tile::PITCH + chunk) * 16,
+                        from - skipped + (bytes > 0 ? chunk * EACH : 0), bytes);
     }
   } else {
     for (int e = threadIdx.x; e < Tile::KL * Tile::BM; e += Tile::THREADS) {

@@ -89,7 +89,7 @@ template <typename T> struct Math16 {
       uint32 b[NT / 2][4];
 #pragma unroll
       for (int pair = 0; pair < NT / 2; ++pair) {
-        load_matrices_transposed(b[pair], matrices + (step * 16 * Tile::PITCH + pair * 2) * 16);
+        ldmatrix_x4_trans(b[pair], matrices + (step * 16 * Tile::PITCH + pair * 2) * 16);
       }
 #pragma unroll
       for (int mt = 0; mt < MT; ++mt) {
@@ -97,7 +97,7 @@ template <typename T> struct Math16 {
         const uint32 a[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-          multiply_add<T>(sums[mt][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+          mma_m16n8k16<T>(sums[mt][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
         }
       }
     }

@@ -94,18 +94,18 @@ struct Math32 {
         const uint32 a_small[4] = {splits[0].small, splits[1].small, splits[2].small, splits[3].small};
         if constexpr (PRODUCTS == 1) {
 #pragma unroll
-          for (int n = 0; n < NT; ++n) multiply_add_tf32(sums[mt][n], a_big, big[n][0], big[n][1]);
+          for (int n = 0; n < NT; ++n) mma_m16n8k8_tf32(sums[mt][n], a_big, big[n][0], big[n][1]);
         }
         // Four tiles at a time are independent sums; the smallest products come first.
 #pragma unroll
         for (int n = 0; n < (PRODUCTS == 1 ? 0 : NT); n += 4) {
           float parts[4][4] = {};
 #pragma unroll
-          for (int t = 0; t < 4; ++t) multiply_add_tf32(parts[t], a_small, big[n + t][0], big[n + t][1]);
+          for (int t = 0; t < 4; ++t) mma_m16n8k8_tf32(parts[t], a_small, big[n + t][0], big[n + t][1]);
 #pragma unroll
-          for (int t = 0; t < 4; ++t) multiply_add_tf32(parts[t], a_big, small[n + t][0], small[n + t][1]);
+          for (int t = 0; t < 4; ++t) mma_m16n8k8_tf32(parts[t], a_big, small[n + t][0], small[n + t][1]);
 #pragma unroll
-          for (int t = 0; t < 4; ++t) multiply_add_tf32(parts[t], a_big, big[n + t][0], big[n + t][1]);
+          for (int t = 0; t < 4; ++t) mma_m16n8k8_tf32(parts[t], a_big, big[n + t][0], big[n + t][1]);
 #pragma unroll
           for (int t = 0; t < 4; ++t)
 #pragma unroll

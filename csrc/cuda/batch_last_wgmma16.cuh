@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_swizzled_stage(const Arguments& arguments, 
     const int row = row0 + first_row;
     if (Tile::KL % ROWS == 0 || row < Tile::KL) {
       const bool exists = P::C % 16 == 0 || l0 + row < P::C;
-      copy_async_16(to + row * 128 + (chunk % 8 ^ row % 8) * 16, exists ? from : column, inside && exists);
+      cp_async_16(to + row * 128 + (chunk % 8 ^ row % 8) * 16, exists ? from : column, inside && exists);
     }
     from += ROWS * row_stride;
   }
@@ -117,15 +117,15 @@ __device__ __forceinline__ void batch_last_wgmma16_kernel(const Arguments& argum
   for (int column = static_cast<int>(share.begin / share.tiles); column * share.tiles < share.end; ++column) {
     __syncthreads();  // the weights before them are no longer in use
     load_weight_matrices<P, Tile>(arguments, weights, column, share.n0);
-    fence_for_tensor_cores();
+    fence_view_async_shared();
     __syncthreads();
     for (; to_do > 0 && at.column == column; --to_do, at.advance(Tile::TEAMS, share.tiles)) {
 #pragma unroll 1
       for (int part = 0; part < Tile::STAGES_PER_TILE; ++part) {
         cp_async_wait_group<Tile::STAGES - 3>();
-        fence_for_tensor_cores();
+        fence_view_async_shared();
         // The stage is filled for all of the team, and the one before the last is free for all.
-        wait_at(1 + team, Tile::TEAM_THREADS);
+        named_barrier_sync(1 + team, Tile::TEAM_THREADS);
 
         const uint32 stage = shared_address(ring + slot * Tile::STAGE_BYTES);
         if (++slot == Tile::STAGES) slot = 0;
@@ -134,11 +134,11 @@ __device__ __forceinline__ void batch_last_wgmma16_kernel(const Arguments& argum
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Tile::STEPS_PER_STAGE; ++step) {
-          const uint64 b = describe_swizzled_rows(stage + step * 16 * 128, Tile::PANEL_BYTES);
+          const uint64 b = make_swizzled_smem_desc(stage + step * 16 * 128, Tile::PANEL_BYTES);
 #pragma unroll
           for (int mt = 0; mt < MT; ++mt) {
-            const uint64 a = describe_plain(matrices + (step * 2 * NB + mt * 64) * 16, NB * 16, 128);
-            multiply_warpgroup<T, BM>(sums[mt], a, b, part + step);
+            const uint64 a = make_smem_desc(matrices + (step * 2 * NB + mt * 64) * 16, NB * 16, 128);
+            wgmma_mma_async<T, BM>(sums[mt], a, b, part + step);
           }
         }
         wgmma_commit_group();

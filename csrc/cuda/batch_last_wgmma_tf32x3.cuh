@@ -103,17 +103,17 @@ __device__ __forceinline__ void copy_stages(const Arguments& arguments, unsigned
   const int64 row_stride = arguments.x_feature_stride * P::D;
   ColumnWalk at{static_cast<int>(items.first / items.tiles), items.first % items.tiles};
   const auto wait_for_empty = [](int stage) {
-    wait_at(Tile::FIRST_EMPTY + stage % Tile::STAGES, Tile::AT_BARRIER);
+    named_barrier_sync(Tile::FIRST_EMPTY + stage % Tile::STAGES, Tile::AT_BARRIER);
   };
   // A column's weights are loaded once the ring is full of its rows: earlier stages of the ring still need
   // the weights that they replace.
   int due_column = -1, due_in = 0, columns = 0;
   const auto copy_due_weights = [&] {
-    if (columns++ > 0) wait_at(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);
+    if (columns++ > 0) named_barrier_sync(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);
     if (asks) {
       Mbarrier& barrier = full[Tile::STAGES];
-      barrier.arrive_and_expect(Tile::COLUMN_BYTES);
-      barrier.copy_in_bulk(weights, packed_layers<Tile>(arguments, due_column, items.n0), Tile::COLUMN_BYTES);
+      barrier.arrive_and_expect_tx(Tile::COLUMN_BYTES);
+      barrier.cp_async_bulk(weights, packed_layers<Tile>(arguments, due_column, items.n0), Tile::COLUMN_BYTES);
     }
     due_column = -1;
   };
@@ -135,18 +135,18 @@ __device__ __forceinline__ void copy_stages(const Arguments& arguments, unsigned
       unsigned char* const stage = ring + loaded % Tile::STAGES * Tile::STAGE_BYTES;
       if (lane == 0) {
         const uint32 layers_bytes = asks && !Tile::RESIDENT ? Tile::STAGE_LAYERS_BYTES : 0;
-        barrier.arrive_and_expect(Tile::WARP_ROWS * row_bytes + layers_bytes);
+        barrier.arrive_and_expect_tx(Tile::WARP_ROWS * row_bytes + layers_bytes);
       }
       __syncwarp();
       if (!Tile::RESIDENT && asks) {
-        barrier.copy_in_bulk(stage + Tile::LAYERS_AT, layers + part * Tile::STAGE_LAYERS_BYTES,
-                             Tile::STAGE_LAYERS_BYTES);
+        barrier.cp_async_bulk(stage + Tile::LAYERS_AT, layers + part * Tile::STAGE_LAYERS_BYTES,
+                              Tile::STAGE_LAYERS_BYTES);
       }
       if (lane < Tile::WARP_ROWS) {
         const int row = lane * Tile::LOADING_WARPS + warp, l = part * Tile::KL + row;
         // Rows beyond the last are multiplied by zero weights, so the last row is loaded in their place.
         const float* const from = x + (P::C % Tile::KL == 0 || l < P::C ? l : P::C - 1) * row_stride;
-        barrier.copy_in_bulk(stage + row * Tile::PITCH * 4, from, row_bytes);
+        barrier.cp_async_bulk(stage + row * Tile::PITCH * 4, from, row_bytes);
       }
     }
     at.advance(static_cast<int>(items.step), items.tiles);
@@ -207,13 +207,13 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[Tile::MT][Tile::N
     if (Tile::PRODUCTS > 1) {  // the smallest first
 #pragma unroll
       for (int i = 0; i < CHAIN; ++i) {
-        multiply_warpgroup_tf32<Tile::N>(part, small[i], big_weights(i), i > 0);
-        multiply_warpgroup_tf32<Tile::N>(part, big[i], big_weights(i) + Tile::HALF_BYTES / 16, 1);
+        wgmma_mma_async_tf32<Tile::N>(part, small[i], big_weights(i), i > 0);
+        wgmma_mma_async_tf32<Tile::N>(part, big[i], big_weights(i) + Tile::HALF_BYTES / 16, 1);
       }
     }
 #pragma unroll
     for (int i = 0; i < CHAIN; ++i) {
-      multiply_warpgroup_tf32<Tile::N>(part, big[i], big_weights(i), Tile::PRODUCTS > 1 || i > 0);
+      wgmma_mma_async_tf32<Tile::N>(part, big[i], big_weights(i), Tile::PRODUCTS > 1 || i > 0);
     }
     wgmma_commit_group();
     if (Tile::AHEAD && mt == MT - 1 && chain + 1 < Tile::CHAINS) load(chain + 1);
@@ -312,12 +312,12 @@ __device__ __forceinline__ void multiply_tiles(const Arguments& arguments, unsig
       parities ^= 1u << slot;
       multiply_columns<Tile>(
           sums, reinterpret_cast<const float*>(stage) + lane % 4 * Tile::PITCH + column,
-          describe_plain(shared_address(layers) + group_n * Tile::N * 16, Tile::LAYER_BYTES, 128));
-      arrive_at(Tile::FIRST_EMPTY + slot, Tile::AT_BARRIER);
+          make_smem_desc(shared_address(layers) + group_n * Tile::N * 16, Tile::LAYER_BYTES, 128));
+      named_barrier_arrive(Tile::FIRST_EMPTY + slot, Tile::AT_BARRIER);
       if (++slot == Tile::STAGES) slot = 0;
     }
     if (Tile::RESIDENT && at.tile + 1 == items.tiles && item + 1 < items.end) {
-      arrive_at(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);
+      named_barrier_arrive(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);
     }
     if (first_column < existing) {
       const int64 m = m0 + first_column;
@@ -344,7 +344,7 @@ __device__ __forceinline__ void batch_last_wgmma_tf32x3_kernel(const Arguments& 
   if (threadIdx.x == 0) {
     for (int s = 0; s < Tile::STAGES; ++s) full[s].init(Tile::LOADING_WARPS);
     full[Tile::STAGES].init(1);
-    fence_for_tensor_cores();  // and for the copy engine
+    fence_view_async_shared();  // and for the copy engine
   }
   __syncthreads();
   if (threadIdx.x < Tile::LOADERS) {

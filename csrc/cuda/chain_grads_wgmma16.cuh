@@ -187,11 +187,11 @@ __device__ __forceinline__ void sum_rows(const ChainGradOperands& operands, int6
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     cp_async_wait_group<Tile::STAGES - 3>();
-    fence_for_tensor_cores();
+    fence_view_async_shared();
     __syncthreads();  // the stage is full for all, and the one before the last is free
     const uint32 stage = first + step % Tile::STAGES * Tile::STAGE_BYTES + own.k_group * 2048;
-    const uint64 a = describe_swizzled_rows(stage + own.m_group * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
-    const uint64 b = describe_swizzled_rows(stage + Tile::M_GROUPS * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
+    const uint64 a = make_swizzled_smem_desc(stage + own.m_group * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
+    const uint64 b = make_swizzled_smem_desc(stage + Tile::M_GROUPS * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Tile::ROWS / 16; s += Tile::K_GROUPS) multiply_rows<T, Tile::N>(sums, a + s * 128, b + s * 128, 1);

@@ -78,9 +78,9 @@ __device__ __forceinline__ void multiply_mlp(const MlpArguments& arguments, unsi
   if constexpr (Epilogue::BIAS) {
     load_bias<P1::OUT, First::MULTIPLIERS>(bias, arguments.hidden_bias, thread);
     load_bias<P2::OUT, First::MULTIPLIERS>(bias + P1::OUT, arguments.bias, thread);
-    wait_at(1, First::MULTIPLIERS);
+    named_barrier_sync(1, First::MULTIPLIERS);
   }
-  const uint64 hidden_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::N * 16, 128);
+  const uint64 hidden_weights = make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::N * 16, 128);
   for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
     if (row0 + own.group * 64 >= rows.end) {
       pass_slots_by(ring, Tile::SLOTS);
@@ -154,7 +154,7 @@ __device__ __forceinline__ void chain_mlp_wgmma16_kernel(const MlpArguments& arg
       full[s].init(Tile::LOADERS + 1);
       empty[s].init(First::MULTIPLIERS);
     }
-    fence_for_tensor_cores();
+    fence_view_async_shared();
   }
   __syncthreads();
   prefetch_share<Tile::THREADS>(arguments.weights, Tile::PACKED_BYTES, blockIdx.x, gridDim.x);

@@ -117,8 +117,8 @@ __device__ __forceinline__ void load_x(uint32 region, const MlpArguments& argume
     for (int item = threadIdx.x; item < Tile::BM * CHUNKS; item += Tile::THREADS) {
       const int row = item / CHUNKS, chunk = item % CHUNKS;
       const bool is_there = row < rows;
-      copy_async_16(region + row * Row::PITCH + chunk * 16,
-                    x + (is_there ? row : 0) * arguments.x_stride + chunk * VECTOR, is_there);
+      cp_async_16(region + row * Row::PITCH + chunk * 16,
+                  x + (is_there ? row : 0) * arguments.x_stride + chunk * VECTOR, is_there);
     }
     cp_async_commit_group();
     cp_async_wait_group<0>();
@@ -204,11 +204,11 @@ __device__ __forceinline__ void multiply_step(ChainSums<Stage>& sums, uint32 fro
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
       uint32 a[4];
-      load_matrices(a, from + m * 16 * Stage::Row::PITCH + j * Stage::Row::FILLED * Stage::SIZE);
+      ldmatrix_x4(a, from + m * 16 * Stage::Row::PITCH + j * Stage::Row::FILLED * Stage::SIZE);
       if constexpr (Stage::SIZE == 2) {
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-          multiply_add<typename Tile::Element>(sums[j][m][n], a, b.words[j][n].x, b.words[j][n].y);
+          mma_m16n8k16<typename Tile::Element>(sums[j][m][n], a, b.words[j][n].x, b.words[j][n].y);
         }
       } else {
         uint32 big[4], small[4];
@@ -221,12 +221,12 @@ __device__ __forceinline__ void multiply_step(ChainSums<Stage>& sums, uint32 fro
         for (int n = 0; n < NT; ++n) {
           const Split<Stage::PRODUCTS> w0(__uint_as_float(b.words[j][n].x)), w1(__uint_as_float(b.words[j][n].y));
           if constexpr (Stage::PRODUCTS == 1) {
-            multiply_add_tf32(sums[j][m][n], big, w0.big, w1.big);
+            mma_m16n8k8_tf32(sums[j][m][n], big, w0.big, w1.big);
           } else {  // the smallest first
             float part[4] = {};
-            multiply_add_tf32(part, small, w0.big, w1.big);
-            multiply_add_tf32(part, big, w0.small, w1.small);
-            multiply_add_tf32(part, big, w0.big, w1.big);
+            mma_m16n8k8_tf32(part, small, w0.big, w1.big);
+            mma_m16n8k8_tf32(part, big, w0.small, w1.small);
+            mma_m16n8k8_tf32(part, big, w0.big, w1.big);
 #pragma unroll
             for (int e = 0; e < 4; ++e) sums[j][m][n][e] += part[e];
           }

@@ -45,8 +45,8 @@ template <int SLOT_BYTES_, int STAGES> struct Ring {
   __device__ __forceinline__ void release(int used) { empty[used].arrive(); }
   // One thread starts the copy of packed weights, and advances by their size.
   __device__ __forceinline__ void load_weights(const unsigned char*& weights, int at, int bytes) {
-    full[slot].arrive_and_expect(bytes);
-    full[slot].copy_in_bulk(here() + at, weights, bytes);
+    full[slot].arrive_and_expect_tx(bytes);
+    full[slot].cp_async_bulk(here() + at, weights, bytes);
     weights += bytes;
   }
 };
@@ -116,13 +116,13 @@ __device__ __forceinline__ void load_rows_of_x(const ChainArguments& arguments, 
         for (int step = 0; step < COUNT; ++step) {
           const int row = m0 + step * Walk::PASS_ROWS;
           if (row < Walk::end(m0)) {
-            copy_async_16(ring.here() + row * Tile::ROW_BYTES + (chunk ^ swap_of_row<Tile::CHUNKS_OF_ROW>(row)) * 16,
-                          from, inside && row < rows);
+            cp_async_16(ring.here() + row * Tile::ROW_BYTES + (chunk ^ swap_of_row<Tile::CHUNKS_OF_ROW>(row)) * 16,
+                        from, inside && row < rows);
           }
           from += Walk::PASS_ROWS * arguments.x_stride;
         }
       }
-      ring.full[ring.slot].arrive_after_copies();
+      ring.full[ring.slot].cp_async_arrive();
       ring.next();
     }
   }
@@ -191,7 +191,7 @@ constexpr int part_of_product(int n) {
 template <typename T, int N, int COUNT>
 __device__ __forceinline__ void multiply_columns(float (&sums)[COUNT], const uint32 (&a)[4], uint64 b, int accumulate) {
   constexpr int PART = part_of_product(N);
-  multiply_warpgroup_16<T, PART>(*reinterpret_cast<float(*)[PART / 2]>(&sums[COUNT - N / 2]), a, b, accumulate);
+  wgmma_mma_async_16<T, PART>(*reinterpret_cast<float(*)[PART / 2]>(&sums[COUNT - N / 2]), a, b, accumulate);
   if constexpr (PART < N) multiply_columns<T, N - PART>(sums, a, b + PART, accumulate);  // 16 bytes a column
 }
 
@@ -465,12 +465,12 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
   const uint32 x_at = shared_address(ring.slots) + x_row * Tile::ROW_BYTES;
   const int swap = swap_of_row<Tile::CHUNKS_OF_ROW>(x_row), half_chunk = own.lane / 16;
   const uint64 first_weights =
-      describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0) + Tile::X_BYTES, Tile::N1 * 16, 128);
+      make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0) + Tile::X_BYTES, Tile::N1 * 16, 128);
   const auto load_rows = [&](uint32(&a)[Tile::STEPS_OF_PART][4]) {
     ring.wait_until_full();
 #pragma unroll
     for (int s = 0; s < Tile::STEPS_OF_PART; ++s) {
-      load_matrices(a[s], x_at + ring.slot * AnyRing::SLOT_BYTES + ((2 * s + half_chunk) ^ swap) * 16);
+      ldmatrix_x4(a[s], x_at + ring.slot * AnyRing::SLOT_BYTES + ((2 * s + half_chunk) ^ swap) * 16);
     }
   };
   uint32 a[Tile::STEPS_OF_PART][4];
@@ -511,7 +511,7 @@ template <typename T, typename P, typename Tile, typename AnyRing>
 __device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK / 2], AnyRing& ring,
                                                const unsigned char* of_classes) {
   constexpr int GROUPS_OF_STEPS = Tile::STEPS / Tile::AT_ONCE, IN_SLOT = Tile::SLOT_J * Tile::SLOT_P / Tile::AT_ONCE;
-  const uint64 first_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NK * 16, 128);
+  const uint64 first_weights = make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NK * 16, 128);
   uint32 a[2][Tile::AT_ONCE][4];
   int before = 0;
 #pragma unroll
@@ -593,7 +593,7 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
   const uint16* bias = shared_bias;
   if constexpr (Epilogue::BIAS && Tile::SHARED_BIAS) {
     load_bias<Tile::FEATURES, Tile::MULTIPLIERS>(shared_bias, arguments.bias, thread);
-    wait_at(1, Tile::MULTIPLIERS);
+    named_barrier_sync(1, Tile::MULTIPLIERS);
   } else {
     bias = static_cast<const uint16*>(arguments.bias);
   }
@@ -649,7 +649,7 @@ __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& argum
       full[s].init(Tile::LOADERS + 1);  // once more the one that asks for weights
       empty[s].init(Tile::MULTIPLIERS);
     }
-    fence_for_tensor_cores();  // and for the copy engine
+    fence_view_async_shared();  // and for the copy engine
   }
   __syncthreads();
   arrive_at_cluster<Tile>();  // before blocks write into each other's shared memory

@@ -105,8 +105,8 @@ __device__ __forceinline__ void decode_fma_kernel(const Arguments& arguments) {
                      int64(i) * P::C * P::D + window;
   for (int e = thread; e < rows * Tile::X_CHUNKS; e += THREADS) {
     const int m = e / Tile::X_CHUNKS, at = e % Tile::X_CHUNKS;
-    copy_async_16(shared + e * 16,
-                  x + m * arguments.x_batch_stride + at / JW * Tile::PERIOD * V + at % JW * V, true);
+    cp_async_16(shared + e * 16,
+                x + m * arguments.x_batch_stride + at / JW * Tile::PERIOD * V + at % JW * V, true);
   }
   cp_async_commit_group();
   cp_async_wait_group<0>();

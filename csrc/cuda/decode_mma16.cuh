@@ -113,7 +113,7 @@ __device__ __forceinline__ void copy_rows(unsigned char* shared, const uint16* x
     unsigned char* to = shared + (m0 * Tile::X_PITCH + chunk) * 16;
 #pragma unroll 4
     for (int m = m0; m < end; m += Walk::PASS_ROWS) {
-      copy_async_16(to, from, inside);
+      cp_async_16(to, from, inside);
       from += Walk::PASS_ROWS * stride;
       to += Walk::PASS_ROWS * Tile::X_PITCH * 16;
     }
@@ -192,7 +192,7 @@ __device__ __forceinline__ void multiply_units(Sums<Tile>& sums, const LaneWeigh
         for (int j = 0; j < Layout::J; ++j)
 #pragma unroll
           for (int s = 0; s < Layout::STEPS; ++s) {
-            multiply_add<T>(sums[m][n][j], a[j][s], pair_of<Layout>(words[u][n], j, 2 * s),
+            mma_m16n8k16<T>(sums[m][n][j], a[j][s], pair_of<Layout>(words[u][n], j, 2 * s),
                             pair_of<Layout>(words[u][n], j, 2 * s + 1));
           }
     }

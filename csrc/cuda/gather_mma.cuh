@@ -85,7 +85,7 @@ __device__ __forceinline__ void load_weights(unsigned char* weights, const Gathe
 template <typename Tile, int BYTES>
 __device__ __forceinline__ void copy_packed(uint32 to, const unsigned char* from) {
 #pragma unroll 4
-  for (int at = threadIdx.x * 16; at < BYTES; at += Tile::THREADS * 16) copy_async_16(to + at, from + at, true);
+  for (int at = threadIdx.x * 16; at < BYTES; at += Tile::THREADS * 16) cp_async_16(to + at, from + at, true);
 }
 
 // Fills the ring's stages, part after part and tile after tile, ahead of the products. All chunks of a stage are
@@ -126,8 +126,8 @@ struct GatherLoader {
     if constexpr (!Tile::WHOLE_J) first += run * RUN_BYTES;
     const int into = static_cast<int>(reinterpret_cast<uint64>(first) % 16), begin = static_cast<int>(chunk * 16);
     const bool is_there = row < rows && begin < into + length_bytes && (Tile::WHOLE_J || run < runs);
-    copy_async_16(stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16, first - into + begin,
-                  is_there);
+    cp_async_16(stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16, first - into + begin,
+                is_there);
   }
 
   // A chunk of any tile, whose first element is the `begin`th of a run.
@@ -173,7 +173,7 @@ struct GatherLoader {
           const bool is_dense = at.arguments.x_feature_stride == 1, is_there = row < rows && run < runs;
           const T* const from = first + begin;
           if (is_dense && from >= static_cast<const T*>(at.arguments.x) && from + Tile::VECTOR <= at.x_end) {
-            copy_async_16(to, from, is_there && begin < length);
+            cp_async_16(to, from, is_there && begin < length);
           } else {
             copy_elements(to, first, begin, is_there ? length : 0);
           }
@@ -255,7 +255,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::N
     constexpr bool BY_MATRICES = PLACES == GatherPlaces::IN_CHUNKS && IS_WHOLE;
     if constexpr (BY_MATRICES) {  // lanes name the rows of 16 bytes, other ones than those of their words
       const int lane = threadIdx.x % 32, rows_on = lane % 16 - lane / 4;
-      load_matrices(matrices, x + rows[m][0].at[0] + rows_on * Tile::X_PITCH + lane / 16 * 16 - lane % 4 * 4);
+      ldmatrix_x4(matrices, x + rows[m][0].at[0] + rows_on * Tile::X_PITCH + lane / 16 * 16 - lane % 4 * 4);
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -284,18 +284,18 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::N
       const uint2 b = load_shared_2_words(weights + j * Tile::PLANE_BYTES + n * 256);
       if constexpr (Tile::SIZE == 2) {
 #pragma unroll
-        for (int m = j; m < TILES; m += JT) multiply_add<typename Tile::Element>(sums[m][n], a[m], b.x, b.y);
+        for (int m = j; m < TILES; m += JT) mma_m16n8k16<typename Tile::Element>(sums[m][n], a[m], b.x, b.y);
       } else {
         const Split<Tile::PRODUCTS> w0(__uint_as_float(b.x)), w1(__uint_as_float(b.y));
 #pragma unroll
         for (int m = j; m < TILES; m += JT) {
           if constexpr (Tile::PRODUCTS == 1) {
-            multiply_add_tf32(sums[m][n], a[m], w0.big, w1.big);
+            mma_m16n8k8_tf32(sums[m][n], a[m], w0.big, w1.big);
           } else {  // the smallest first
             float part[4] = {};
-            multiply_add_tf32(part, small[m], w0.big, w1.big);
-            multiply_add_tf32(part, a[m], w0.small, w1.small);
-            multiply_add_tf32(part, a[m], w0.big, w1.big);
+            mma_m16n8k8_tf32(part, small[m], w0.big, w1.big);
+            mma_m16n8k8_tf32(part, a[m], w0.small, w1.small);
+            mma_m16n8k8_tf32(part, a[m], w0.big, w1.big);
 #pragma unroll
             for (int e = 0; e < 4; ++e) sums[m][n][e] += part[e];
           }

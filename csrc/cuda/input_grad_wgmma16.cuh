@@ -60,12 +60,12 @@ __device__ __forceinline__ void load_rows_of_grad(const InputGradArguments& argu
         const int row = m0 + step * Walk::PASS_ROWS;
         if (row < Walk::end(m0)) {
           const int place = place_of_run<Tile>(chunk / 4, row) * 4 + chunk % 4;
-          copy_async_16(ring.here() + row * Tile::ROW_BYTES + place * 16, from, inside && row < rows);
+          cp_async_16(ring.here() + row * Tile::ROW_BYTES + place * 16, from, inside && row < rows);
         }
         from += Walk::PASS_ROWS * arguments.grad_stride;
       }
     }
-    ring.full[ring.slot].arrive_after_copies();
+    ring.full[ring.slot].cp_async_arrive();
     ring.next();
   }
 }
@@ -135,7 +135,7 @@ __device__ __forceinline__ void multiply_rows_of_grad(float (&sums)[P::D1][Tile:
   using Unit = GradUnit<P, Tile>;
   const unsigned char* const rows = ring.slots + own.row * Tile::ROW_BYTES + own.quarter * 16;
   const uint64 first_weights =
-      describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0) + Tile::GRAD_BYTES, Tile::N1 * 16, 128);
+      make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0) + Tile::GRAD_BYTES, Tile::N1 * 16, 128);
 #pragma unroll
   for (int j = 0; j < P::D1; ++j)
 #pragma unroll
@@ -254,7 +254,7 @@ template <typename T, typename P, typename Tile, typename AnyRing>
 __device__ __forceinline__ void multiply_between(uint32 (&z)[Tile::STEPS][4], AnyRing& ring, uint16* to, int column,
                                                  int64 left) {
   constexpr int CHUNKS = Tile::SHARE * Tile::COUNT;
-  const uint64 first_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NC * 16, 128);
+  const uint64 first_weights = make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NC * 16, 128);
   float sums[2][Tile::NC / 2];
   int before = 0;
   const auto store = [&](int chunk) {
@@ -325,7 +325,7 @@ __device__ __forceinline__ void input_grad_wgmma16_kernel(const InputGradArgumen
       full[s].init(Tile::LOADERS + 1);  // once more the one that asks for weights
       empty[s].init(Tile::MULTIPLIERS);
     }
-    fence_for_tensor_cores();  // and for the copy engine
+    fence_view_async_shared();  // and for the copy engine
   }
   __syncthreads();
   griddepcontrol_wait();

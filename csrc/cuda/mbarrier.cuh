@@ -17,8 +17,8 @@ struct Mbarrier {
     asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];\n" : "=l"(phase) : "r"(shared_address(&state)) : "memory");
   }
 
-  // Arrives, and makes the phase wait for `bytes` bytes of `copy_in_bulk` too.
-  __device__ __forceinline__ void arrive_and_expect(uint32 bytes) {
+  // Arrives, and makes the phase wait for `bytes` bytes of `cp_async_bulk` too.
+  __device__ __forceinline__ void arrive_and_expect_tx(uint32 bytes) {
     [[maybe_unused]] unsigned long long phase;
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 %0, [%1], %2;\n"
                  : "=l"(phase)
@@ -26,14 +26,14 @@ struct Mbarrier {
                  : "memory");
   }
 
-  // Arrives as soon as all copies that this thread has begun with `copy_async_16` have landed.
-  __device__ __forceinline__ void arrive_after_copies() {
+  // Arrives as soon as all copies that this thread has begun with `cp_async_16` have landed.
+  __device__ __forceinline__ void cp_async_arrive() {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(shared_address(&state)) : "memory");
   }
 
   // Copies a run of bytes, a multiple of 16, to shared memory in the background; they count for the
   // phase that expects them.
-  __device__ __forceinline__ void copy_in_bulk(void* shared, const void* global, uint32 bytes) {
+  __device__ __forceinline__ void cp_async_bulk(void* shared, const void* global, uint32 bytes) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
             shared_address(shared)),
@@ -56,8 +56,8 @@ struct Mbarrier {
   }
 };
 
-// Arrives at a barrier at which others of its `threads` threads wait (`wait_at` in ptx.cuh).
-__device__ __forceinline__ void arrive_at(int barrier, int threads) {
+// Arrives at a barrier at which others of its `threads` threads wait (`named_barrier_sync` in ptx.cuh).
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
 }
 

@@ -189,9 +189,9 @@ __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const uint4* wei
       const uint4 b = weights[(f * Tile::WEIGHT_VECTORS + v) * 32 + place.lane];
 #pragma unroll
       for (int m = 0; m < Tile::MT; ++m) {
-        multiply_add<T>(sums[m][n][2 * v / Layout::STEPS], a[m][2 * v / Layout::STEPS][2 * v % Layout::STEPS],
+        mma_m16n8k16<T>(sums[m][n][2 * v / Layout::STEPS], a[m][2 * v / Layout::STEPS][2 * v % Layout::STEPS],
                         b.x, b.y);
-        multiply_add<T>(sums[m][n][(2 * v + 1) / Layout::STEPS],
+        mma_m16n8k16<T>(sums[m][n][(2 * v + 1) / Layout::STEPS],
                         a[m][(2 * v + 1) / Layout::STEPS][(2 * v + 1) % Layout::STEPS], b.z, b.w);
       }
     }
@@ -304,7 +304,7 @@ __device__ __forceinline__ void mma16_kernel(const Arguments& arguments) {
       unsigned char* to = stage + (m0 * Tile::PITCH + chunk) * 16;
 #pragma unroll
       for (int m = m0; m < Walk::end(m0); m += Walk::PASS_ROWS) {
-        copy_async_16(to, from, inside && m < rows);
+        cp_async_16(to, from, inside && m < rows);
         from += Walk::PASS_ROWS * arguments.x_batch_stride;
         to += Walk::PASS_ROWS * Tile::PITCH * 16;
       }

@@ -145,7 +145,7 @@ __device__ __forceinline__ void load_rows(unsigned char* shared, const float* fr
     for (int m = first_row; m < Walk::end(first_row); m += Walk::PASS_ROWS) {
       const int place = IN_COLUMNS ? m - m % 8 + column_of_output<Layout>(m % 8) : m;
       const int put = IN_COLUMNS ? chunk : chunk ^ m % 2 * Tile::ODD_ROWS;
-      copy_async_16(shared + (place * PITCH + put) * 16, source, inside && m < rows);
+      cp_async_16(shared + (place * PITCH + put) * 16, source, inside && m < rows);
       source += Walk::PASS_ROWS * stride;
     }
   }
@@ -242,7 +242,7 @@ __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const unsigned c
               float(&sum)[4] = Tile::PRODUCTS == 1 ? sums[m][n][j0 + g] : part[g][m];
               const uint32(&x)[4] = product == 0 ? small[m][j0 + g][s] : big[m][j0 + g][s];
               const uint32(&w)[2] = product == 1 ? w_small[g] : w_big[g];
-              multiply_add_tf32(sum, x, w[0], w[1]);
+              mma_m16n8k8_tf32(sum, x, w[0], w[1]);
             }
         if (Tile::PRODUCTS == 1) continue;
 #pragma unroll
@@ -311,7 +311,7 @@ __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 til
     if (Tile::WARPS_J == 1) {
       __syncwarp();
     } else {
-      wait_at(barrier, SHARERS);
+      named_barrier_sync(barrier, SHARERS);
     }
   };
   // Chunk e of the slice of tiles (m, n): its row, and k*d + j of its first element.

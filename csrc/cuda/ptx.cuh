@@ -8,7 +8,7 @@ __device__ __forceinline__ uint32 shared_address(const void* pointer) {
 }
 
 // Copies 16 bytes to shared memory in the background, or writes 16 zero bytes if not `inside`.
-__device__ __forceinline__ void copy_async_16(void* shared, const void* global, bool inside) {
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool inside) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(
                    shared_address(shared)),
                "l"(global), "r"(inside ? 16 : 0)
@@ -24,10 +24,10 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait_group() {
 
 // sum[16 x 8] += a[16 x 16] b[16 x 8] across a warp, 16-bit factors and fp32 sums.
 template <typename T>
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32 (&a)[4], uint32 b0, uint32 b1);
+__device__ __forceinline__ void mma_m16n8k16(float (&sum)[4], const uint32 (&a)[4], uint32 b0, uint32 b1);
 
 template <>
-__device__ __forceinline__ void multiply_add<Float16>(float (&sum)[4], const uint32 (&a)[4], uint32 b0,
+__device__ __forceinline__ void mma_m16n8k16<Float16>(float (&sum)[4], const uint32 (&a)[4], uint32 b0,
                                                       uint32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -37,7 +37,7 @@ __device__ __forceinline__ void multiply_add<Float16>(float (&sum)[4], const uin
 }
 
 template <>
-__device__ __forceinline__ void multiply_add<BFloat16>(float (&sum)[4], const uint32 (&a)[4], uint32 b0,
+__device__ __forceinline__ void mma_m16n8k16<BFloat16>(float (&sum)[4], const uint32 (&a)[4], uint32 b0,
                                                        uint32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -62,7 +62,7 @@ template <> __device__ __forceinline__ uint32 pack_pair<BFloat16>(float low, flo
 }
 
 // Copies the first `bytes` (0 to 16) of 16 to shared memory in the background, and writes zeros after.
-__device__ __forceinline__ void copy_async_up_to_16(void* shared, const void* global, int bytes) {
+__device__ __forceinline__ void cp_async_up_to_16(void* shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(global),
                "r"(bytes)
                : "memory");
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_shared_2_words(uint32 address, uint32 firs
 }
 
 // Copies 16 bytes to an address of shared memory in the background, or writes 16 zero bytes if not `inside`.
-__device__ __forceinline__ void copy_async_16(uint32 shared, const void* global, bool inside) {
+__device__ __forceinline__ void cp_async_16(uint32 shared, const void* global, bool inside) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global),
                "r"(inside ? 16 : 0)
                : "memory");
@@ -116,7 +116,7 @@ __device__ __forceinline__ void copy_async_16(uint32 shared, const void* global,
 
 // Four 8 x 8 matrices of 16-bit elements: lanes 8i to 8i + 7 give the addresses of the rows of matrix i;
 // a lane gets elements (lane / 4, 2 (lane % 4)) and (lane / 4, 2 (lane % 4) + 1).
-__device__ __forceinline__ void load_matrices(uint32 (&words)[4], uint32 address) {
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&words)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "r"(address)
@@ -125,7 +125,7 @@ __device__ __forceinline__ void load_matrices(uint32 (&words)[4], uint32 address
 
 // The same, transposed: lanes 8i to 8i + 7 give the addresses of the
 // rows of matrix i; a lane gets elements (2 (lane % 4), lane / 4) and (2 (lane % 4) + 1, lane / 4).
-__device__ __forceinline__ void load_matrices_transposed(uint32 (&words)[4], uint32 address) {
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&words)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "r"(address)
@@ -140,8 +140,8 @@ __device__ __forceinline__ uint32 to_tf32(float value) {
 }
 
 // sum[16 x 8] += a[16 x 8] b[8 x 8] across a warp: the upper 19 bits of fp32 factors, fp32 sums.
-__device__ __forceinline__ void multiply_add_tf32(float (&sum)[4], const uint32 (&a)[4], uint32 b0,
-                                                  uint32 b1) {
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&sum)[4], const uint32 (&a)[4], uint32 b0,
+                                                 uint32 b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};\n"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
@@ -166,6 +166,6 @@ __device__ __forceinline__ void load_16_bytes(uint32 (&words)[4], const void* fr
 }
 
 // Waits for the `threads` threads (whole warps) that share `barrier`, 1 to 15.
-__device__ __forceinline__ void wait_at(int barrier, int threads) {
+__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
 }

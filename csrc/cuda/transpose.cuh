@@ -104,7 +104,7 @@ template <int A, typename Tile> __device__ __forceinline__ void to_planar_kernel
     const uint4* const from = x + place.interleaved();
     const int inside = place.inside();
     for (int at = threadIdx.x; at < inside; at += Tile::THREADS)
-      copy_async_16(chunks + place_of<Tile>(at), from + at, true);
+      cp_async_16(chunks + place_of<Tile>(at), from + at, true);
     cp_async_commit_group();
     cp_async_wait_group<0>();
     __syncthreads();

@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_grad_rows(uint32 to, const uint16* from, in
     int feature = first * P::D + chunk * 8;
     if (Tile::Run::WIDE) feature = (first + chunk / Tile::WARPS_J) * P::D + first_j + chunk % Tile::WARPS_J * 8;
     const bool inside = row < rows && feature < COUNT * P::D;
-    copy_async_16(to + (row * PITCH + chunk) * 16, inside ? from + row * stride + feature : from, inside);
+    cp_async_16(to + (row * PITCH + chunk) * 16, inside ? from + row * stride + feature : from, inside);
   }
 }
 
@@ -207,7 +207,7 @@ __device__ __forceinline__ void weight_grad_mma16_kernel(const WeightGradArgumen
               const auto& low = of_grad[2 * m / FEW][2 * m % FEW * J + j];
               const auto& high = of_grad[(2 * m + 1) / FEW][(2 * m + 1) % FEW * J + j];
               const uint32 a[4] = {low[0], high[0], low[1], high[1]};
-              multiply_add<T>(sums[m][run * FEW + few][j], a, of_x[few * J + j][0], of_x[few * J + j][1]);
+              mma_m16n8k16<T>(sums[m][run * FEW + few][j], a, of_x[few * J + j][0], of_x[few * J + j][1]);
             }
       }
     }

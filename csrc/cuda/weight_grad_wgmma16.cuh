@@ -53,8 +53,8 @@ __device__ __forceinline__ void load_panels(unsigned char* to, const uint16* fro
       const int row = row0 + step * PASS_ROWS;
       if (Tile::ROWS % PASS_ROWS != 0 && row >= Tile::ROWS) break;
       const bool inside = row < rows && (FEATURES % (64 * COUNT) == 0 || feature < FEATURES);
-      copy_async_16(to + panel * Tile::PANEL_BYTES + row * 128 + (chunk ^ row % 8) * 16,
-                    inside ? from + row * stride + feature : from, inside);
+      cp_async_16(to + panel * Tile::PANEL_BYTES + row * 128 + (chunk ^ row % 8) * 16,
+                  inside ? from + row * stride + feature : from, inside);
     }
   }
 }
@@ -146,11 +146,11 @@ __device__ __forceinline__ void weight_grad_wgmma16_kernel(const WeightGradArgum
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     cp_async_wait_group<Tile::STAGES - 3>();
-    fence_for_tensor_cores();
+    fence_view_async_shared();
     __syncthreads();  // the stage is full for all, and the one before the last is free
     const uint32 stage = first + step % Tile::STAGES * Tile::STAGE_BYTES;
-    const uint64 a = describe_swizzled_rows(stage + group * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
-    const uint64 b = describe_swizzled_rows(stage + Tile::GROUPS * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
+    const uint64 a = make_swizzled_smem_desc(stage + group * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
+    const uint64 b = make_swizzled_smem_desc(stage + Tile::GROUPS * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
     wgmma_fence_operand(sums);
     wgmma_fence();
 #pragma unroll

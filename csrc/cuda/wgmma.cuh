@@ -1,6 +1,6 @@
 // Warpgroup products (sm_90a): four warps multiply 64 x 16 by 16 x N straight from shared memory.
 //
-// The operands are named by descriptors, the sums live in registers as in multiply_add: of each
+// The operands are named by descriptors, the sums live in registers as in mma_m16n8k16: of each
 // 8 columns a thread holds two neighbours in row lane / 4 and two in row lane / 4 + 8, where warp w
 // of the warpgroup has rows 16 w to 16 w + 15.
 #pragma once
@@ -8,7 +8,7 @@
 #include "ptx.cuh"
 
 // Orders this thread's shared-memory writes before what the tensor cores read.
-__device__ __forceinline__ void fence_for_tensor_cores() {
+__device__ __forceinline__ void fence_view_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
@@ -33,24 +33,24 @@ template <int COUNT> __device__ __forceinline__ void wgmma_fence_operand(float (
 
 // An operand whose 8 x 8 matrices are 128 bytes in one run, rows along the summation.
 // `next_sum` and `next_row`: bytes from a matrix to the next along the summation and across it.
-__device__ __forceinline__ uint64 describe_plain(uint32 address, uint32 next_sum, uint32 next_row) {
+__device__ __forceinline__ uint64 make_smem_desc(uint32 address, uint32 next_sum, uint32 next_row) {
   return uint64(address >> 4 & 0x3fff) | uint64(next_sum >> 4) << 16 | uint64(next_row >> 4) << 32;
 }
 
 // An operand of rows of 128 bytes across the summation, whose 16-byte chunks are permuted: chunk c
 // of row r lies at place c ^ (r % 8). `next_panel`: bytes to the next 64 elements of the same rows.
-__device__ __forceinline__ uint64 describe_swizzled_rows(uint32 address, uint32 next_panel) {
+__device__ __forceinline__ uint64 make_swizzled_smem_desc(uint32 address, uint32 next_panel) {
   return uint64(address >> 4 & 0x3fff) | uint64(next_panel >> 4) << 16 | uint64(1024 >> 4) << 32 |
          uint64(1) << 62;
 }
 
 // sums[64 x N] (+)= a[64 x 16] b[16 x N]; the sums before it count only if `accumulate`.
 template <typename T, int N>
-__device__ __forceinline__ void multiply_warpgroup(float (&sums)[N / 2], uint64 a, uint64 b, int accumulate);
+__device__ __forceinline__ void wgmma_mma_async(float (&sums)[N / 2], uint64 a, uint64 b, int accumulate);
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup<Float16, 64>(float (&sums)[32], uint64 a, uint64 b,
-                                                                int accumulate) {
+__device__ __forceinline__ void wgmma_mma_async<Float16, 64>(float (&sums)[32], uint64 a, uint64 b,
+                                                             int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
@@ -70,8 +70,8 @@ __device__ __forceinline__ void multiply_warpgroup<Float16, 64>(float (&sums)[32
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup<BFloat16, 64>(float (&sums)[32], uint64 a, uint64 b,
-                                                                 int accumulate) {
+__device__ __forceinline__ void wgmma_mma_async<BFloat16, 64>(float (&sums)[32], uint64 a, uint64 b,
+                                                              int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -91,8 +91,8 @@ __device__ __forceinline__ void multiply_warpgroup<BFloat16, 64>(float (&sums)[3
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup<Float16, 128>(float (&sums)[64], uint64 a, uint64 b,
-                                                                 int accumulate) {
+__device__ __forceinline__ void wgmma_mma_async<Float16, 128>(float (&sums)[64], uint64 a, uint64 b,
+                                                              int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
@@ -122,8 +122,8 @@ __device__ __forceinline__ void multiply_warpgroup<Float16, 128>(float (&sums)[6
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup<BFloat16, 128>(float (&sums)[64], uint64 a, uint64 b,
-                                                                  int accumulate) {
+__device__ __forceinline__ void wgmma_mma_async<BFloat16, 128>(float (&sums)[64], uint64 a, uint64 b,
+                                                               int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -153,8 +153,8 @@ __device__ __forceinline__ void multiply_warpgroup<BFloat16, 128>(float (&sums)[
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup<Float16, 192>(float (&sums)[96], uint64 a, uint64 b,
-                                                                 int accumulate) {
+__device__ __forceinline__ void wgmma_mma_async<Float16, 192>(float (&sums)[96], uint64 a, uint64 b,
+                                                              int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {"
@@ -194,8 +194,8 @@ __device__ __forceinline__ void multiply_warpgroup<Float16, 192>(float (&sums)[9
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup<BFloat16, 192>(float (&sums)[96], uint64 a, uint64 b,
-                                                                  int accumulate) {
+__device__ __forceinline__ void wgmma_mma_async<BFloat16, 192>(float (&sums)[96], uint64 a, uint64 b,
+                                                               int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
@@ -235,8 +235,8 @@ __device__ __forceinline__ void multiply_warpgroup<BFloat16, 192>(float (&sums)[
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup<Float16, 256>(float (&sums)[128], uint64 a, uint64 b,
-                                                                 int accumulate) {
+__device__ __forceinline__ void wgmma_mma_async<Float16, 256>(float (&sums)[128], uint64 a, uint64 b,
+                                                              int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
@@ -286,8 +286,8 @@ __device__ __forceinline__ void multiply_warpgroup<Float16, 256>(float (&sums)[1
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup<BFloat16, 256>(float (&sums)[128], uint64 a, uint64 b,
-                                                                  int accumulate) {
+__device__ __forceinline__ void wgmma_mma_async<BFloat16, 256>(float (&sums)[128], uint64 a, uint64 b,
+                                                               int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"

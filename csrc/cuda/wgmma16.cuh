@@ -112,13 +112,13 @@ __device__ __forceinline__ void load_rows(const Arguments& arguments, unsigned c
 #pragma unroll
         for (int step = 0; step < Rows::COUNT; ++step) {
           if (Rows::inside(m0, step)) {
-            copy_async_16(to + step * Rows::PASS_ROWS * Tile::ROW_BYTES, from,
-                          inside && step * Rows::PASS_ROWS < rows);
+            cp_async_16(to + step * Rows::PASS_ROWS * Tile::ROW_BYTES, from,
+                        inside && step * Rows::PASS_ROWS < rows);
           }
           from += pass_stride;
         }
       }
-      full[slot].arrive_after_copies();
+      full[slot].cp_async_arrive();
       if (++slot == Tile::STAGES) slot = 0, parity ^= 1;
     }
   }
@@ -277,7 +277,7 @@ __device__ __forceinline__ void store_group(const Arguments& arguments, uint16* 
     if constexpr (Tile::GROUPS_J == 1) {
       __syncwarp();
     } else {
-      wait_at(1 + own, Tile::SLICE_THREADS);
+      named_barrier_sync(1 + own, Tile::SLICE_THREADS);
     }
   };
   uint16* const first = y + first_row * arguments.y_batch_stride + place.group_n * Tile::N * P::D;
@@ -303,20 +303,20 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
   // its address, in 16 bytes, has room for all of the shared memory.
   const uint32 first_matrix = shared_address(weights) + place.group_j * Layout::J * Tile::MATRIX_BYTES +
                               place.group_n * Tile::N * 16;
-  const uint64 first_matrices = describe_plain(__shfl_sync(~0u, first_matrix, 0), Tile::HALF_BYTES, 128);
+  const uint64 first_matrices = make_smem_desc(__shfl_sync(~0u, first_matrix, 0), Tile::HALF_BYTES, 128);
   int slot = 0, parity = 0, group = -1;
   [[maybe_unused]] int multiplied_slot = 0;
   for (Walk walk(arguments); walk.inside(); walk.next()) {
     const int64 weight_group = int64(walk.i()) * P::B * P::D;
     if (!Tile::STREAMED && walk.group != group) {
       group = walk.group;
-      wait_at(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);  // the weights before are no longer in use
+      named_barrier_sync(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);  // the weights before are no longer in use
       write_weights<P, Tile>(weights,
                              static_cast<const uint16*>(arguments.weight) +
                                  (weight_group + int64(walk.n0()) * P::D) * P::C + walk.j0(),
                              thread);
-      fence_for_tensor_cores();
-      wait_at(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);
+      fence_view_async_shared();
+      named_barrier_sync(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);
     }
 
     GroupSums<Tile> sums;
@@ -364,7 +364,7 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
 #pragma unroll
         for (int j = 0; j < Layout::J; ++j) {
           const uint64 b = unit_matrices + (s * Tile::JC + j) * (Tile::MATRIX_BYTES / 16);
-          multiply_warpgroup_16<T, Tile::N>(sums[j], a[j][s], b, unit + s);
+          wgmma_mma_async_16<T, Tile::N>(sums[j], a[j][s], b, unit + s);
         }
       wgmma_commit_group();
       if (Tile::AHEAD && unit + 1 < Tile::UNITS) load_unit((unit + 1) % Tile::STAGE_UNITS, ends_stage(unit + 1));

@@ -66,7 +66,7 @@ __device__ __forceinline__ void wgmma16_streamed_kernel(const Arguments& argumen
       full[s].init(Tile::LOADERS + 1);  // once more the one that asks for weights
       empty[s].init(Tile::MULTIPLIERS);
     }
-    fence_for_tensor_cores();  // and for the copy engine
+    fence_view_async_shared();  // and for the copy engine
   }
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
@@ -76,11 +76,11 @@ __device__ __forceinline__ void wgmma16_streamed_kernel(const Arguments& argumen
     load_rows<P, Tile, Walk>(arguments, ring, full, empty, [&](const Walk& walk, int part, int slot) {
       if (threadIdx.x != 0) return;
       const int64 first = (int64(walk.group) * Tile::COLUMNS_OF_I + walk.column) * Tile::COLUMN_BYTES;
-      full[slot].arrive_and_expect(Tile::STAGE_WEIGHT_BYTES);
-      full[slot].copy_in_bulk(ring + slot * Tile::STAGE_BYTES + Tile::WEIGHTS_AT,
-                              static_cast<const unsigned char*>(arguments.weight) + first +
+      full[slot].arrive_and_expect_tx(Tile::STAGE_WEIGHT_BYTES);
+      full[slot].cp_async_bulk(ring + slot * Tile::STAGE_BYTES + Tile::WEIGHTS_AT,
+                               static_cast<const unsigned char*>(arguments.weight) + first +
                                   part * Tile::STAGE_WEIGHT_BYTES,
-                              Tile::STAGE_WEIGHT_BYTES);
+                               Tile::STAGE_WEIGHT_BYTES);
     });
   } else {
     setmaxnreg_inc<Tile::MULTIPLIER_REGISTERS>();

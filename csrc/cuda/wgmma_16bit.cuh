@@ -2,15 +2,15 @@
 //
 // Four warps multiply 64 x 16 by 16 x N. Warp w of the warpgroup has rows 16 w to 16 w + 15 of the
 // first factor and of the sums, laid out over its lanes as for m16n8k16 (ptx.cuh); the second factor
-// is named by a descriptor of 16-byte rows along the summation (wgmma.cuh, `describe_plain`).
+// is named by a descriptor of 16-byte rows along the summation (wgmma.cuh, `make_smem_desc`).
 #pragma once
 
 #include "wgmma.cuh"
 
 // sums[64 x N] (+)= a[64 x 16] b[16 x N]; the sums before it count only if `accumulate`.
 template <typename T, int N>
-__device__ __forceinline__ void multiply_warpgroup_16(float (&sums)[N / 2], const uint32 (&a)[4], uint64 b,
-                                                      int accumulate);
+__device__ __forceinline__ void wgmma_mma_async_16(float (&sums)[N / 2], const uint32 (&a)[4], uint64 b,
+                                                   int accumulate);
 
 #define KSOPT_SUMS_4(s, i) "+f"(s[i]), "+f"(s[i + 1]), "+f"(s[i + 2]), "+f"(s[i + 3])
 #define KSOPT_SUMS_8(s, i) KSOPT_SUMS_4(s, i), KSOPT_SUMS_4(s, i + 4)
@@ -20,8 +20,8 @@ __device__ __forceinline__ void multiply_warpgroup_16(float (&sums)[N / 2], cons
 // One instruction. `names`: of the sums' registers; then of a's, of b's and of the flag's.
 #define KSOPT_PRODUCT(type, ptx_type, n, names, a_names, b_name, flag_name, ...)                          \
   template <>                                                                                            \
-  __device__ __forceinline__ void multiply_warpgroup_16<type, n>(float(&sums)[n / 2], const uint32(&a)[4], \
-                                                                 uint64 b, int accumulate) {              \
+  __device__ __forceinline__ void wgmma_mma_async_16<type, n>(float(&sums)[n / 2], const uint32(&a)[4], \
+                                                              uint64 b, int accumulate) {              \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " flag_name ", 0;\n"                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." ptx_type "." ptx_type " {" names        \
                  "}, {" a_names "}, " b_name ", p, 1, 1, 0;\n}\n"                                         \

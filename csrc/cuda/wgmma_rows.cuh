@@ -1,6 +1,6 @@
 // Warpgroup products of 16-bit numbers (sm_90a) whose summation runs over rows of shared memory.
 //
-// Both factors lie as `describe_swizzled_rows` (wgmma.cuh) says: rows along the summation, 64 neighbouring
+// Both factors lie as `make_swizzled_smem_desc` (wgmma.cuh) says: rows along the summation, 64 neighbouring
 // features of a row in 128 bytes. sums[m][n] is the sum over 16 rows of a[row][m] b[row][n].
 #pragma once
 

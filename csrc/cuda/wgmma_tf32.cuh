@@ -8,15 +8,15 @@
 
 // sums[64 x N] (+)= a[64 x 8] b[8 x N]; the sums before it count only if `accumulate`.
 template <int N>
-__device__ __forceinline__ void multiply_warpgroup_tf32(float (&sums)[N / 2], const uint32 (&a)[4], uint64 b,
-                                                        int accumulate);
+__device__ __forceinline__ void wgmma_mma_async_tf32(float (&sums)[N / 2], const uint32 (&a)[4], uint64 b,
+                                                     int accumulate);
 
 #define KSOPT_SUMS_8(s, i)                                                                          \
   "+f"(s[i]), "+f"(s[i + 1]), "+f"(s[i + 2]), "+f"(s[i + 3]), "+f"(s[i + 4]), "+f"(s[i + 5]),       \
       "+f"(s[i + 6]), "+f"(s[i + 7])
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup_tf32<8>(float (&sums)[4], const uint32 (&a)[4], uint64 b,
+__device__ __forceinline__ void wgmma_mma_async_tf32<8>(float (&sums)[4], const uint32 (&a)[4], uint64 b,
                                                          int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
@@ -29,7 +29,7 @@ __device__ __forceinline__ void multiply_warpgroup_tf32<8>(float (&sums)[4], con
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup_tf32<16>(float (&sums)[8], const uint32 (&a)[4], uint64 b,
+__device__ __forceinline__ void wgmma_mma_async_tf32<16>(float (&sums)[8], const uint32 (&a)[4], uint64 b,
                                                          int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
@@ -42,7 +42,7 @@ __device__ __forceinline__ void multiply_warpgroup_tf32<16>(float (&sums)[8], co
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup_tf32<24>(float (&sums)[12], const uint32 (&a)[4], uint64 b,
+__device__ __forceinline__ void wgmma_mma_async_tf32<24>(float (&sums)[12], const uint32 (&a)[4], uint64 b,
                                                          int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %17, 0;\n"
@@ -55,7 +55,7 @@ __device__ __forceinline__ void multiply_warpgroup_tf32<24>(float (&sums)[12], c
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup_tf32<32>(float (&sums)[16], const uint32 (&a)[4], uint64 b,
+__device__ __forceinline__ void wgmma_mma_async_tf32<32>(float (&sums)[16], const uint32 (&a)[4], uint64 b,
                                                          int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
@@ -68,7 +68,7 @@ __device__ __forceinline__ void multiply_warpgroup_tf32<32>(float (&sums)[16], c
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup_tf32<48>(float (&sums)[24], const uint32 (&a)[4], uint64 b,
+__device__ __forceinline__ void wgmma_mma_async_tf32<48>(float (&sums)[24], const uint32 (&a)[4], uint64 b,
                                                          int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %29, 0;\n"
@@ -82,7 +82,7 @@ __device__ __forceinline__ void multiply_warpgroup_tf32<48>(float (&sums)[24], c
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup_tf32<64>(float (&sums)[32], const uint32 (&a)[4], uint64 b,
+__device__ __forceinline__ void wgmma_mma_async_tf32<64>(float (&sums)[32], const uint32 (&a)[4], uint64 b,
                                                          int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -97,7 +97,7 @@ __device__ __forceinline__ void multiply_warpgroup_tf32<64>(float (&sums)[32], c
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup_tf32<96>(float (&sums)[48], const uint32 (&a)[4], uint64 b,
+__device__ __forceinline__ void wgmma_mma_async_tf32<96>(float (&sums)[48], const uint32 (&a)[4], uint64 b,
                                                          int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %53, 0;\n"
@@ -113,7 +113,7 @@ __device__ __forceinline__ void multiply_warpgroup_tf32<96>(float (&sums)[48], c
 }
 
 template <>
-__device__ __forceinline__ void multiply_warpgroup_tf32<128>(float (&sums)[64], const uint32 (&a)[4], uint64 b,
+__device__ __forceinline__ void wgmma_mma_async_tf32<128>(float (&sums)[64], const uint32 (&a)[4], uint64 b,
                                                          int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"

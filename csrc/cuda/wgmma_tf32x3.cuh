@@ -107,7 +107,7 @@ __device__ __forceinline__ void multiply_by_warpgroup(Sums<Tile>& sums, const un
         const Split<Tile::PRODUCTS> split(values[u][e % 2][(2 * s + e / 2) * J + j]);
         big[i][e] = split.big, small[i][e] = split.small;
       }
-      w_big[i] = describe_plain(layers + (u * Layout::L + 2 * s) * Tile::LAYER_BYTES +
+      w_big[i] = make_smem_desc(layers + (u * Layout::L + 2 * s) * Tile::LAYER_BYTES +
                                     j * Tile::HALVES * Tile::MATRIX_BYTES,
                                 Tile::LAYER_BYTES, 128);
     }
@@ -116,13 +116,13 @@ __device__ __forceinline__ void multiply_by_warpgroup(Sums<Tile>& sums, const un
     if (Tile::PRODUCTS > 1) {  // the smallest first
 #pragma unroll
       for (int i = 0; i < CHAIN; ++i) {
-        multiply_warpgroup_tf32<Tile::NB>(part, small[i], w_big[i], i > 0);
-        multiply_warpgroup_tf32<Tile::NB>(part, big[i], w_big[i] + Tile::MATRIX_BYTES / 16, 1);
+        wgmma_mma_async_tf32<Tile::NB>(part, small[i], w_big[i], i > 0);
+        wgmma_mma_async_tf32<Tile::NB>(part, big[i], w_big[i] + Tile::MATRIX_BYTES / 16, 1);
       }
     }
 #pragma unroll
     for (int i = 0; i < CHAIN; ++i) {
-      multiply_warpgroup_tf32<Tile::NB>(part, big[i], w_big[i], Tile::PRODUCTS > 1 || i > 0);
+      wgmma_mma_async_tf32<Tile::NB>(part, big[i], w_big[i], Tile::PRODUCTS > 1 || i > 0);
     }
     wgmma_commit_group();
     if (group < Tile::PENDING) continue;
@@ -149,12 +149,12 @@ __device__ __forceinline__ void load_stages(const Arguments& arguments, unsigned
   const int64 tiles = (arguments.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS;
   const bool asks = threadIdx.x == 0;  // for weights
   const auto wait_for_empty = [](int stage) {
-    wait_at(Tile::FIRST_EMPTY + stage % Tile::STAGES, Tile::LOADERS + Tile::TEAM);
+    named_barrier_sync(Tile::FIRST_EMPTY + stage % Tile::STAGES, Tile::LOADERS + Tile::TEAM);
   };
   if (Tile::RESIDENT && asks) {
-    full[Tile::FULLS].arrive_and_expect(uint32(Tile::COLUMN_BYTES));
-    full[Tile::FULLS].copy_in_bulk(layers, packed_column<P, Tile>(arguments, blockIdx.x % Tile::COLUMNS),
-                                   uint32(Tile::COLUMN_BYTES));
+    full[Tile::FULLS].arrive_and_expect_tx(uint32(Tile::COLUMN_BYTES));
+    full[Tile::FULLS].cp_async_bulk(layers, packed_column<P, Tile>(arguments, blockIdx.x % Tile::COLUMNS),
+                                    uint32(Tile::COLUMN_BYTES));
   }
   int loaded = 0, team = 0;  // stages; whose tile
   for (int64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -169,12 +169,12 @@ __device__ __forceinline__ void load_stages(const Arguments& arguments, unsigned
       unsigned char* const stage = ring + loaded % Tile::STAGES * Tile::STAGE_BYTES;
       if (!Tile::RESIDENT && asks) {
         constexpr int BYTES = Tile::LAYERS * Tile::LAYER_BYTES;
-        barrier.arrive_and_expect(BYTES);
-        barrier.copy_in_bulk(stage + Tile::LAYERS_AT, weights + part * BYTES, BYTES);
+        barrier.arrive_and_expect_tx(BYTES);
+        barrier.cp_async_bulk(stage + Tile::LAYERS_AT, weights + part * BYTES, BYTES);
       }
       load_rows<P, Tile, Tile::BM, Tile::KL, Tile::PITCH, false>(stage, x, arguments.x_batch_stride, rows,
                                                                  part * Tile::KL);
-      barrier.arrive_after_copies();
+      barrier.cp_async_arrive();
     }
     if (++team == Tile::TEAMS) team = 0;
   }
@@ -283,7 +283,7 @@ __device__ __forceinline__ void multiply_and_store(const Arguments& arguments, u
         multiply_by_warpgroup<Tile>(sums, x_row, u, matrices + layer * Tile::LAYER_BYTES, quarter, warp_j,
                                     row_in_eight % 2 * Tile::ODD_ROWS);
       }
-      arrive_at(Tile::FIRST_EMPTY + slot, Tile::LOADERS + Tile::TEAM);
+      named_barrier_arrive(Tile::FIRST_EMPTY + slot, Tile::LOADERS + Tile::TEAM);
     }
     used += (Tile::TEAMS - 1) * Tile::STAGES_PER_TILE;
     const auto weights_of_column = [&](const Column& column) {
@@ -310,7 +310,7 @@ __device__ __forceinline__ void wgmma_tf32x3_kernel(const Arguments& arguments) 
     // All loaders arrive, and once more the one that asks for weights.
     for (int s = 0; s < Tile::FULLS; ++s) full[s].init(Tile::LOADERS + (Tile::RESIDENT ? 0 : 1));
     full[Tile::FULLS].init(1);
-    fence_for_tensor_cores();  // and for the copy engine
+    fence_view_async_shared();  // and for the copy engine
   }
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();

@@ -17,7 +17,7 @@ from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
 from ksopt.errors import KsoptError, first_line
 from ksopt.kernels.autotuner import products_in_series
-from ksopt.kernels.recorded_weights import prepared_weights
+from ksopt.kernels.cuda_graph_weights import prepared_weights
 from ksopt.measure import cuda_graphs
 from ksopt.measure.accuracy import AccuracyCheck, Around
 from ksopt.measure.device_health import DeviceLostError, raise_if_lost

@@ -28,7 +28,7 @@ from ksopt.compile.options import OPTIONS, Options, inductor_config, read
 from ksopt.compile.passes import Judge, count, log, rewrite_graph
 from ksopt.compile.sites import Decision, Report, Site, Verdict
 from ksopt.compile.uncompiled import uncompiled
-from ksopt.kernels.recorded_weights import RecordedWeights
+from ksopt.kernels.cuda_graph_weights import RecordedWeights
 
 
 def ksopt(

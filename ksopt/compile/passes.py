@@ -28,14 +28,14 @@ from ksopt.compile.lowering.candidates import (
 )
 from ksopt.compile.lowering.effects import Uses, check, uses
 from ksopt.compile.lowering.fuse import IsWhole, fuse, join_gradients, records_gradients
-from ksopt.compile.lowering.products import CannotLowerError, product_of
-from ksopt.compile.lowering.recomputed_activations import recompute_activations
-from ksopt.compile.lowering.rewrite import lower
-from ksopt.compile.lowering.shared_memory import (
+from ksopt.compile.lowering.memory_aliasing import (
     CopiesByStrides,
     inputs_with_observed_strides,
     writes_inputs_that_share,
 )
+from ksopt.compile.lowering.products import CannotLowerError, product_of
+from ksopt.compile.lowering.recomputed_activations import recompute_activations
+from ksopt.compile.lowering.rewrite import lower
 from ksopt.compile.lowering.whole_layer import in_words
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.patterns.chain import Chain, Pattern

@@ -12,7 +12,7 @@ A weight is prepared on every call:
 - while autograd records a weight's gradient or computes it (see `weight_scopes.changing`);
 - for what a compiled graph computes (see `ksopt.ops.graph_inputs`);
 - while a CUDA graph is captured: the preparation becomes part of the graph, because the weight may
-  have changed when the graph is replayed (recorded_weights.py has the exceptions);
+  have changed when the graph is replayed (cuda_graph_weights.py has the exceptions);
 - for inference tensors, which count no versions, for subclasses of Tensor, and for lazily negated
   views;
 - where caching it would take more memory than `limit_bytes`.

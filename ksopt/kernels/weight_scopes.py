@@ -18,7 +18,7 @@ from ksopt.jit import host
 
 
 class Recorder(Protocol):
-    """Updates the prepared weights that recorded CUDA graphs read: see recorded_weights.py."""
+    """Updates the prepared weights that recorded CUDA graphs read: see cuda_graph_weights.py."""
 
     def add(
         self,

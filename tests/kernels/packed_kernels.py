@@ -24,11 +24,11 @@ def without_predicates(header: str, text: str) -> str:
         assert count == 1
     if header == "wgmma_16bit.cuh":
         text = text[: text.index("#define")] + (
-            "template <typename T, int N> void multiply_warpgroup_16(float (&sums)[N / 2],"
+            "template <typename T, int N> void wgmma_mma_async_16(float (&sums)[N / 2],"
             " const uint32 (&a)[4], uint64 b, int accumulate) {\n"
             "  using namespace emulate::ptx;\n"
             "  constexpr auto widen = std::is_same_v<T, Float16> ? cvt_f32_f16 : widen_bf16;\n"
-            "  emulate::ptx::multiply_warpgroup_16<N, widen>(sums, a, b, accumulate);\n"
+            "  emulate::ptx::wgmma_mma_async_16<N, widen>(sums, a, b, accumulate);\n"
             "}\n"
         )
     if header == "wgmma_rows.cuh":
@@ -43,9 +43,9 @@ def without_predicates(header: str, text: str) -> str:
         )
     if header == "wgmma_tf32.cuh":
         text = text[: text.index("#define")] + (
-            "template <int N> void multiply_warpgroup_tf32(float (&sums)[N / 2],"
+            "template <int N> void wgmma_mma_async_tf32(float (&sums)[N / 2],"
             " const uint32 (&a)[4], uint64 b, int accumulate) {\n"
-            "  emulate::ptx::multiply_warpgroup_tf32<N>(sums, a, b, accumulate);\n}\n"
+            "  emulate::ptx::wgmma_mma_async_tf32<N>(sums, a, b, accumulate);\n}\n"
         )
     return text
 

@@ -40,7 +40,7 @@ def instance(body: str, pattern: Pattern = SCALAR, threads: int = THREADS) -> In
     )
 
 
-COPY = "copy_async_16(tile + 4 * t, x + t / 4 * 4, true); cp_async_commit_group();"
+COPY = "cp_async_16(tile + 4 * t, x + t / 4 * 4, true); cp_async_commit_group();"
 
 # Each kernel reads x[t] and writes y[t] for t below THREADS. The words are of the report.
 FAULTS = {
@@ -58,11 +58,11 @@ FAULTS = {
         "race: read .* wrote",
     ),
     "some of a barrier's threads": (
-        "wait_at(1 + t / 32, 40); y[t] = x[t];",
+        "named_barrier_sync(1 + t / 32, 40); y[t] = x[t];",
         "for ever",
     ),
     "a barrier of another warp": (
-        "tile[t] = x[t]; wait_at(1 + t / 32, 32); y[t] = tile[t % 32];",
+        "tile[t] = x[t]; named_barrier_sync(1 + t / 32, 32); y[t] = tile[t % 32];",
         "race: read",
     ),
     "a warp's barrier for two warps": (
@@ -91,7 +91,7 @@ FAULTS = {
         "y[t] = __uint_as_float(reinterpret_cast<const uint4*>(x + t / 8 * 8 + 1)->x);",
         "misaligned access",
     ),
-    "misaligned copy": ("copy_async_16(tile + 4 * t, x + 1, true);", "not a multiple of its size"),
+    "misaligned copy": ("cp_async_16(tile + 4 * t, x + 1, true);", "not a multiple of its size"),
     "a copy read too early": (COPY + "y[t] = tile[4 * t];", "copy to it is under way"),
     "a copy waited for by one": (
         COPY + "cp_async_wait_group<0>(); y[t] = tile[t < 4 ? 0 : 4 * (t - 4)];",
@@ -99,7 +99,7 @@ FAULTS = {
     ),
     "a copy that nobody waits for": (COPY + "y[t] = x[t];", "ended before a copy it began"),
     "a copy that nobody commits": (
-        "copy_async_16(tile + 4 * t, x, true); y[t] = x[t];",
+        "cp_async_16(tile + 4 * t, x, true); y[t] = x[t];",
         "never committed",
     ),
     "a predicate": (
@@ -120,10 +120,10 @@ GOOD = {
         "float v = tile[t ^ 1]; __syncwarp();"
         "tile[t] = v; y[t] = v;"
     ),
-    "named": "tile[t] = x[t]; wait_at(1 + t / 32, 32); y[t] = tile[t ^ 31];",
+    "named": "tile[t] = x[t]; named_barrier_sync(1 + t / 32, 32); y[t] = tile[t ^ 31];",
     "copy": COPY + "cp_async_wait_group<0>(); __syncthreads(); y[t] = tile[4 * (63 - t) + t % 4];",
     "no copy": (
-        "copy_async_16(tile + 4 * t, nullptr, false); "
+        "cp_async_16(tile + 4 * t, nullptr, false); "
         "cp_async_commit_group(); cp_async_wait_group<0>();"
         "y[t] = tile[4 * t];"
     ),

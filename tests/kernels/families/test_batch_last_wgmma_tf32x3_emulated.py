@@ -135,11 +135,15 @@ def test_one_product_is_tf32(emulator):
     [
         (False, "full[slot].wait(parities >> slot & 1);", "race|nothing wrote|under way"),
         (False, "if (loaded >= Tile::STAGES) wait_for_empty(loaded);", "race|under way|only waits"),
-        (False, "arrive_at(Tile::FIRST_EMPTY + slot, Tile::AT_BARRIER);", "for ever"),
+        (False, "named_barrier_arrive(Tile::FIRST_EMPTY + slot, Tile::AT_BARRIER);", "for ever"),
         (False, "stage < loaded; ++stage) wait_for_empty(stage);", "nobody waited|race|for ever"),
         (True, "full[Tile::STAGES].wait(weights_parity);", "race|nothing wrote|under way"),
-        (True, "if (columns++ > 0) wait_at(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);", "race|under"),
-        (True, "arrive_at(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);", "for ever"),
+        (
+            True,
+            "if (columns++ > 0) named_barrier_sync(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);",
+            "race|under",
+        ),
+        (True, "named_barrier_arrive(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);", "for ever"),
     ],
 )
 def test_a_missing_wait_is_detected(emulator, resident, cut, message):

@@ -123,7 +123,7 @@ def test_teams_take_groups_that_share_lines_side_by_side(kernels, at, teams):
             "race|nothing wrote|under way",
         ),
         ("empty[slot].wait(parity);", "race|under way|for ever"),
-        ("wait_at(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);", "race|nothing wrote"),
+        ("named_barrier_sync(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);", "race|nothing wrote"),
         ("meet();", "race|nothing wrote"),
     ],
 )

@@ -149,7 +149,7 @@ def test_what_tf32_cannot_hold_is_as_in_fp32(kernels, at):
             "race|nothing wrote|under way",
         ),
         ("if (loaded >= Tile::STAGES) wait_for_empty(loaded);", "race|under way|nobody|only waits"),
-        ("arrive_at(Tile::FIRST_EMPTY + slot, Tile::LOADERS + Tile::TEAM);", "for ever"),
+        ("named_barrier_arrive(Tile::FIRST_EMPTY + slot, Tile::LOADERS + Tile::TEAM);", "for ever"),
         ("stage < loaded; ++stage) wait_for_empty(stage);", "nobody waited|race"),
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import ksopt
-from ksopt.kernels import recorded_weights, weight_cache, weight_groups
-from ksopt.kernels.recorded_weights import RecordedWeights
+from ksopt.kernels import cuda_graph_weights, weight_cache, weight_groups
+from ksopt.kernels.cuda_graph_weights import RecordedWeights
 
 
 class Played:
@@ -193,7 +193,7 @@ def test_a_graph_of_ones_own_reads_what_was_prepared_before(captured):
     player, _, expected = captured
     read = player.graph[1]
     assert torch.equal(read, expected())
-    assert any(one.prepared is read for one in recorded_weights._captured._preparations)
+    assert any(one.prepared is read for one in cuda_graph_weights._captured._preparations)
 
 
 def test_refresh_prepares_again_what_a_graph_of_ones_own_reads(captured):
@@ -211,11 +211,11 @@ def test_refresh_prepares_again_what_a_graph_of_ones_own_reads(captured):
 
 def test_a_second_graph_reads_the_same_preparation(captured):
     player, weights, _ = captured
-    count = len(recorded_weights._captured._preparations)
+    count = len(cuda_graph_weights._captured._preparations)
     read, player.graph = player.graph[1], None
     player(*weights)
     assert player.graph[1] is read
-    assert len(recorded_weights._captured._preparations) == count
+    assert len(cuda_graph_weights._captured._preparations) == count
 
 
 def test_what_a_graph_of_ones_own_reads_lives_as_long_as_its_weights(monkeypatch):
@@ -232,7 +232,7 @@ def test_what_a_graph_of_ones_own_reads_lives_as_long_as_its_weights(monkeypatch
     del weight
     gc.collect()
     assert read.expired()
-    assert recorded_weights._captured._preparations == []
+    assert cuda_graph_weights._captured._preparations == []
 
 
 def test_what_was_not_prepared_before_is_prepared_by_the_graph(monkeypatch):
@@ -242,7 +242,7 @@ def test_what_was_not_prepared_before_is_prepared_by_the_graph(monkeypatch):
     with torch.no_grad(), ksopt.prepared_weights():
         player(weight)
     assert torch.equal(player.graph[1], 2 * weight.T)
-    assert recorded_weights._captured._preparations == []
+    assert cuda_graph_weights._captured._preparations == []
 
 
 def test_a_compiled_function_inside_the_scope_updates_its_own_graphs(monkeypatch):
@@ -253,4 +253,4 @@ def test_a_compiled_function_inside_the_scope_updates_its_own_graphs(monkeypatch
             function(weight)
         weight.add_(1)
         assert torch.equal(function(weight), 2 * weight.T)
-    assert recorded_weights._captured._preparations == []
+    assert cuda_graph_weights._captured._preparations == []

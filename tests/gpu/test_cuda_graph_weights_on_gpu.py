@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ksopt
-from ksopt.kernels import plan_autotuner, recorded_weights
+from ksopt.kernels import cuda_graph_weights, plan_autotuner
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,14 +27,14 @@ def layer(dtype=torch.bfloat16):
 def preparations(monkeypatch):
     """How often weights are prepared between two replays."""
     seen = []
-    usual = recorded_weights._Preparation.refresh
+    usual = cuda_graph_weights._Preparation.refresh
 
     def counted(self, arguments, is_forced):
         before = self.prepared._version
         usual(self, arguments, is_forced)
         seen.extend([1] * (self.prepared._version - before))
 
-    monkeypatch.setattr(recorded_weights._Preparation, "refresh", counted)
+    monkeypatch.setattr(cuda_graph_weights._Preparation, "refresh", counted)
     return seen
 
 
