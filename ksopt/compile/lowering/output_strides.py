@@ -1,9 +1,9 @@
 """Strides of the tensors that leave a graph: those that they have in the author's code.
 
 The replacement of a result may have other strides, and elementwise functions propagate them. Inside
-the graph nothing depends on strides (`memory_aliasing` handles the copies that do). The caller of the
-graph can observe them: by a `view`, or by a copy by strides in the graph behind a break. So can an
-operator that is not torch's own. The tensors that callers and such operators read are therefore
+the graph nothing depends on strides (`memory_aliasing` handles the copies that do). The caller of
+the graph can observe them: by a `view`, or by a copy by strides in the graph behind a break. So can
+an operator that is not torch's own. The tensors that callers and such operators read are therefore
 restored to the author's order in memory: permuted to it, made contiguous and permuted back. That
 costs a copy only if the strides differ when AOTAutograd traces the graph. Before that, strides are
 not known.
