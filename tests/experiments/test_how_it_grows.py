@@ -1,6 +1,9 @@
 """The growth of ksopt's costs: the fits, and each series at its least size."""
 
 import doctest
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,22 +91,27 @@ def test_the_sizes_of_the_series_of_spaces_are_those_of_a_block() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+def test_the_least_size_of_each_series_is_measured() -> None:
     # Of studies a journal stands for both, and of the series that run Inductor one for all; workers
     # have a test of their own below.
-    "what",
-    [
-        one
-        for one in series.ALL
-        if not one.endswith(("-sqlite", "compile-inductor", "compile-width"))
-        and "workers" not in one
-    ],
-)
-def test_the_least_size_of_each_series_is_measured(what: str) -> None:
-    point = how_it_grows.one(what, series.ALL[what].sizes[0])
-    assert point.state == "done", point.note
-    assert point.seconds > 0
-    assert point.cpu_s > 0
+    several = {
+        what: one.sizes[0]
+        for what, one in series.ALL.items()
+        if not what.endswith(("-sqlite", "compile-inductor", "compile-width"))
+        and "workers" not in what
+    }
+    # One process for all, and none of pytest's: some change what torch and ksopt do from then on.
+    code = "import how_it_grows\n"
+    code += f"for what, size in {several}.items(): how_it_grows.main(['--point', what, str(size)])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=points.SCRIPT.parent)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [line["what"] for line in lines] == list(several)
+    for line in lines:
+        assert line["state"] == "done", line
+        assert line["seconds"] > 0
+        assert line["cpu_s"] > 0
 
 
 @pytest.mark.slow
