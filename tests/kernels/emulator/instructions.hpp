@@ -375,7 +375,7 @@ template <int N> INSTRUCTION void multiply_rows_tf32(void* const (&lanes)[32]) {
 
 // Sums of 64 x N: what wgmma.mma_async.sync.aligned.m64nNk8.f32.tf32.tf32 does with a in registers.
 template <int N>
-INSTRUCTION void multiply_warpgroup_tf32(float (&sums)[N / 2], const uint32_t (&a)[4], std::uint64_t b,
+INSTRUCTION void wgmma_mma_async_tf32(float (&sums)[N / 2], const uint32_t (&a)[4], std::uint64_t b,
                                          int accumulate) {
   WarpgroupOperands own{sums, {a[0], a[1], a[2], a[3]}, b, accumulate != 0, __builtin_return_address(0)};
   warp_collective("wgmma", &own, multiply_rows_tf32<N>);
@@ -417,7 +417,7 @@ template <int N, void (*WIDEN)(float&, uint16_t)> INSTRUCTION void multiply_rows
 }
 
 template <int N, void (*WIDEN)(float&, uint16_t)>
-INSTRUCTION void multiply_warpgroup_16(float (&sums)[N / 2], const uint32_t (&a)[4], std::uint64_t b, int accumulate) {
+INSTRUCTION void wgmma_mma_async_16(float (&sums)[N / 2], const uint32_t (&a)[4], std::uint64_t b, int accumulate) {
   WarpgroupOperands own{sums, {a[0], a[1], a[2], a[3]}, b, accumulate != 0, __builtin_return_address(0)};
   warp_collective("wgmma", &own, multiply_rows_16_bit<N, WIDEN>);
 }
