@@ -26,7 +26,6 @@ from ksopt.compile.lowering.candidates import (
     native_sites,
     unpaired_dense_products,
 )
-from ksopt.compile.lowering.effects import Uses, check, uses
 from ksopt.compile.lowering.fuse import IsWhole, fuse, join_gradients, records_gradients
 from ksopt.compile.lowering.memory_aliasing import (
     CopiesByStrides,
@@ -36,6 +35,7 @@ from ksopt.compile.lowering.memory_aliasing import (
 from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.recomputed_activations import recompute_activations
 from ksopt.compile.lowering.rewrite import lower
+from ksopt.compile.lowering.rewrite_safety import Uses, check, uses
 from ksopt.compile.lowering.whole_layer import in_words
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.patterns.chain import Chain, Pattern

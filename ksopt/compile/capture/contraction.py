@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ksopt.compile.capture.diagonal_axes import merged
 from ksopt.compile.capture.index_map import (
     Atom,
     Atoms,
@@ -22,7 +23,6 @@ from ksopt.compile.capture.index_map import (
     regroup,
 )
 from ksopt.compile.capture.recognize import NotKroneckerSparseError, places, recognise, y_shape
-from ksopt.compile.capture.repeated_digits import merged
 from ksopt.compile.capture.symbolic import Size, plain, product
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Biased, Contraction, Kind, Root, Variable, View
@@ -71,7 +71,7 @@ def offered(
 ) -> View | None:
     """A view of a product, whichever operand is the weight; None if it cannot be lowered.
 
-    With ``repeats`` the weight may have repeated digits, see `repeated_digits`.
+    With ``repeats`` the weight may have repeated digits, see `diagonal_axes`.
     """
     roles = right_is_weight(left, right)
     if roles is None:

@@ -10,9 +10,9 @@ from torch import fx
 from ksopt.compile.capture.index_map import identity
 from ksopt.compile.capture.symbolic import Size
 from ksopt.compile.capture.values import Biased, Contraction, Native, Root, Trace
-from ksopt.compile.lowering.effects import Uses
 from ksopt.compile.lowering.epilogue import epilogue
 from ksopt.compile.lowering.fusion_context import is_produced_elementwise, is_read_elementwise
+from ksopt.compile.lowering.rewrite_safety import Uses
 from ksopt.compile.lowering.weight_lifetime import Weights
 from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
 from ksopt.kernels.operands import size_hint

@@ -1,7 +1,7 @@
 """Rewriting of recognised products as calls of ``torch.ops.ksopt.ks_mm``.
 
-`lowering.effects` determines the nodes to replace and where they are computed; `lower` inserts the
-new nodes.
+`lowering.rewrite_safety` determines the nodes to replace and where they are computed; `lower`
+inserts the new nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from ksopt.compile.capture.values import (
     Stacked,
     View,
 )
-from ksopt.compile.lowering.effects import Uses, computed_at, held, insertion_point
 from ksopt.compile.lowering.emit import (
     Emitter,
     has_strides_of,
@@ -41,6 +40,7 @@ from ksopt.compile.lowering.emit import (
 from ksopt.compile.lowering.emit_mask import emit_applied
 from ksopt.compile.lowering.output_strides import restore_strides
 from ksopt.compile.lowering.products import CannotLowerError, operands, product_of
+from ksopt.compile.lowering.rewrite_safety import Uses, computed_at, held, insertion_point
 from ksopt.compile.lowering.weight_lifetime import Stored, Weights
 
 

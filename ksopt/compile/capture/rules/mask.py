@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ksopt.compile.capture.diagonal_axes import Digit, digits_of, is_whole, same_value
 from ksopt.compile.capture.index_map import (
     Atom,
     Atoms,
@@ -24,7 +25,6 @@ from ksopt.compile.capture.index_map import (
     expand,
     identity,
 )
-from ksopt.compile.capture.repeated_digits import Digit, digits_of, is_whole, same_value
 from ksopt.compile.capture.rule_table import rule
 from ksopt.compile.capture.rules.structured_weight import on_support, support
 from ksopt.compile.capture.symbolic import same_shape

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx
 
 from ksopt.compile.capture.contraction import is_sparse, right_is_weight
+from ksopt.compile.capture.diagonal_axes import is_whole
 from ksopt.compile.capture.index_map import Atom, IndexMap, NotNestedError, compose
-from ksopt.compile.capture.repeated_digits import is_whole
 from ksopt.compile.capture.rule_table import rule
 from ksopt.compile.capture.symbolic import same, same_shape
 from ksopt.compile.capture.tracker import Tracker

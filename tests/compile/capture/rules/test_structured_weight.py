@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import ksopt
+from ksopt.compile.capture.diagonal_axes import merged
 from ksopt.compile.capture.index_map import Atom
 from ksopt.compile.capture.recognize import NotKroneckerSparseError
-from ksopt.compile.capture.repeated_digits import merged
 from ksopt.compile.capture.values import Variable
 from ksopt.compile.sites import Verdict
 

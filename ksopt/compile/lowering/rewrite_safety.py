@@ -1,4 +1,4 @@
-"""Effects of a rewrite: the nodes it replaces, the values it reads, and the obstacles.
+"""Where a rewrite is safe: the nodes it replaces, the values it reads, and the obstacles.
 
 Only values that are still read are rewritten, and they are computed where the author computed them:
 there the operands hold the values that the author's code read, and gradients are on or off as they

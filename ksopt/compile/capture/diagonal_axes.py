@@ -1,4 +1,4 @@
-"""Repeated digits: digits that occur twice in a tensor that is zero unless they agree.
+"""Axes of block diagonals: index digits that occur twice in a tensor, zero unless they agree.
 
 A block-diagonal matrix has the digits (i, k) in its rows and (i, l) in its columns: an element is
 zero unless both have the same i (`values.Structured`). Occurrences of a digit are identified only
