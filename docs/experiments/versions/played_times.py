@@ -171,10 +171,11 @@ def _play_products(module: str, name: str, clock: Clock) -> None:
 
 
 def _both_us(question: Any, device: torch.device) -> dict[str, float]:
-    description = f"{question.chain}, {question.dtype}, {question.batch} rows"
+    product = getattr(question, "problem", question)  # earlier ones were of no problem
+    description = f"{product.chain}, {product.dtype}, {question.batch} rows"
     kinds = ("training", "to_input", "computed", "fused")
     description += "".join(f", {kind}: {getattr(question, kind)}" for kind in kinds)
-    numbers = question.batch * question.chain.out_features
+    numbers = question.batch * product.chain.out_features
     return {way: played_us(f"{way}: {description}", numbers) for way in ("ksopt", "inductor")}
 
 
