@@ -224,9 +224,10 @@ def test_autocast_casts_what_is_trained(predict: Predict, activation: Activation
             y = function(own)
         assert y.dtype is torch.bfloat16
         y.float().square().sum().backward()
-        several.append([y, own.grad, *(one.grad for one in its.parameters())])
+        gradients = [one.grad for one in its.parameters()]
+        assert all(one is not None and one.dtype is torch.float32 for one in gradients)
+        several.append([y, own.grad, *gradients])
     torch.testing.assert_close(*several, rtol=0.02, atol=0.02)
-    assert all(one.grad is not None and one.grad.dtype is torch.float32 for one in its.parameters())
     assert traced.backward["ks_chain_weight_grads"] == 1
     assert traced.backward["ks_chain_input_grad"] == 1
 

@@ -1,0 +1,127 @@
+"""Compares the kernels of two versions on the same problems: predictions and machine code.
+
+    git worktree add /tmp/before cc24f4c
+    python docs/experiments/compare_kernels.py /tmp/before .
+
+Of the families of factors, on `--patterns` of the paper's in three dtypes and both layouts: whether
+each predicts the same tile to be its fastest, and the same time; and, of three patterns, whether a
+kernel of each has the same machine code. Needs NVRTC, and no GPU. Names of functions and types are
+no machine code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from versions.running import Version
+
+PATTERNS = ("(4,64,64,4)", "(1,128,96,1)", "(3,40,48,16)")
+DTYPES = ("float32", "float16", "bfloat16")
+ROWS = 25_088
+_CODE_SECTION = ".text"
+
+
+def code_of(cubin: bytes) -> list[str]:
+    """The machine code of a cubin, a 64-bit ELF file: the sections named ``.text``, as hex."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    count, names_at = struct.unpack_from("<HH", cubin, 0x3C)
+    # Of each: name, type, flags, address, offset, size.
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + 64 * at) for at in range(count)]
+    names = cubin[sections[names_at][4] :]
+
+    def is_code(section: tuple[int, ...]) -> bool:
+        return names[section[0] :].startswith(_CODE_SECTION.encode())
+
+    return [cubin[one[4] : one[4] + one[5]].hex() for one in sections if is_code(one)]
+
+
+def described(patterns: list[str]) -> dict[str, Any]:
+    """The predictions and the machine code of the imported version."""
+    from ksopt.jit import nvrtc
+    from ksopt.kernels.families.base import TemplateFamily, families
+    from ksopt.kernels.problem import DeviceSpec, Problem
+    from ksopt.patterns.chain import Pattern
+
+    device = DeviceSpec((9, 0), 132, 228 * 1024)
+    factors = [one for one in families() if not one.takes_chains]
+
+    def cases(texts: list[str]) -> Iterator[tuple[str, Any, Any]]:
+        for text in texts:
+            for dtype in DTYPES:
+                for last in (False, True):
+                    problem = Problem.of_factor(Pattern.parse(text), dtype, last, True)
+                    for family in factors:
+                        if family.unsupported_reason(problem, device) is None:
+                            yield f"{text} {dtype} {last} {family.name}", problem, family
+
+    predicted, code = {}, {}
+    for case, problem, family in cases(patterns):
+        times = [
+            (family.predicted_us(problem, tile, ROWS, device), at, str(tile))
+            for at, tile in enumerate(family.configs(problem, device))
+        ]
+        predicted[case] = repr(min(times, default=None))
+    for case, problem, family in cases(list(PATTERNS)):
+        tiles = [
+            one for one in family.configs(problem, device) if family.fits(problem, one, device)
+        ]
+        if isinstance(family, TemplateFamily) and tiles:
+            for at, source in enumerate(family.sources(problem, tiles[0])):
+                code[f"{case} {at}"] = code_of(nvrtc.cubin(source, "sm_90a").data)
+    return {"predictions": predicted, "machine code": code}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare, and print what differs; 1 if anything does."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("before", type=Path, help="a checkout of the version before")
+    parser.add_argument("now", type=Path, help="a checkout of the version now")
+    parser.add_argument("--patterns", type=int, default=60, help="of the paper's (%(default)s)")
+    options = parser.parse_args(arguments)
+    from ksopt.bench.paper_patterns import stratified_sample
+
+    sample = json.dumps([str(one) for one in stratified_sample(options.patterns, seed=0)])
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("before", "now"):
+            home = Path(folder) / name
+            home.mkdir()
+            version = Version(name, getattr(options, name), home)
+            version.lay_out()
+            path = os.pathsep.join(map(str, (version.package, Path(__file__).parent)))
+            more = {
+                "KERNELS_OF": sample,
+                "PYTHONPATH": path,
+                "KSOPT_CACHE_DIR": str(home / "cache"),
+            }
+            command = [sys.executable, "-P", "-m", "compare_kernels"]
+            ran = subprocess.run(command, env=os.environ | more, stdout=subprocess.PIPE, check=True)
+            results.append(json.loads(ran.stdout))
+    different = False
+    for what, before in results[0].items():
+        now = results[1][what]
+        cases = sorted({*before, *now})
+        others = [case for case in cases if before.get(case) != now.get(case)]
+        print(f"{what}: {len(cases) - len(others)} of {len(cases)} equal")
+        for case in others:
+            print(f"- {case}")
+        different = different or bool(others)
+    return int(different)
+
+
+if __name__ == "__main__":
+    if "KERNELS_OF" in os.environ:  # one version's process
+        print(json.dumps(described(json.loads(os.environ["KERNELS_OF"]))))
+    else:
+        sys.exit(main())
