@@ -75,7 +75,7 @@ class Load:
         element_bytes: 2 or 4.
         rows, outputs, groups: of the tile, as in its configuration.
         blocks: blocks on a multiprocessor.
-        walkers: teams of warps on a multiprocessor that have a ring of their own.
+        rings: teams of warps on a multiprocessor that have a ring of their own.
         warps: on a multiprocessor.
         stages_per_tile: stages of a tile.
         in_flight: bytes of x that a multiprocessor's rings prefetch.
@@ -88,7 +88,7 @@ class Load:
     outputs: int
     groups: int
     blocks: int
-    walkers: int
+    rings: int
     warps: int
     stages_per_tile: int
     in_flight: int
@@ -112,12 +112,12 @@ def predicted_us(p: Pattern, load: Load, batch: int, multiprocessors: int) -> fl
     items = -(-batch // load.rows) * p.a * p.d
     groups = min(load.groups, items)
     # Whole tiles for each walker, and whole waves of blocks.
-    rounds = -(-items // (groups * load.walkers // load.blocks)) * -(
+    rounds = -(-items // (groups * load.rings // load.blocks)) * -(
         -groups * tiles // (multiprocessors * load.blocks)
     )
-    busy = items * tiles / (multiprocessors * load.walkers) / rounds
+    busy = items * tiles / (multiprocessors * load.rings) / rounds
     x_tile, y_tile = load.rows * p.c * size, load.rows * load.outputs * size
-    # For one tile, while the multiprocessor's other walkers work too.
+    # For one tile, while the multiprocessor's other rings work too.
     demands = (
         (x_tile / tiles + y_tile) / _DRAM_BYTES_US,
         (x_tile + y_tile) / _L2_BYTES_US,
@@ -127,7 +127,7 @@ def predicted_us(p: Pattern, load: Load, batch: int, multiprocessors: int) -> fl
         load.tensor_us,
     )
     streaming = overlapped(demands, _OVERLAP)
-    alone = load.stages_per_tile * _STAGE_US / load.walkers
+    alone = load.stages_per_tile * _STAGE_US / load.rings
     tile_us = math.hypot(streaming, alone) / min(1.0, max(busy, 0.05))
     columns = -(-p.a * p.d // groups) + (1 if p.a * p.d % groups else 0)
     weights = columns * (_COLUMN_US + load.outputs * p.c * size * load.blocks / _WEIGHT_BYTES_US)

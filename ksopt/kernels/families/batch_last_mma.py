@@ -152,7 +152,7 @@ class BatchLastMmaFamily(TemplateFamily[Config]):
                 outputs=config.outputs,
                 groups=config.groups,
                 blocks=config.blocks,
-                walkers=config.blocks,
+                rings=config.blocks,
                 warps=warps,
                 stages_per_tile=batch_last.steps_of(p, size) * (32 // size) // config.kl,
                 in_flight=(config.stages - 1) * config.kl * config.rows * size * config.blocks,

@@ -97,17 +97,17 @@ class BatchLastWgmma16(TemplateFamily[Config]):
         p = problem.pattern
         c = config
         products = steps_of(p, 2) * c.outputs // 64  # of 64 x rows results
-        walkers = c.teams * c.blocks
+        rings = c.teams * c.blocks
         load = Load(
             element_bytes=2,
             rows=c.rows,
             outputs=c.outputs,
             groups=c.groups,
             blocks=c.blocks,
-            walkers=walkers,
+            rings=rings,
             warps=c.threads // 32 * c.blocks,
             stages_per_tile=steps_of(p, 2) * 16 // c.kl,
-            in_flight=(c.stages - 2) * c.kl * c.rows * 2 * walkers,
+            in_flight=(c.stages - 2) * c.kl * c.rows * 2 * rings,
             operand_bytes=products * (64 + c.rows) * 32,
             tensor_us=products * c.rows / _COLUMNS_US,
         )

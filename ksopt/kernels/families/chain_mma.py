@@ -129,10 +129,12 @@ class ChainMma(KernelFamily[Config]):
         stages, size = self.stages(problem, config), 4 if problem.dtype == "float32" else 2
         tiles, groups = -(-batch // config.bm), config.groups
         shares = groups * problem.siblings
-        walkers = min(tiles, max(1, device.multiprocessors * config.blocks // shares))
-        of_block = -(-tiles // walkers)
-        at_a_time = -(-walkers * shares // device.multiprocessors)  # blocks of a multiprocessor
-        busy = min(1.0, walkers * shares / device.multiprocessors)
+        persistent_ctas = min(tiles, max(1, device.multiprocessors * config.blocks // shares))
+        of_block = -(-tiles // persistent_ctas)
+        at_a_time = -(
+            -persistent_ctas * shares // device.multiprocessors
+        )  # blocks of a multiprocessor
+        busy = min(1.0, persistent_ctas * shares / device.multiprocessors)
 
         # The tile's time on each resource, and the time that it waits.
         last = problem.layers()[-1]

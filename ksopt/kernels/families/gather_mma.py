@@ -75,7 +75,7 @@ class Config:
     """Bytes of an element; from here on no template arguments but the last."""
     step: int
     """Values of l that are added at a time."""
-    walkers: int
+    persistent_ctas: int
     """Blocks that share a column's rows, in the largest launch."""
     weights: Weights
 
@@ -250,8 +250,10 @@ class GatherMma(TemplateFamily[Config]):
                     blocks * warps >= _FEWEST_WARPS or blocks == in_registers or bm == 16
                 ):
                     fewer = blocks
-                    walkers = max(1, device.multiprocessors * blocks // columns)
-                    yield Config(*shape, parts, _STAGES, blocks, size, step, walkers, weights)
+                    persistent_ctas = max(1, device.multiprocessors * blocks // columns)
+                    yield Config(
+                        *shape, parts, _STAGES, blocks, size, step, persistent_ctas, weights
+                    )
                     if blocks == min(in_registers, _MOST_BLOCKS):
                         break
 
@@ -274,9 +276,12 @@ class GatherMma(TemplateFamily[Config]):
     ) -> float:
         p, products = problem.pattern, self.products(problem, config)
         columns, row_tiles = config.columns(p), -(-batch // config.bm)
-        walkers = min(config.walkers, row_tiles)
-        blocks, slots = columns * walkers, device.multiprocessors * config.blocks
-        waves, tiles = -(-blocks // slots), -(-row_tiles // walkers)  # of a multiprocessor, a block
+        persistent_ctas = min(config.persistent_ctas, row_tiles)
+        blocks, slots = columns * persistent_ctas, device.multiprocessors * config.blocks
+        waves, tiles = (
+            -(-blocks // slots),
+            -(-row_tiles // persistent_ctas),
+        )  # of a multiprocessor, a block
         busy = row_tiles * columns / (waves * tiles * slots)
 
         outputs, of_b = min(config.outputs, p.b), -(-p.b // config.outputs)
@@ -325,7 +330,7 @@ class GatherMma(TemplateFamily[Config]):
             shared_bytes=config.shared_bytes(problem.pattern),
             rows_per_tile=config.bm,
             tiles_per_row_tile=columns,
-            max_blocks=config.walkers * columns,
+            max_blocks=config.persistent_ctas * columns,
             early=True,
         )
 

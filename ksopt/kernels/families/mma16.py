@@ -46,7 +46,7 @@ class Config:
     kl: int
     stages: int
     blocks: int
-    walkers: int
+    persistent_ctas: int
     """Blocks that share a column's rows, in the largest launch; not a template argument."""
 
     @property
@@ -128,8 +128,8 @@ class Mma16(TemplateFamily[Config]):
             for kl, stages, blocks in itertools.product(kls, (3, 4, 6), (1, 2, 3)):
                 if registers > min(255, _REGISTERS // (least.threads * blocks)):
                     continue
-                walkers = max(1, device.multiprocessors * blocks // columns)
-                config = Config(*shape, kl, stages, blocks, walkers)
+                persistent_ctas = max(1, device.multiprocessors * blocks // columns)
+                config = Config(*shape, kl, stages, blocks, persistent_ctas)
                 if config.shared_bytes(p) * blocks <= SHARED_LIMIT:
                     yield config
 
@@ -141,7 +141,7 @@ class Mma16(TemplateFamily[Config]):
         columns = config.columns(p)
         tiles = -(-batch // config.rows) * columns
         slots = device.multiprocessors * config.blocks
-        blocks = min(columns * config.walkers, tiles)
+        blocks = min(columns * config.persistent_ctas, tiles)
         waves = -(-blocks // slots)
         busy = device.multiprocessors * blocks / (waves * slots)
 
@@ -174,7 +174,7 @@ class Mma16(TemplateFamily[Config]):
             shared_bytes=config.shared_bytes(problem.pattern),
             rows_per_tile=config.rows,
             tiles_per_row_tile=columns,
-            max_blocks=config.walkers * columns,
+            max_blocks=config.persistent_ctas * columns,
             early=True,
         )
 

@@ -186,8 +186,8 @@ class WgmmaTf32x3(PackedFamily[Config]):
             if config.registers(p) > _registers(config):
                 continue
             columns = config.columns(p)
-            walkers = max(1, device.multiprocessors // columns)
-            most = walkers * columns if resident else device.multiprocessors
+            persistent_ctas = max(1, device.multiprocessors // columns)
+            most = persistent_ctas * columns if resident else device.multiprocessors
             deepest = (replace(config, stages=stages, max_blocks=most) for stages in _STAGES)
             fitting = (config for config in deepest if config.shared_bytes(p) <= SHARED_LIMIT)
             yield from itertools.islice(fitting, 1)

@@ -62,7 +62,7 @@ def test_every_tile_fits_and_divides(case):
         assert tile.kl % f.unit == 0
         assert p.d % (tile.warps_j * f.j) == 0
         assert tile.stages >= 2
-        assert tile.walkers >= 1
+        assert tile.persistent_ctas >= 1
 
 
 @pytest.mark.parametrize("case", PROBLEMS, ids=lambda p: str(p.pattern))
@@ -72,7 +72,9 @@ def test_a_launch_covers_every_output_once(case):
         geometry = mma16.geometry(case, tile)
         outputs_of_column = tile.outputs * tile.warps_j * f.j
         assert geometry.tiles_per_row_tile * outputs_of_column == p.out_features
-        assert geometry.max_blocks % geometry.tiles_per_row_tile == 0  # every column has walkers
+        assert (
+            geometry.max_blocks % geometry.tiles_per_row_tile == 0
+        )  # every column has persistent blocks
         assert geometry.threads == tile.threads
         assert geometry.rows_per_tile == tile.rows
         assert geometry.shared_bytes == tile.shared_bytes(p)

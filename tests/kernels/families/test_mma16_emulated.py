@@ -105,10 +105,10 @@ def test_blocks_walk_over_many_tiles(kernels, at):
     problem, config = CASES[at]
     x, weight = operands(problem, 5 * config.rows + 3, seed=at)
     results = []
-    for walkers in (1, 2, 4):
-        geometry = mma16.geometry(problem, replace(config, walkers=walkers))
+    for persistent_ctas in (1, 2, 4):
+        geometry = mma16.geometry(problem, replace(config, persistent_ctas=persistent_ctas))
         kernel = kernels[at].launched_as(geometry)
-        results.append(kernel(x, weight, seed=walkers))
+        results.append(kernel(x, weight, seed=persistent_ctas))
         assert_close_to_float64(results[-1], x, weight, problem)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])

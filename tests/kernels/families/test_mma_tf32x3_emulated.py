@@ -97,10 +97,10 @@ def test_blocks_walk_over_many_tiles(kernels, at):
     x, weight = operands(problem, 5 * config.rows + 3, seed=at)
     columns = config.columns(problem.pattern)
     results = []
-    for walkers in (1, 2, 4):
-        config = replace(config, max_blocks=walkers * columns)
+    for persistent_ctas in (1, 2, 4):
+        config = replace(config, max_blocks=persistent_ctas * columns)
         kernel = kernels[at].launched_as(mma_tf32x3.geometry(problem, config))
-        results.append(kernel(x, weight, seed=walkers))
+        results.append(kernel(x, weight, seed=persistent_ctas))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 

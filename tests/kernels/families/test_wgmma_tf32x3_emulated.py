@@ -120,9 +120,11 @@ def test_blocks_walk_over_many_tiles(kernels, at):
     x, weight = operands(problem, 4 * config.rows + 3, seed=at)
     columns = config.columns(problem.pattern)
     results = []
-    for walkers in (1, 3):
-        geometry = wgmma_tf32x3.geometry(problem, replace(config, max_blocks=walkers * columns))
-        results.append(kernels[at].launched_as(geometry)(x, weight, seed=walkers))
+    for persistent_ctas in (1, 3):
+        geometry = wgmma_tf32x3.geometry(
+            problem, replace(config, max_blocks=persistent_ctas * columns)
+        )
+        results.append(kernels[at].launched_as(geometry)(x, weight, seed=persistent_ctas))
         assert_close_to_float64(results[-1], x, weight, problem)
     assert torch.equal(results[0], results[1])
 
