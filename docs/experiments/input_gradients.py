@@ -98,7 +98,7 @@ class Operands:
 def tiles_of(s: Shape, rows: int, spec: DeviceSpec, count: int) -> list[Config]:
     """The best predicted tile of each way to share the work, the best ways first."""
     of_way: dict[tuple[int, ...], Config] = {}
-    ranked = tiles.best(s, rows, spec, 10_000)
+    ranked = tiles.best(s, rows, spec)
     for tile in ranked:
         of_way.setdefault((tile.groups, tile.blocks, tile.splits, tile.parts), tile)
     chosen = list(of_way.values())[:count]

@@ -7,7 +7,8 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ksopt import settings
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # the parser is built for every command: it must not load tor
 
     from ksopt.compile.lowering.site_times import SiteRecord
     from ksopt.kernels.explain import ChoiceReport
+    from ksopt.kernels.gradient_autotuner import GradientRecord
     from ksopt.kernels.problem import Problem, ProblemKey
     from ksopt.tune import TuneRequest
 
@@ -106,6 +108,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     how("--show", action="store_true", help="print what is recorded and measure nothing")
 
 
+@dataclass(frozen=True)
+class Others:
+    """What is recorded beside choices of products.
+
+    Attributes:
+        sites: that the compiler has timed.
+        gradients: of trained layers.
+    """
+
+    sites: Sequence[SiteRecord] = ()
+    gradients: Sequence[GradientRecord] = ()
+
+
 def run(args: argparse.Namespace) -> int:
     """Tune, or show recorded choices, as the arguments specify; return the exit code.
 
@@ -122,9 +137,9 @@ def run(args: argparse.Namespace) -> int:
     from ksopt.measure import device as devices
 
     device = devices.resolve(args.device)
-    sites = None
+    others = None
     if args.show:
-        reports, sites = _recorded(args, chains, around, device)
+        reports, others = _recorded(args, chains, around, device)
     else:
         from ksopt.kernels.problem import Epilogue, Problem
         from ksopt.tune import TuneRequest
@@ -144,9 +159,9 @@ def run(args: argparse.Namespace) -> int:
         )
         reports = _tuned(request, sys.stderr, quiet=args.json or args.quiet)
     if args.json:
-        _print_json(device, reports, sites)
+        _print_json(device, reports, others)
     else:
-        _print(device, reports, sites or [], sys.stdout)
+        _print(device, reports, others or Others(), sys.stdout)
     return 0
 
 
@@ -191,10 +206,11 @@ def _kind(args: argparse.Namespace) -> tuple[str, bool]:
 
 def _recorded(
     args: argparse.Namespace, chains: Sequence[Chain], around: Surroundings, device: torch.device
-) -> tuple[list[ChoiceReport], list[SiteRecord]]:
-    """The choices and sites on disk, restricted to the named factors, layers and batches."""
+) -> tuple[list[ChoiceReport], Others]:
+    """What is on disk, restricted to the named factors, layers and batches."""
     from ksopt.compile.lowering.site_times import SiteRecord
     from ksopt.kernels.explain import from_record
+    from ksopt.kernels.gradient_autotuner import GradientRecord
     from ksopt.kernels.problem import bits_of
     from ksopt.kernels.tuning_cache import Record
     from ksopt.tune import all_recorded
@@ -202,14 +218,21 @@ def _recorded(
     patterns = {*itertools.chain(*chains)}
     bits = {bits_of(batch) for batch in args.batch or []}
 
+    def are_named(its: Iterable[Pattern], its_bits: int) -> bool:
+        return (not patterns or {*its} <= patterns) and (not bits or its_bits in bits)
+
     def is_named(key: ProblemKey) -> bool:
-        its = {*itertools.chain(*key.problem.chains)}
         is_layer = around in (ALONE, _around(key.problem))
-        return is_layer and (not patterns or its <= patterns) and (not bits or key.bits in bits)
+        return is_layer and are_named(itertools.chain(*key.problem.chains), key.bits)
 
     choices = [one for one in all_recorded(device, Record) if is_named(one.key)]
     sites = [one for one in all_recorded(device, SiteRecord) if is_named(one.key.product)]
-    return [from_record(one, "recorded") for one in choices], sites
+    gradients = [
+        one
+        for one in all_recorded(device, GradientRecord)
+        if around == ALONE and are_named(one.key.problem.factors, one.key.bits)
+    ]
+    return [from_record(one, "recorded") for one in choices], Others(sites, gradients)
 
 
 def _around(problem: Problem) -> Surroundings:
@@ -252,7 +275,7 @@ def _progress(stream: TextIO, total: int, quiet: bool) -> Iterator[Callable[[str
 
 
 def _print_json(
-    device: torch.device, reports: Sequence[ChoiceReport], sites: Sequence[SiteRecord] | None
+    device: torch.device, reports: Sequence[ChoiceReport], others: Others | None
 ) -> None:
     from ksopt.kernels import tuning_cache
     from ksopt.kernels.backends.base import backend_of
@@ -265,15 +288,16 @@ def _print_json(
         "folder": str(tuning_cache.folder_of(machine)),
         "choices": [report.to_json() for report in reports],
     }
-    if sites is not None:
-        document["sites"] = [site.to_json() for site in sites]
+    if others is not None:
+        document["sites"] = [site.to_json() for site in others.sites]
+        document["gradients"] = [gradient.to_json() for gradient in others.gradients]
     print(json.dumps(document, indent=2))
 
 
 def _print(
     device: torch.device,
     reports: Sequence[ChoiceReport],
-    sites: Sequence[SiteRecord],
+    others: Others,
     stream: TextIO,
 ) -> None:
     from ksopt.kernels import tuning_cache
@@ -286,8 +310,11 @@ def _print(
         for report in reports:
             print(f"{report.key}: {report.reason}.", file=stream)
         print(file=stream)
-    if sites:
-        tables.write(sites_table(sites), stream)
+    if others.gradients:
+        tables.write(gradients_table(others.gradients), stream)
+        print(file=stream)
+    if others.sites:
+        tables.write(sites_table(others.sites), stream)
         print(file=stream)
     print(summary(reports), file=stream)
     print(
@@ -337,6 +364,36 @@ def _kind_words(key: ProblemKey) -> str:
     problem = key.problem
     words = [problem.dtype if problem.exact else "tf32", problem.layout]
     return " ".join([*words, *([] if key.rows == "aligned" else ["unaligned"])])
+
+
+def gradients_table(gradients: Sequence[GradientRecord]) -> tables.Table:
+    """The gradients of trained layers beside all measured candidates; times in microseconds."""
+    rows = []
+    for one in gradients:
+        problem, chosen = one.key.problem, one.choice
+        kinds = [problem.gradient.replace("_", " "), *(["bias"] if problem.with_bias else [])]
+        rivals = [f"{rival.way} {rival.median_us:,.1f}" for rival in one.timed if rival != chosen]
+        rows.append(
+            [
+                "*".join(map(str, problem.factors)),
+                f"{' and '.join(kinds)}, {problem.dtype}",
+                str(one.batch),
+                chosen.way,
+                "" if chosen.predicted_us is None else f"{chosen.predicted_us:,.1f}",
+                f"{chosen.median_us:,.1f}",
+                ", ".join(rivals),
+            ]
+        )
+    columns = (
+        "pattern",
+        "gradient",
+        ">batch",
+        "way",
+        ">predicted us",
+        ">measured us",
+        "rivals, us",
+    )
+    return tables.of(list(columns), rows)
 
 
 def sites_table(sites: Sequence[SiteRecord]) -> tables.Table:

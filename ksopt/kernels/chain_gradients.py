@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import functools
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ksopt import settings
-from ksopt.errors import KsoptError
 from ksopt.jit import host
-from ksopt.kernels import weight_gradients
-from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.families import chain_grads_wgmma16 as kernels
-from ksopt.kernels.families.chain_grads_launcher import ChainGradients, Gradients
+from ksopt.kernels import gradient_autotuner, weight_gradients
+from ksopt.kernels.families.gradient_base import GradientProblem
 from ksopt.kernels.families.pytorch_cost import bias_gradient_us
+from ksopt.kernels.gradient_autotuner import GradientQuestion, Without
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
 from ksopt.precision import dtype_name
 
 _BY_FACTORS = (0,) * 11  # of `ChainGradients.entry`
-_log = logging.getLogger("ksopt")
+
+Chain = tuple[Pattern, Pattern]
+"""The left factor and the right one."""
+Gradients = tuple[Tensor, Tensor, Tensor | None]
+"""Those of the left weight, of the right one, and of the bias if requested."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Factors:
     right_a: int
     right_d: int
 
-    def chain(self, out: int, left_in: int, right_out: int, features: int) -> kernels.Chain:
+    def chain(self, out: int, left_in: int, right_out: int, features: int) -> Chain:
         """The patterns, of the features of y, of both sides between the factors, and of x."""
         left, right = self.left_a * self.left_d, self.right_a * self.right_d
         return (
@@ -52,9 +52,9 @@ class Factors:
 
 
 def is_by_kernel(
-    chain: kernels.Chain, dtype: torch.dtype, rows: int, device: torch.device, with_bias: bool
+    chain: Chain, dtype: torch.dtype, rows: int, device: torch.device, with_bias: bool
 ) -> bool:
-    """Whether one launch is predicted to be faster than one per factor and one for the bias.
+    """Whether one launch is expected to be faster than one per factor and one for the bias.
 
     Args:
         chain: the patterns of both factors.
@@ -63,15 +63,23 @@ def is_by_kernel(
         device: where.
         with_bias: the gradient of a bias is computed, too.
     """
-    if device.type != "cuda" or rows == 0 or settings.tuning() == "off":
+    spec, name = gradient_autotuner.spec_of(device), dtype_name(dtype)
+    if spec is None or rows == 0:
         return False
-    spec = backend_of("cuda").spec(device)
-    name = dtype_name(dtype)
-    return spec is not None and _is_faster(chain, name, rows, spec, with_bias)
+    problem = GradientProblem("chain_weights", chain, name, with_bias)
+    us = by_factors_us(chain, name, rows, spec, with_bias)
+    return gradient_autotuner.expected(problem, rows, device, us) is not None
 
 
 def run(
-    grad: Tensor, between: Tensor, grad_between: Tensor, x: Tensor, of: Factors, with_bias: bool
+    grad: Tensor,
+    between: Tensor,
+    grad_between: Tensor,
+    x: Tensor,
+    of: Factors,
+    with_bias: bool,
+    by_factors: Callable[[Tensor, Tensor, Tensor, Tensor], Gradients],
+    by_pytorch: Callable[[Tensor, Tensor, Tensor, Tensor], Gradients],
 ) -> Gradients | None:
     """Both weight gradients, and the gradient of a bias after the product, by a kernel.
 
@@ -82,6 +90,9 @@ def run(
         x: [*batch, a2*c2*d2].
         of: the factors.
         with_bias: sum the rows of ``grad``, too.
+        by_factors: (these operands) -> the same by launches for each factor, which kernels race
+            with.
+        by_pytorch: the same by PyTorch alone, in any dtype.
 
     Returns:
         None where no kernel computes them, or faster.
@@ -89,52 +100,31 @@ def run(
     operands = (grad, between, grad_between, x)
     if not x.is_cuda or x.numel() == 0 or grad.numel() == 0:
         return None
-    chain, rows = of.chain(*(one.shape[-1] for one in operands)), x.numel() // x.shape[-1]
-    kernel = None
-    spec = backend_of("cuda").spec(x.device)
-    if spec is not None and is_by_kernel(chain, x.dtype, rows, x.device, with_bias):
-        launch = kernels.best(chain, rows, spec)
-        name = dtype_name(x.dtype)
-        kernel = _loaded(chain, name, launch, x.get_device(), with_bias)
-    if host.is_loaded():
+    widths = [one.shape[-1] for one in operands]
+    chain, rows, name = of.chain(*widths), x.numel() // x.shape[-1], dtype_name(x.dtype)
+    spec = gradient_autotuner.spec_of(x.device)
+    kernel, is_final = None, True
+    if spec is not None:
+        us = by_factors_us(chain, name, rows, spec, with_bias)
+        problem = GradientProblem("chain_weights", chain, name, with_bias)
+        shapes = tuple((rows, width) for width in widths)
+        without = Without("factors", us, by_factors, by_pytorch)
+        question = GradientQuestion(problem, rows, x.device, spec, without, shapes)
+        kernel, is_final = gradient_autotuner.kernel_of(question)
+    if is_final and host.is_loaded():
         entry = list(_BY_FACTORS if kernel is None else kernel.entry)
         sizes = (of.left_a, of.left_d, of.right_a, of.right_d)
         torch.ops.ksopt_host.know_chain_grads(*operands, *sizes, with_bias, entry)
     if kernel is None:
         return None
-    first, second, third, fourth = map(in_aligned_rows, operands)
-    return kernel(first, second, third, fourth)
+    gradients: Gradients = kernel(*map(in_aligned_rows, operands))
+    return gradients
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_faster(
-    chain: kernels.Chain, dtype: str, rows: int, spec: DeviceSpec, with_bias: bool
-) -> bool:
-    if kernels.unsupported(chain, dtype, spec) is not None:
-        return False
-    launch = kernels.best(chain, rows, spec)
-    return kernels.predicted_us(launch, chain, rows, spec) < by_factors_us(
-        chain, dtype, rows, spec, with_bias
-    )
-
-
-def by_factors_us(
-    chain: kernels.Chain, dtype: str, rows: int, spec: DeviceSpec, with_bias: bool
-) -> float:
+def by_factors_us(chain: Chain, dtype: str, rows: int, spec: DeviceSpec, with_bias: bool) -> float:
     """Predicted microseconds of one launch per factor, in 16 bits, and one for the bias."""
     left, _ = chain
     total = sum(weight_gradients.predicted_us(p, dtype, rows, spec) for p in chain)
     if with_bias and not weight_gradients.is_faster(left, dtype, rows, spec):
         total += bias_gradient_us(left.out_features, rows)
     return total
-
-
-@functools.lru_cache(maxsize=1024)
-def _loaded(
-    chain: kernels.Chain, dtype: str, launch: kernels.Launch, device: int, with_bias: bool
-) -> ChainGradients | None:
-    try:
-        return ChainGradients(chain, dtype, launch, device, with_bias)
-    except KsoptError as error:
-        _log.warning("ksopt: weight gradients of %s are computed one by one: %s", chain, error)
-        return None

@@ -1,4 +1,4 @@
-"""Decisions on problems of one factor, a chain or two layers: how they are taken and stored.
+"""Decisions on problems of one factor, a chain, two layers or gradients: taken and stored alike.
 
 A rule decides where there is nothing to choose from, and with ``KSOPT_TUNE=off``. With
 ``KSOPT_TUNE=model`` the best predicted candidate is taken; so it is under
@@ -18,7 +18,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 
@@ -34,6 +34,32 @@ if TYPE_CHECKING:
     from ksopt.kernels.backends.base import DeviceBackend  # which knows this module: see cuda.py
 
 Key = TypeVar("Key")
+DecisionT = TypeVar("DecisionT")
+DecisionT_co = TypeVar("DecisionT_co", covariant=True)
+
+
+class Decidable(Protocol[DecisionT_co]):
+    """Anything that a `Decider` decides: `Question`, and `gradient_autotuner.GradientQuestion`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is computed, with its index."""
+
+    @property
+    def is_open(self) -> Callable[[], bool]:
+        """Whether there is anything to choose from."""
+
+    def rule(self) -> DecisionT_co:
+        """The decision where nothing is chosen."""
+
+    def recorded(self) -> DecisionT_co | None:
+        """The decision on disk, built without timing; None if it is missing or cannot be built."""
+
+    def predicted(self) -> DecisionT_co:
+        """The best predicted candidate that can be built."""
+
+    def first(self) -> DecisionT_co:
+        """The recorded decision; else a measured one, unless another process measures meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +99,42 @@ class Question:
     def first(self) -> Decision:
         """The recorded decision; else a measured one, unless another process measures meanwhile."""
         identity = identity_of(self.device, self.backend)
-        if identity is None:
-            return self.race(BUDGET_S, None)
-        decision = self.recorded()
-        if decision is not None:
-            return decision
-        with tuning_cache.alone(identity, self.key):
-            decision = self.recorded()
-            if decision is None:
-                decision = self.race(BUDGET_S, None)
-                _save(identity, decision)
+        return recorded_or_raced(
+            *(identity, self.key, self.recorded, lambda: self.race(BUDGET_S, None)),
+            record_of=_record_of,
+        )
+
+
+def recorded_or_raced(
+    identity: Fingerprint | None,
+    key: tuning_cache.Key,
+    recorded: Callable[[], DecisionT | None],
+    race: Callable[[], DecisionT],
+    record_of: Callable[[DecisionT], tuning_cache.Stored],
+) -> DecisionT:
+    """The recorded decision, or that of a race, which is recorded: by one process at a time.
+
+    Args:
+        identity: as `identity_of` returns it.
+        key: of the record.
+        recorded: as of `Decidable`.
+        race: takes a decision by timing.
+        record_of: what was measured.
+    """
+    if identity is None:
+        return race()
+    decision = recorded()
+    if decision is not None:
         return decision
+    with tuning_cache.alone(identity, key):
+        decision = recorded()
+        if decision is None:
+            decision = race()
+            tuning_cache.save(identity, record_of(decision))
+    return decision
 
 
-class Decider(Generic[Key]):
+class Decider(Generic[Key, DecisionT]):
     """Takes decisions, and stores those that are final for this process.
 
     Args:
@@ -102,12 +150,12 @@ class Decider(Generic[Key]):
     def __init__(
         self, timing: threading.Lock | threading.RLock, keeps_stopgaps: bool = False
     ) -> None:
-        self.table: dict[Key, Decision] = {}
+        self.table: dict[Key, DecisionT] = {}
         self.timing = timing
         self._keeps_stopgaps = keeps_stopgaps
-        self._stopgaps: dict[Key, Decision] = {}
+        self._stopgaps: dict[Key, DecisionT] = {}
 
-    def decide(self, key: Key, question: Question) -> tuple[Decision, bool]:
+    def decide(self, key: Key, question: Decidable[DecisionT]) -> tuple[DecisionT, bool]:
         """The decision, and whether later calls may use it.
 
         Measured and recorded decisions are stored under ``key``, as are those that a lack
@@ -135,7 +183,7 @@ class Decider(Generic[Key]):
         finally:
             self.timing.release()
 
-    def _stopgap(self, key: Key, question: Question) -> Decision:
+    def _stopgap(self, key: Key, question: Decidable[DecisionT]) -> DecisionT:
         """The decision where nothing may be timed at this moment."""
         decision = self._stopgaps.get(key) or question.recorded() or question.predicted()
         if self._keeps_stopgaps:
@@ -143,7 +191,7 @@ class Decider(Generic[Key]):
         return decision
 
     def tune(
-        self,
+        self: Decider[Key, Decision],
         key: Key,
         question: Question,
         budget_s: float,
@@ -165,7 +213,8 @@ class Decider(Generic[Key]):
         with self.timing, alone, _on(question.device):
             previous = tuning_cache.load(identity, question.key)
             decision = question.race(budget_s, previous)
-            record = _save(identity, decision)
+            record = _record_of(decision)
+            tuning_cache.save(identity, record)
             self.table[key] = decision
             register(decision)
         return record
@@ -242,11 +291,17 @@ def _predicted(key: ProblemKey, index: int, spec: DeviceSpec | None) -> Decision
     return Decision(rule.cached, rule.repacked, stored)
 
 
-def _save(identity: Fingerprint, decision: Decision) -> Record:
+def _record_of(decision: Decision) -> Record:
     record = decision.cached.record
     assert record is not None
-    tuning_cache.save(identity, record)
     return record
+
+
+def with_index(device: torch.device) -> torch.device:
+    """The device as its tensors name it."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _index(device: torch.device) -> int:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import logging
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ksopt import settings
-from ksopt.errors import KsoptError
 from ksopt.jit import host
-from ksopt.kernels import registry
-from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels import gradient_autotuner, registry
 from ksopt.kernels.candidate import Candidate
-from ksopt.kernels.families import input_grad_tile
+from ksopt.kernels.families.gradient_base import GradientProblem
 from ksopt.kernels.families.input_grad_tile import Config, Shape
-from ksopt.kernels.families.input_grad_wgmma16 import LAUNCH, InputGradient
+from ksopt.kernels.families.input_grad_wgmma16 import LAUNCH
+from ksopt.kernels.gradient_autotuner import GradientCandidate, GradientQuestion, Without
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
@@ -26,11 +25,13 @@ from ksopt.precision import dtype_name
 # each factor than predicted without it, on an H100 (docs/development/training.md).
 _PREPARING_US = 4.0
 _A_LAUNCH_A_FACTOR = dict.fromkeys(LAUNCH, 0)
-_log = logging.getLogger("ksopt")
+
+Gradients = tuple[Tensor, Tensor]
+"""Those of a chain's input, and of the values between its factors."""
 
 
 def is_by_kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> bool:
-    """Whether one launch is predicted to be faster than one per factor.
+    """Whether one launch is expected to be faster than one per factor.
 
     Args:
         s: the chain.
@@ -38,36 +39,56 @@ def is_by_kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) 
         rows: of the gradient.
         device: where.
     """
-    return tile_of(s, dtype, rows, device) is not None
+    spec, name = gradient_autotuner.spec_of(device), dtype_name(dtype)
+    if spec is None or rows == 0:
+        return False
+    us = factors_us(s, name, rows, spec)
+    return gradient_autotuner.expected(_problem(s, name), rows, device, us) is not None
 
 
 def packed_for(left: Tensor, right: Tensor, rows: int) -> Tensor | None:
     """The weights packed as `run` reads them for this many rows; None where no kernel does."""
-    s = Shape(Pattern(*left.shape), Pattern(*right.shape))
-    tile = tile_of(s, left.dtype, rows, left.device)
-    kernel = None if tile is None else _loaded(s, tile, dtype_name(left.dtype), left.get_device())
-    return None if kernel is None else kernel.pack(left, right)
+    s, name = Shape(Pattern(*left.shape), Pattern(*right.shape)), dtype_name(left.dtype)
+    launch = _launch_of(s, left.dtype, rows, left.device)
+    if launch is None:
+        return None
+    kernel = gradient_autotuner.loaded(_problem(s, name), launch, left.get_device())
+    packed: Tensor | None = None if kernel is None else kernel.pack(left, right)
+    return packed
 
 
 def run(
-    grad: Tensor, left: Tensor, right: Tensor, packed: Tensor | None = None
-) -> tuple[Tensor, Tensor] | None:
+    grad: Tensor,
+    left: Tensor,
+    right: Tensor,
+    packed: Tensor | None,
+    by_factors: Callable[[Tensor, Tensor, Tensor], Gradients],
+    by_pytorch: Callable[[Tensor, Tensor, Tensor], Gradients],
+) -> Gradients | None:
     """The gradients of a chain's input and of the values between its factors, by a kernel.
 
     Args:
         grad: [*batch, b1*d1]; left, right: [1,b1,c1,d1] and [a2,b2,c2,1], on one device.
         packed: both weights, as `packed_for` returns them for as many rows, or None.
+        by_factors: (grad, left, right) -> the same by a launch per factor, which the kernel races
+            with.
+        by_pytorch: the same by PyTorch alone, in any dtype.
 
     Returns:
         [*batch, a2*c2] and [*batch, a2*b2]; None where no kernel computes them faster.
     """
     if grad.numel() == 0 or not grad.dtype == left.dtype == right.dtype:
         return None
-    s = Shape(Pattern(*left.shape), Pattern(*right.shape))
-    rows = grad.numel() // grad.shape[-1]
-    tile = tile_of(s, grad.dtype, rows, grad.device)
-    kernel = None if tile is None else _loaded(s, tile, dtype_name(grad.dtype), grad.get_device())
-    if host.is_loaded():
+    s, name = Shape(Pattern(*left.shape), Pattern(*right.shape)), dtype_name(grad.dtype)
+    rows, spec = grad.numel() // grad.shape[-1], gradient_autotuner.spec_of(grad.device)
+    kernel: Any = None
+    is_final = True
+    if spec is not None:
+        without = Without("factors", factors_us(s, name, rows, spec), by_factors, by_pytorch)
+        shapes = ((rows, grad.shape[-1]), tuple(left.shape), tuple(right.shape))
+        question = GradientQuestion(_problem(s, name), rows, grad.device, spec, without, shapes)
+        kernel, is_final = gradient_autotuner.kernel_of(question)
+    if is_final and host.is_loaded():
         launch = _A_LAUNCH_A_FACTOR if kernel is None else kernel.launches(rows)
         torch.ops.ksopt_host.know_input_grad(grad, left, right, **launch)
     if kernel is None:
@@ -79,26 +100,32 @@ def run(
 
 
 def tile_of(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Config | None:
-    """The tile that `run` takes; arguments as for `is_by_kernel`."""
-    spec = _spec(device)
-    return None if spec is None or rows == 0 else faster_tile(s, dtype_name(dtype), rows, spec)
+    """The tile that `run` takes, if it takes a kernel; arguments as for `is_by_kernel`.
+
+    It is the best predicted, and None where no kernel is predicted to be faster.
+    """
+    launch = _launch_of(s, dtype, rows, device)
+    return None if launch is None else launch.launch
 
 
-def _spec(device: torch.device) -> DeviceSpec | None:
-    """The spec that kernels must fit; None where no kernel may be used."""
-    if device.type != "cuda" or settings.tuning() == "off":
-        return None
-    return backend_of("cuda").spec(device)
+def _launch_of(
+    s: Shape, dtype: torch.dtype, rows: int, device: torch.device
+) -> GradientCandidate | None:
+    spec = gradient_autotuner.spec_of(device)
+    return None if spec is None or rows == 0 else faster(s, dtype_name(dtype), rows, spec)
 
 
 @functools.lru_cache(maxsize=4096)
-def faster_tile(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> Config | None:
-    """The best tile; None where no tile computes the chain, or none is predicted to be faster."""
-    if input_grad_tile.unsupported_reason(s, dtype, spec) is not None:
+def faster(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> GradientCandidate | None:
+    """The best launch; None where no kernel computes the chain, or is predicted to be faster."""
+    problem = _problem(s, dtype)
+    if not gradient_autotuner.ranked(problem, rows, spec):
         return None
-    tile = input_grad_tile.best(s, rows, spec)[0]
-    us = input_grad_tile.predicted_us(s, tile, rows, spec)
-    return tile if us < factors_us(s, dtype, rows, spec) else None
+    return gradient_autotuner.fastest(problem, rows, spec, factors_us(s, dtype, rows, spec))
+
+
+def _problem(s: Shape, dtype: str) -> GradientProblem:
+    return GradientProblem("chain_input", (s.left, s.right), dtype)
 
 
 def factors_us(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> float:
@@ -117,12 +144,3 @@ def _prepared_us(candidate: Candidate) -> float:
     """Microseconds predicted of a product by a transposed weight that changes."""
     prepares = candidate.needs_order or candidate.prepares_weight
     return candidate.predicted_us + (_PREPARING_US if prepares else 0.0)
-
-
-@functools.lru_cache(maxsize=1024)
-def _loaded(s: Shape, tile: Config, dtype: str, device: int) -> InputGradient | None:
-    try:
-        return InputGradient(s, tile, dtype, device)
-    except KsoptError as error:
-        _log.warning("ksopt: input gradients of %s are left to one launch per factor: %s", s, error)
-        return None

@@ -31,7 +31,7 @@ from ksopt.kernels.tuning_cache import Record
 from ksopt.measure.interleaved import BUDGET_S
 
 # Its lock may be taken again: the plans of two layers are chosen before these race with a kernel.
-_decider: Decider[tuple[ProblemKey, torch.device]] = Decider(threading.RLock())
+_decider: Decider[tuple[ProblemKey, torch.device], Decision] = Decider(threading.RLock())
 _decisions = _decider.table
 _by_call: dict[tuple[Any, ...], Decision] = {}
 """The same decisions, by keys that a call computes in a microsecond."""
@@ -129,7 +129,7 @@ def tuned(problem: Problem, batch: int, device: torch.device) -> Record | None:
 
 def known_record(key: ProblemKey, device: torch.device) -> tuple[Record, Source] | None:
     """The usable measurement of this process or from disk, and its origin; None without one."""
-    decision = _decisions.get((key, _with_index(device)))
+    decision = _decisions.get((key, decisions.with_index(device)))
     return decisions.known_record(decision, key, device, backend_of(device.type))
 
 
@@ -155,13 +155,6 @@ def _question(problem: Problem, operands: Operands) -> Question:
     key, device = key_of(problem, operands.x), operands.x.device
     backend, race = backend_of(device.type), partial(plan_race.race, key, operands)
     return Question(key, device, backend, race, lambda: has_rivals(key, backend.spec(device)))
-
-
-def _with_index(device: torch.device) -> torch.device:
-    """The device as its tensors name it."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def has_rivals(key: ProblemKey, spec: DeviceSpec | None) -> bool:

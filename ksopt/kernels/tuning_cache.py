@@ -116,6 +116,24 @@ class Timed:
             way, config, weight, predicted_us, took.median_us, took.p20_us, took.p80_us, host_us
         )
 
+    @classmethod
+    def from_json(cls, values: Any) -> Timed:
+        """The times whose fields are ``values``.
+
+        Raises:
+            ValueError, TypeError: they are not such values.
+        """
+        timed = cls(**values)
+        times = [timed.median_us, timed.p20_us, timed.p80_us]
+        times += [] if timed.host_us is None else [timed.host_us]
+        if not isinstance(timed.way, str) or not isinstance(timed.config, dict | None):
+            raise ValueError(f"not a way: {values!r}")
+        if timed.weight not in get_args(WeightMode) or not all(
+            isinstance(us, int | float) and math.isfinite(us) for us in times
+        ):
+            raise ValueError(f"not a time: {values!r}")
+        return timed
+
     @property
     def label(self) -> str:
         """Name and configuration, for a person."""
@@ -184,23 +202,10 @@ class Record:
             ValueError, KeyError, TypeError, AttributeError, OverflowError: they are not such
                 values.
         """
-        timed = tuple(_timed(entry) for entry in values["timed"])
+        timed = tuple(map(Timed.from_json, values["timed"]))
         cached, repacked, batch = (int(values[name]) for name in ("cached", "repacked", "batch"))
         stored = None if values["stored"] is None else int(values["stored"])
         return cls(ProblemKey.from_json(values["key"]), batch, timed, cached, repacked, stored)
-
-
-def _timed(values: Any) -> Timed:
-    timed = Timed(**values)
-    times = [timed.median_us, timed.p20_us, timed.p80_us]
-    times += [] if timed.host_us is None else [timed.host_us]
-    if not isinstance(timed.way, str) or not isinstance(timed.config, dict | None):
-        raise ValueError(f"not a way: {values!r}")
-    if timed.weight not in get_args(WeightMode) or not all(
-        isinstance(us, int | float) and math.isfinite(us) for us in times
-    ):
-        raise ValueError(f"not a time: {values!r}")
-    return timed
 
 
 def code_digest() -> str:

@@ -1,31 +1,31 @@
-"""Weight gradients by ksopt's kernels: where, and by which launch."""
+"""Weight gradients of factors by ksopt's kernels: where, and by which launch."""
 
 from __future__ import annotations
 
-import functools
-import logging
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ksopt import settings
-from ksopt.errors import KsoptError
 from ksopt.jit import host
-from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.families import weight_grad_mma16, weight_grad_wgmma16
-from ksopt.kernels.families.pytorch_cost import weight_gradient_us
-from ksopt.kernels.families.weight_grad import Launch, Tile, WeightGradient, launches
+from ksopt.kernels import gradient_autotuner
+from ksopt.kernels.families.gradient_base import GradientProblem, gradient_families
+from ksopt.kernels.families.pytorch_cost import bias_gradient_us, weight_gradient_us
+from ksopt.kernels.families.weight_grad import Launch
+from ksopt.kernels.gradient_autotuner import GradientQuestion, Without
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
 from ksopt.precision import dtype_name
 
 _BY_TORCH = (0,) * 9  # of `WeightGradient.entry`
-_log = logging.getLogger("ksopt")
+
+Gradients = tuple[Tensor, Tensor | None]
+"""The weight's gradient, and that of a bias if requested."""
 
 
 def is_by_kernel(p: Pattern, dtype: torch.dtype, rows: int, device: torch.device) -> bool:
-    """Whether a kernel is predicted to be faster than ``torch.bmm`` between copies.
+    """Whether a kernel is expected to be faster than ``torch.bmm`` between copies.
 
     Args:
         p: the factor's pattern.
@@ -33,80 +33,92 @@ def is_by_kernel(p: Pattern, dtype: torch.dtype, rows: int, device: torch.device
         rows: of both.
         device: where.
     """
-    if device.type != "cuda" or rows == 0 or settings.tuning() == "off":
+    if _is_one_matrix(p):
         return False
-    spec = backend_of("cuda").spec(device)
-    return spec is not None and is_faster(p, dtype_name(dtype), rows, spec)
+    problem = _problem(p, dtype_name(dtype), with_bias=False)
+    us = weight_gradient_us(p, rows)
+    return gradient_autotuner.expected(problem, rows, device, us) is not None
 
 
 def run(
-    grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool, with_bias: bool = False
-) -> tuple[Tensor, Tensor | None] | None:
+    grad: Tensor,
+    x: Tensor,
+    a: int,
+    d: int,
+    with_bias: bool,
+    by_pytorch: Callable[[Tensor, Tensor], Gradients],
+) -> Gradients | None:
     """The weight gradient, and the gradient of a bias after the product, by a kernel.
 
     Args:
         grad: [*batch, a*b*d]; x: [*batch, a*c*d], on one device.
         with_bias: sum the rows of ``grad``, too.
+        by_pytorch: (grad, x) -> the same by PyTorch, which kernels race with.
 
     Returns:
-        The gradient and that sum, or None for it; None where no kernel computes it, or faster.
+        None where no kernel computes it, or faster.
     """
-    if not x.is_cuda or batch_last or x.numel() == 0:
+    if not x.is_cuda or x.numel() == 0:
         return None
     p = Pattern(a, grad.shape[-1] // (a * d), x.shape[-1] // (a * d), d)
     rows = x.numel() // x.shape[-1]
-    kernel = None
-    if is_by_kernel(p, x.dtype, rows, x.device):
-        kernel = _loaded(p, dtype_name(x.dtype), rows, x.get_device(), with_bias)
-    if host.is_loaded():
+    spec = gradient_autotuner.spec_of(x.device)
+    kernel, is_final = None, True
+    if spec is not None and not _is_one_matrix(p):
+        us = weight_gradient_us(p, rows)
+        us += bias_gradient_us(p.out_features, rows) if with_bias else 0.0
+        problem = _problem(p, dtype_name(x.dtype), with_bias)
+        shapes = ((rows, p.out_features), (rows, p.in_features))
+        without = Without("pytorch", us, by_pytorch, by_pytorch)
+        question = GradientQuestion(problem, rows, x.device, spec, without, shapes)
+        kernel, is_final = gradient_autotuner.kernel_of(question)
+    if is_final and host.is_loaded():
         launch = _BY_TORCH if kernel is None else kernel.entry
         torch.ops.ksopt_host.know_weight_grad(grad, x, a, d, with_bias, *launch)
-    return None if kernel is None else kernel(in_aligned_rows(grad), in_aligned_rows(x))
+    if kernel is None:
+        return None
+    gradients: Gradients = kernel(in_aligned_rows(grad), in_aligned_rows(x))
+    return gradients
 
 
-@functools.lru_cache(maxsize=4096)
 def is_faster(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> bool:
     """Whether a kernel is predicted to be faster than PyTorch."""
-    if p.a == p.d == 1:
-        return False  # one matrix, whose sums over rows cuBLAS splits itself
-    launch = best(p, dtype, rows, spec)
-    return launch is not None and launch.predicted_us(p, rows, spec) < weight_gradient_us(p, rows)
+    if _is_one_matrix(p):
+        return False
+    us = weight_gradient_us(p, rows)
+    return gradient_autotuner.fastest(_problem(p, dtype), rows, spec, us) is not None
 
 
-@functools.lru_cache(maxsize=4096)
 def best(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> Launch | None:
     """The launch with the least predicted time; None where no kernel computes the gradient."""
-    candidates = several(p, dtype, rows, spec)
-    return min(candidates, key=lambda one: one.predicted_us(p, rows, spec), default=None)
+    several = gradient_autotuner.ranked(_problem(p, dtype), rows, spec)
+    return several[0].launch if several else None
 
 
 def several(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> list[Launch]:
-    """The launches of all kernels that compute the gradient."""
-    tiles: list[Tile] = []
-    if weight_grad_wgmma16.unsupported(p, dtype, spec) is None:
-        tiles += weight_grad_wgmma16.configs()
-    if weight_grad_mma16.unsupported(p, dtype, spec) is None:
-        tiles += weight_grad_mma16.configs(p)
-    return [one for tile in tiles for one in launches(tile, p, rows, spec)]
+    """The launches of all families that compute the gradient."""
+    problem = _problem(p, dtype)
+    return [
+        launch
+        for family in gradient_families("weight")
+        if family.unsupported_reason(problem, spec) is None
+        for launch in family.launches(problem, rows, spec)
+    ]
 
 
 def predicted_us(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> float:
     """Predicted microseconds of the faster implementation."""
-    launch = best(p, dtype, rows, spec)
-    if launch is not None and is_faster(p, dtype, rows, spec):
-        return launch.predicted_us(p, rows, spec)
-    return weight_gradient_us(p, rows)
+    us = weight_gradient_us(p, rows)
+    if _is_one_matrix(p):
+        return us
+    kernel = gradient_autotuner.fastest(_problem(p, dtype), rows, spec, us)
+    return us if kernel is None else kernel.predicted_us
 
 
-@functools.lru_cache(maxsize=1024)
-def _loaded(
-    p: Pattern, dtype: str, rows: int, device: int, with_bias: bool
-) -> WeightGradient | None:
-    spec = backend_of("cuda").spec(torch.device("cuda", device))
-    launch = None if spec is None else best(p, dtype, rows, spec)
-    assert launch is not None
-    try:
-        return WeightGradient(p, dtype, launch, device, with_bias)
-    except KsoptError as error:
-        _log.warning("ksopt: weight gradients of %s are left to PyTorch: %s", p, error)
-        return None
+def _problem(p: Pattern, dtype: str, with_bias: bool = False) -> GradientProblem:
+    return GradientProblem("weight", (p,), dtype, with_bias)
+
+
+def _is_one_matrix(p: Pattern) -> bool:
+    """Whether the factor is one matrix, whose sums over rows cuBLAS splits itself."""
+    return p.a == p.d == 1

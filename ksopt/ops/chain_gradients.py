@@ -10,12 +10,13 @@ has no gradient of its own, and is no public operator.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ksopt.kernels import chain_gradients
-from ksopt.kernels.chain_gradients import Factors
+from ksopt.kernels.chain_gradients import Factors, Gradients
 from ksopt.kernels.operands import size_hint
 from ksopt.kernels.validation import check_weight_grad
 from ksopt.ops import weight_gradient
@@ -43,16 +44,35 @@ def _kernel(
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
         gradients = None
         if between.shape[:-1] == x.shape[:-1]:
-            gradients = chain_gradients.run(grad, between, grad_between, x, of, with_bias)
-    if gradients is not None:
-        left, right, bias = gradients
-        return left, right, grad.new_empty(0) if bias is None else bias
-    right = weight_gradient.weight_grad(grad_between, x, right_a, right_d, False)
+            gradients = chain_gradients.run(
+                *(grad, between, grad_between, x, of, with_bias),
+                *(partial(_by_factors, of, with_bias), partial(_by_pytorch, of, with_bias)),
+            )
+    if gradients is None:
+        gradients = _by_factors(of, with_bias, grad, between, grad_between, x)
+    left, right, bias = gradients
+    return left, right, grad.new_empty(0) if bias is None else bias
+
+
+def _by_factors(
+    of: Factors, with_bias: bool, grad: Tensor, between: Tensor, grad_between: Tensor, x: Tensor
+) -> Gradients:
+    right = weight_gradient.weight_grad(grad_between, x, of.right_a, of.right_d, False)
     if with_bias:
-        left, bias = weight_gradient.weight_bias_grad(grad, between, left_a, left_d)
+        left, bias = weight_gradient.weight_bias_grad(grad, between, of.left_a, of.left_d)
         return left, right, bias
-    left = weight_gradient.weight_grad(grad, between, left_a, left_d, False)
-    return left, right, grad.new_empty(0)
+    return weight_gradient.weight_grad(grad, between, of.left_a, of.left_d, False), right, None
+
+
+def _by_pytorch(
+    of: Factors, with_bias: bool, grad: Tensor, between: Tensor, grad_between: Tensor, x: Tensor
+) -> Gradients:
+    by_pytorch = weight_gradient.weight_grad_decomposed
+    return (
+        by_pytorch(grad, between, of.left_a, of.left_d, False),
+        by_pytorch(grad_between, x, of.right_a, of.right_d, False),
+        weight_gradient.bias_grad(grad) if with_bias else None,
+    )
 
 
 def _fake(
@@ -93,7 +113,7 @@ def are_together(x: Tensor, left: Tensor, right: Tensor, with_bias: bool) -> boo
 
 
 def is_faster(x: Tensor, left: Tensor, right: Tensor, with_bias: bool) -> bool:
-    """Whether one launch is predicted to compute a chain's weight gradients faster, of fakes too.
+    """Whether one launch is expected to compute a chain's weight gradients faster, of fakes too.
 
     Of a dynamic number of rows the one at hand decides.
     """

@@ -17,6 +17,7 @@ from ksopt.kernels.operands import size_hint
 from ksopt.ops import implementation
 from ksopt.ops.schemas import LIBRARY, implement
 from ksopt.patterns.chain import Pattern
+from ksopt.reference import ks_reference
 
 
 def _kernel(
@@ -26,11 +27,18 @@ def _kernel(
     for weight in (left, right):
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        gradients = input_gradients.run(grad, left, right, packed)
-    if gradients is not None:
-        return gradients
+        gradients = input_gradients.run(grad, left, right, packed, _by_factors, _by_pytorch)
+    return _by_factors(grad, left, right) if gradients is None else gradients
+
+
+def _by_factors(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     between = implementation.changing(grad, left.transpose(1, 2))
     return implementation.changing(between, right.transpose(1, 2)), between
+
+
+def _by_pytorch(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    between = ks_reference(grad, left.transpose(1, 2))
+    return ks_reference(between, right.transpose(1, 2)), between
 
 
 def _fake(
@@ -78,6 +86,7 @@ def packed_elements(x: Tensor, left: Tensor, right: Tensor) -> int:
     if not x.dtype == left.dtype == right.dtype:
         return 0
     shape = Shape(Pattern(*left.shape), Pattern(*right.shape))
-    tile = input_gradients.tile_of(shape, x.dtype, math.prod(x.shape[:-1]), x.device)
+    case = (shape, x.dtype, math.prod(x.shape[:-1]), x.device)
+    tile = input_gradients.tile_of(*case) if input_gradients.is_by_kernel(*case) else None
     elements = 0 if tile is None else tile.packed_elements(shape)
     return elements if 8 * elements <= x.numel() else 0

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,20 +22,30 @@ def weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Te
     # As for `product`; and autocast would cast for the operators that this calls.
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
         check_weight_grad(grad, x, a, d, batch_last)
-        gradients = weight_gradients.run(grad, x, a, d, batch_last)
-        return (
-            weight_grad_decomposed(grad, x, a, d, batch_last) if gradients is None else gradients[0]
-        )
+        if not batch_last:
+            by_pytorch = partial(_by_pytorch, a, d, False)
+            gradients = weight_gradients.run(grad, x, a, d, False, by_pytorch)
+            if gradients is not None:
+                return gradients[0]
+        return weight_grad_decomposed(grad, x, a, d, batch_last)
 
 
 def weight_bias_grad(grad: Tensor, x: Tensor, a: int, d: int) -> tuple[Tensor, Tensor]:
     """The `weight_grad`, batch first, and the gradient of a bias added to the product."""
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
         check_weight_grad(grad, x, a, d, False)
-        gradients = weight_gradients.run(grad, x, a, d, False, with_bias=True)
+        by_pytorch = partial(_by_pytorch, a, d, True)
+        gradients = weight_gradients.run(grad, x, a, d, True, by_pytorch)
         if gradients is not None and gradients[1] is not None:
             return gradients[0], gradients[1]
         return weight_grad_decomposed(grad, x, a, d, False), bias_grad(grad)
+
+
+def _by_pytorch(
+    a: int, d: int, with_bias: bool, grad: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    bias = bias_grad(grad) if with_bias else None
+    return weight_grad_decomposed(grad, x, a, d, False), bias
 
 
 def weight_grad_fake(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:

@@ -12,9 +12,12 @@ from ksopt.compile.lowering.decide import measured
 from ksopt.compile.lowering.site_times import Question, Times
 from ksopt.kernels import tuning_cache, weight_cache
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.backends.base import BACKENDS
+from ksopt.kernels.backends.base import BACKENDS, backend_of
+from ksopt.kernels.families.gradient_base import GradientProblem
+from ksopt.kernels.gradient_autotuner import GradientKey, GradientRecord
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import Problem, ProblemKey
+from ksopt.kernels.tuning_cache import Timed
 from ksopt.patterns.chain import Chain, Pattern
 
 QUICK = ["--seconds", "0.01", "--device", "cpu"]
@@ -106,6 +109,33 @@ def test_show_lists_the_sites_that_the_compiler_timed(capsys):
     assert (only["batch"], only["lower"], only["ksopt_us"]) == (64, True, 5.0)
     assert tune("--show", "--device", "cpu", "--json", "--pattern", "(2,8,8,2)") == 0
     assert json.loads(capsys.readouterr().out)["sites"] == []
+
+
+def test_show_lists_the_gradients_that_training_has_timed(capsys):
+    factors = Chain.parse("(1,8,4,4)*(4,4,8,1)").patterns
+    tile = {"size": 8}
+    timed = (
+        Timed("pytorch", None, "any", 9.0, 8.0, 8.0, 8.0),
+        Timed("toy", tile, "any", 2.0, 3.0, 3.0, 3.0),
+    )
+    fingerprint = backend_of("cpu").fingerprint(torch.device("cpu"))
+    for gradient, own, with_bias, at in (
+        ("weight", factors[:1], True, 1),
+        ("chain_weights", factors, False, 0),
+    ):
+        key = GradientKey(GradientProblem(gradient, own, "bfloat16", with_bias), 6)
+        tuning_cache.save(fingerprint, GradientRecord(key, 50, timed, at))
+    assert tune("--show", "--device", "cpu") == 0
+    out = capsys.readouterr().out
+    rows = [" ".join(line.split()) for line in out.splitlines() if line.startswith("(1,8,4,4)")]
+    assert sorted(rows) == [
+        "(1,8,4,4) weight and bias, bfloat16 50 toy 2.0 3.0 pytorch 8.0",
+        "(1,8,4,4)*(4,4,8,1) chain weights, bfloat16 50 pytorch 9.0 8.0 toy 3.0",
+    ]
+    chosen = ("--batch", "64", "--pattern", "(1,8,4,4)")
+    assert tune("--show", "--device", "cpu", "--json", *chosen) == 0
+    (only,) = json.loads(capsys.readouterr().out)["gradients"]
+    assert (only["key"]["gradient"], only["timed"][only["chosen"]]["config"]) == ("weight", tile)
 
 
 def test_chains_dims_and_the_backward_pass(capsys):

@@ -12,7 +12,7 @@ import torch
 from played_driver import INPUT_GRAD, PACK_INPUT_GRAD, trained, variable
 
 from ksopt.jit import arch, driver, nvrtc
-from ksopt.kernels import input_gradients, weight_cache
+from ksopt.kernels import gradient_autotuner, input_gradients, weight_cache
 from ksopt.kernels.families import input_grad_tile, weight_packer
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
 from ksopt.kernels.problem import DeviceSpec
@@ -31,7 +31,7 @@ class Device:
     def __init__(self, library, monkeypatch):
         self.library, self.launches = library, []
         monkeypatch.setenv("KSOPT_TUNE", "model")
-        monkeypatch.setattr(input_gradients, "_spec", lambda _: SPEC)
+        monkeypatch.setattr(gradient_autotuner, "spec_of", lambda _: SPEC)
         monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1e9)
         monkeypatch.setattr(DeviceSpec, "of_device", lambda _: SPEC)
         monkeypatch.setattr(arch, "of_device", lambda _: "sm_90a")
@@ -65,10 +65,10 @@ class Device:
 
 @pytest.fixture
 def device(serving, monkeypatch):
-    for cache in (input_gradients._loaded, input_gradients.faster_tile):
+    for cache in (gradient_autotuner.loaded, input_gradients.faster):
         cache.cache_clear()
     yield Device(serving, monkeypatch)
-    for cache in (input_gradients._loaded, input_gradients.faster_tile):
+    for cache in (gradient_autotuner.loaded, input_gradients.faster):
         cache.cache_clear()
 
 

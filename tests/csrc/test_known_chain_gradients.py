@@ -12,7 +12,8 @@ import torch
 from played_driver import ADDING, GRADIENTS, of_gradients, variable
 
 from ksopt.jit import arch, driver, nvrtc
-from ksopt.kernels import chain_gradients
+from ksopt.kernels import chain_gradients, gradient_autotuner, weight_gradients
+from ksopt.kernels.families import chain_grads_launcher
 from ksopt.kernels.families import chain_grads_launcher as launcher
 from ksopt.kernels.families import chain_grads_wgmma16 as kernels
 from ksopt.kernels.problem import DeviceSpec
@@ -30,17 +31,16 @@ class Device:
 
     def __init__(self, library, monkeypatch):
         self.library, self.launches, self.is_faster, self.shares = library, [], True, (1, 1)
-        best = kernels.best
+        monkeypatch.setenv("KSOPT_TUNE", "model")
+        monkeypatch.setattr(gradient_autotuner, "spec_of", lambda _: SPEC)
         monkeypatch.setattr(
-            chain_gradients, "backend_of", lambda _: SimpleNamespace(spec=lambda _: SPEC)
+            chain_gradients, "by_factors_us", lambda *_: 1e9 if self.is_faster else 0.0
         )
-        monkeypatch.setattr(chain_gradients, "is_by_kernel", lambda *_: self.is_faster)
+        monkeypatch.setattr(weight_gradients, "weight_gradient_us", lambda *_: 0.0)
         monkeypatch.setattr(
-            kernels,
-            "best",
-            lambda chain, rows, spec: kernels.launch_of(
-                best(chain, rows, spec).config, rows, self.shares
-            ),
+            chain_grads_launcher,
+            "launches_of",
+            lambda config, chain, rows, spec: [kernels.launch_of(config, rows, self.shares)],
         )
         monkeypatch.setattr(torch.Tensor, "is_cuda", True)
         monkeypatch.setattr(arch, "of_device", lambda _: "sm_90a")
@@ -68,9 +68,9 @@ class Device:
 
 @pytest.fixture
 def device(serving, monkeypatch):
-    chain_gradients._loaded.cache_clear()
+    gradient_autotuner.forget()
     yield Device(serving, monkeypatch)
-    chain_gradients._loaded.cache_clear()
+    gradient_autotuner.forget()
 
 
 def operands(*batch, dtype=torch.bfloat16, beside=0):

@@ -12,7 +12,13 @@ import torch
 from played_driver import PACK_TRAINED, TRAINED, trained, variable
 
 from ksopt.jit import arch, driver, nvrtc
-from ksopt.kernels import input_gradients, plan_autotuner, trained_chain, weight_cache
+from ksopt.kernels import (
+    gradient_autotuner,
+    input_gradients,
+    plan_autotuner,
+    trained_chain,
+    weight_cache,
+)
 from ksopt.kernels.families import chain_launcher, input_grad_tile, weight_packer
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.trained_chain import ks_chain_keeping
@@ -32,7 +38,7 @@ class Device:
         monkeypatch.setenv("KSOPT_TUNE", "model")
         backend = SimpleNamespace(spec=lambda _: SPEC)
         monkeypatch.setattr(plan_autotuner, "backend_of", lambda _: backend)
-        monkeypatch.setattr(input_gradients, "_spec", lambda _: SPEC)
+        monkeypatch.setattr(gradient_autotuner, "spec_of", lambda _: SPEC)
         monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1e9)
         monkeypatch.setattr(DeviceSpec, "of_device", lambda _: SPEC)
         monkeypatch.setattr(arch, "of_device", lambda _: "sm_90a")
@@ -69,7 +75,7 @@ class Device:
 
 @pytest.fixture
 def device(serving, monkeypatch):
-    caches = (trained_chain._loaded, input_gradients._loaded, input_gradients.faster_tile)
+    caches = (trained_chain._loaded, gradient_autotuner.loaded, input_gradients.faster)
     for cache in caches:
         cache.cache_clear()
     yield Device(serving, monkeypatch)

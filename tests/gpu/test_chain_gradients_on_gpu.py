@@ -22,6 +22,12 @@ pytestmark = pytest.mark.gpu
 TEXT = "(1,192,64,2)*(2,64,192,1)"
 
 
+@pytest.fixture(autouse=True)
+def by_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions decide here; in test_gradient_races_on_gpu.py races do."""
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+
+
 @pytest.fixture
 def spec() -> DeviceSpec:
     spec = DeviceSpec.of_device(0)

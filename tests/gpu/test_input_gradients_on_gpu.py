@@ -15,6 +15,7 @@ from ksopt.kernels.families import input_grad_tile as tiles
 from ksopt.kernels.families.input_grad_tile import Config, Shape
 from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
 from ksopt.kernels.problem import DeviceSpec
+from ksopt.ops import input_gradient
 from ksopt.ops.input_gradient import ks_chain_input_grad
 from ksopt.ops.trained_chain import ks_chain_keeping
 from ksopt.patterns.chain import Chain
@@ -46,10 +47,11 @@ def spec() -> DeviceSpec:
 @pytest.fixture
 def is_faster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """It is taken wherever it computes a chain, whatever is predicted."""
-    input_gradients.faster_tile.cache_clear()
+    input_gradients.faster.cache_clear()
+    monkeypatch.setenv("KSOPT_TUNE", "model")
     monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1e9)
     yield
-    input_gradients.faster_tile.cache_clear()
+    input_gradients.faster.cache_clear()
 
 
 def drawn(s: Shape, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,7 +144,8 @@ def test_the_operator_takes_all_that_it_may_be_called_with(spec: DeviceSpec) -> 
         flat = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (to, between, one))
         if one.numel() > 0:
             assert_right(*flat, left, right)
-    assert input_gradients.run(grad, left, right) is not None
+    by_factors = input_gradient._by_factors
+    assert input_gradients.run(grad, left, right, None, by_factors, by_factors) is not None
 
 
 @pytest.mark.usefixtures("is_faster")

@@ -19,6 +19,12 @@ from ksopt.patterns.chain import Pattern
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture(autouse=True)
+def by_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions decide here; in test_gradient_races_on_gpu.py races do."""
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+
+
 @pytest.fixture
 def spec() -> DeviceSpec:
     spec = DeviceSpec.of_device(0)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from checks import H200
 
-from ksopt.kernels import chain_gradients, weight_gradients
-from ksopt.kernels.families import chain_grads_wgmma16 as kernels
+from ksopt.kernels import chain_gradients, gradient_autotuner, weight_gradients
 from ksopt.kernels.families import pytorch_cost
 from ksopt.kernels.families.chain_grads_wgmma16 import Chain
+from ksopt.kernels.families.gradient_base import GradientProblem
 from ksopt.patterns import chain as patterns
 
 CUDA = torch.device("cuda", 0)
@@ -20,7 +20,8 @@ CUDA = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def spec(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = SimpleNamespace(spec=lambda _: H200)
-    monkeypatch.setattr(chain_gradients, "backend_of", lambda _: backend)
+    monkeypatch.setattr(gradient_autotuner, "backend_of", lambda _: backend)
+    monkeypatch.setenv("KSOPT_TUNE", "model")
 
 
 def chain_of(text: str) -> Chain:
@@ -75,7 +76,9 @@ def test_the_patterns_follow_from_the_rows() -> None:
 def test_more_rows_take_longer() -> None:
     chain = chain_of("(1,192,64,2)*(2,64,192,1)")
     times = [
-        kernels.predicted_us(kernels.best(chain, rows, H200), chain, rows, H200)
+        gradient_autotuner.ranked(GradientProblem("chain_weights", chain, "bfloat16"), rows, H200)[
+            0
+        ].predicted_us
         for rows in (64, 4096, 25_216, 200_000)
     ]
     assert times == sorted(times)

@@ -30,7 +30,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     """Gradients that the operator is called with, where a kernel would be taken for any chain."""
     seen: list[Tensor] = []
 
-    def run(grad: Tensor, left: Tensor, right: Tensor, packed: Tensor | None) -> None:
+    def run(grad: Tensor, *_: object) -> None:
         seen.append(grad)
 
     monkeypatch.setenv("KSOPT_TUNE", "model")
@@ -87,7 +87,8 @@ def test_it_is_not_called_for_weights_alone(calls: list[Tensor]) -> None:
 
 def test_nothing_but_a_cuda_device_has_a_kernel() -> None:
     assert not input_gradient.is_one_launch(*drawn(6))
-    assert input_gradients.run(*drawn(6)) is None
+    by_factors = input_gradient._by_factors
+    assert input_gradients.run(*drawn(6), None, by_factors, by_factors) is None
     shape = Shape(*Chain.parse("(1,192,64,2)*(2,64,192,1)"))
     assert not input_gradients.is_by_kernel(shape, torch.bfloat16, 4096, torch.device("cpu"))
 
@@ -95,16 +96,16 @@ def test_nothing_but_a_cuda_device_has_a_kernel() -> None:
 def test_it_is_taken_where_it_is_predicted_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(*Chain.parse("(1,512,128,2)*(2,128,512,1)"))
     other = Shape(*Chain.parse("(1,512,40,2)*(2,40,512,1)"))
-    input_gradients.faster_tile.cache_clear()
+    input_gradients.faster.cache_clear()
     try:
-        assert input_gradients.faster_tile(shape, "bfloat16", 4096, H200) is not None
-        assert input_gradients.faster_tile(shape, "float32", 4096, H200) is None
-        assert input_gradients.faster_tile(other, "bfloat16", 4096, H200) is None
-        input_gradients.faster_tile.cache_clear()
+        assert input_gradients.faster(shape, "bfloat16", 4096, H200) is not None
+        assert input_gradients.faster(shape, "float32", 4096, H200) is None
+        assert input_gradients.faster(other, "bfloat16", 4096, H200) is None
+        input_gradients.faster.cache_clear()
         monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1.0)
-        assert input_gradients.faster_tile(shape, "bfloat16", 4096, H200) is None
+        assert input_gradients.faster(shape, "bfloat16", 4096, H200) is None
     finally:
-        input_gradients.faster_tile.cache_clear()
+        input_gradients.faster.cache_clear()
 
 
 def test_launches_that_prepare_weights_count_beside_those_of_factors(

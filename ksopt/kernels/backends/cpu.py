@@ -94,7 +94,7 @@ def _is_finite(y: Tensor) -> bool:
 
 
 _Key = tuple[tuple[int, ...], torch.dtype, bool, int, int]
-_decider: Decider[_Key] = Decider(threading.Lock())
+_decider: Decider[_Key, Decision] = Decider(threading.Lock())
 _decisions = _decider.table
 
 

@@ -41,7 +41,7 @@ from ksopt.patterns.chain import Pattern
 from ksopt.precision import dtype_name
 
 _Key = tuple[tuple[int, ...], torch.dtype, bool, bool, Rows, int, int]
-_decider: Decider[_Key] = Decider(threading.Lock(), keeps_stopgaps=True)
+_decider: Decider[_Key, Decision] = Decider(threading.Lock(), keeps_stopgaps=True)
 _decisions = _decider.table
 _predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
 _registered: set[_Key] = set()  # decisions registered with the host library

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -10,7 +11,22 @@ from torch import Tensor
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.families import weight_grad
 from ksopt.kernels.families.base import HALF
-from ksopt.kernels.families.chain_grads_wgmma16 import Chain, Config, Launch, Tile
+from ksopt.kernels.families.chain_grads_wgmma16 import (
+    Chain,
+    Config,
+    Launch,
+    Tile,
+    configs,
+    launches_of,
+    predicted_us,
+    unsupported,
+)
+from ksopt.kernels.families.gradient_base import (
+    GradientFamily,
+    GradientProblem,
+    register_gradient_family,
+)
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
 
 FourRows = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -235,3 +251,39 @@ class ChainGradients:
             adding = adding_arguments(shares, results, self.chain, self.launch)
             blocks = adding_blocks(self.chain, self.launch, self._with_bias)
             driver.launch(self._adding, blocks, weight_grad.ADDING_THREADS, 0, adding, self._device)
+
+
+@register_gradient_family
+class ChainGradsWgmma16(GradientFamily[Launch]):
+    """See chain_grads_wgmma16.py."""
+
+    name = "chain_grads_wgmma16"
+    computes = "chain_weights"
+
+    def unsupported_reason(self, problem: GradientProblem, device: DeviceSpec) -> str | None:
+        return unsupported(chain_of(problem), problem.dtype, device)
+
+    def launches(self, problem: GradientProblem, rows: int, device: DeviceSpec) -> Iterator[Launch]:
+        chain = chain_of(problem)
+        for config in configs(chain):
+            yield from launches_of(config, chain, rows, device)
+
+    def predicted_us(
+        self, problem: GradientProblem, launch: Launch, rows: int, device: DeviceSpec
+    ) -> float:
+        return predicted_us(launch, chain_of(problem), rows, device)
+
+    def tile(self, launch: Launch) -> Config:
+        return launch.config
+
+    def launcher(
+        self, problem: GradientProblem, launch: Launch, device_index: int
+    ) -> ChainGradients:
+        chain = chain_of(problem)
+        return ChainGradients(chain, problem.dtype, launch, device_index, problem.with_bias)
+
+
+def chain_of(problem: GradientProblem) -> Chain:
+    """The left factor and the right one."""
+    left, right = problem.factors
+    return left, right

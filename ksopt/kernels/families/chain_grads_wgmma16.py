@@ -6,7 +6,6 @@ one's. How the rows are split decides when they end: all at about the same time,
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -195,13 +194,6 @@ def configs(chain: Chain) -> Iterator[Config]:
             config = Config(groups, cluster, left, right)
             if config.fits(chain):
                 yield config
-
-
-@functools.lru_cache(maxsize=1024)
-def best(chain: Chain, rows: int, spec: DeviceSpec) -> Launch:
-    """The launch with the least predicted time."""
-    launches = (one for config in configs(chain) for one in launches_of(config, chain, rows, spec))
-    return min(launches, key=lambda launch: predicted_us(launch, chain, rows, spec))
 
 
 def launches_of(config: Config, chain: Chain, rows: int, spec: DeviceSpec) -> Iterator[Launch]:

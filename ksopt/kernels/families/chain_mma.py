@@ -131,10 +131,9 @@ class ChainMma(KernelFamily[Config]):
         shares = groups * problem.siblings
         persistent_ctas = min(tiles, max(1, device.multiprocessors * config.blocks // shares))
         of_block = -(-tiles // persistent_ctas)
-        at_a_time = -(
-            -persistent_ctas * shares // device.multiprocessors
-        )  # blocks of a multiprocessor
-        busy = min(1.0, persistent_ctas * shares / device.multiprocessors)
+        blocks = persistent_ctas * shares
+        at_a_time = -(-blocks // device.multiprocessors)  # blocks of a multiprocessor
+        busy = min(1.0, blocks / device.multiprocessors)
 
         # The tile's time on each resource, and the time that it waits.
         last = problem.layers()[-1]

@@ -231,7 +231,7 @@ def predicted_us(s: Shape, tile: Config, rows: int, device: DeviceSpec) -> float
     return _LAUNCH_US + at_a_time * (overlapped(first, _OVERLAP) + overlapped(second, _OVERLAP))
 
 
-def best(s: Shape, rows: int, device: DeviceSpec, count: int = 1) -> list[Config]:
+def best(s: Shape, rows: int, device: DeviceSpec, count: int | None = None) -> list[Config]:
     """The tiles with the least predicted times, the best first; none with idle warpgroups."""
 
     def is_busy(tile: Config) -> bool:

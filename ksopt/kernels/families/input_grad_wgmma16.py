@@ -8,11 +8,19 @@ weights, which have changed since the last step, are packed by a small kernel be
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ksopt.jit import arch, driver, nvrtc
+from ksopt.kernels.families import input_grad_tile
 from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.gradient_base import (
+    GradientFamily,
+    GradientProblem,
+    register_gradient_family,
+)
 from ksopt.kernels.families.input_grad_tile import Config, Shape, launch_of, template_arguments
 from ksopt.kernels.families.weight_packer import Launch, WeightPacker
 from ksopt.kernels.problem import DeviceSpec
@@ -164,3 +172,35 @@ class InputGradient:
         if grad.shape[0] > 0:
             self.launch(grad, self.pack(left, right) if packed is None else packed, between, to)
         return to, between
+
+
+@dataclass(frozen=True)
+class PredictedTile:
+    """The best predicted tile, whichever it is: the forward pass has packed the weights for it."""
+
+
+@register_gradient_family
+class InputGradWgmma16(GradientFamily[Config]):
+    """See the module."""
+
+    name = "input_grad_wgmma16"
+    computes = "chain_input"
+
+    def unsupported_reason(self, problem: GradientProblem, device: DeviceSpec) -> str | None:
+        return input_grad_tile.unsupported_reason(Shape(*problem.factors), problem.dtype, device)
+
+    def launches(self, problem: GradientProblem, rows: int, device: DeviceSpec) -> Sequence[Config]:
+        return input_grad_tile.best(Shape(*problem.factors), rows, device)
+
+    def predicted_us(
+        self, problem: GradientProblem, launch: Config, rows: int, device: DeviceSpec
+    ) -> float:
+        return input_grad_tile.predicted_us(Shape(*problem.factors), launch, rows, device)
+
+    def tile(self, launch: Config) -> PredictedTile:
+        return PredictedTile()
+
+    def launcher(
+        self, problem: GradientProblem, launch: Config, device_index: int
+    ) -> InputGradient:
+        return InputGradient(Shape(*problem.factors), launch, problem.dtype, device_index)

@@ -7,10 +7,11 @@ bias added to the product, the sum of dY's rows, is computed beside it on reques
 
 from __future__ import annotations
 
+import abc
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.codegen import kernel_name
 from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.gradient_base import Gradient, GradientFamily, GradientProblem
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
 
@@ -85,6 +87,44 @@ def launches(tile: Tile, p: Pattern, rows: int, spec: DeviceSpec) -> Iterator[La
         if of_share not in known:
             known.add(of_share)
             yield Launch(tile, -(-stages // of_share), of_share * ROWS)
+
+
+class WeightGradFamily(GradientFamily[Launch]):
+    """A family of kernels of a factor's weight gradient: one template, and its tiles."""
+
+    computes: ClassVar[Gradient] = "weight"
+
+    @abc.abstractmethod
+    def tiles(self, p: Pattern) -> Iterable[Any]:
+        """The tiles, dataclasses of type `Tile`, of a supported pattern."""
+
+    @abc.abstractmethod
+    def unsupported_pattern(self, p: Pattern, dtype: str, spec: DeviceSpec) -> str | None:
+        """Why no kernel computes a pattern's weight gradient; None if one does."""
+
+    def unsupported_reason(self, problem: GradientProblem, device: DeviceSpec) -> str | None:
+        (p,) = problem.factors
+        return self.unsupported_pattern(p, problem.dtype, device)
+
+    def launches(self, problem: GradientProblem, rows: int, device: DeviceSpec) -> Iterator[Launch]:
+        (p,) = problem.factors
+        for tile in self.tiles(p):
+            yield from launches(tile, p, rows, device)
+
+    def predicted_us(
+        self, problem: GradientProblem, launch: Launch, rows: int, device: DeviceSpec
+    ) -> float:
+        (p,) = problem.factors
+        return launch.predicted_us(p, rows, device)
+
+    def tile(self, launch: Launch) -> Tile:
+        return launch.tile
+
+    def launcher(
+        self, problem: GradientProblem, launch: Launch, device_index: int
+    ) -> WeightGradient:
+        (p,) = problem.factors
+        return WeightGradient(p, problem.dtype, launch, device_index, problem.with_bias)
 
 
 def source(p: Pattern, tile: Tile, dtype: str, with_bias: bool = False) -> str:

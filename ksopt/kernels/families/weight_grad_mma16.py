@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.families.gradient_base import register_gradient_family
+from ksopt.kernels.families.weight_grad import WeightGradFamily
 from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
@@ -172,3 +174,16 @@ def _shapes(d: int) -> Iterator[tuple[tuple[int, int, int], tuple[int, int]]]:
     if d == 4:
         for several in ((4, 3), (3, 4), (6, 2), (2, 6)):
             yield from (((*several, 1), runs) for runs in ((1, 2), (2, 1)))
+
+
+@register_gradient_family
+class WeightGradMma16(WeightGradFamily):
+    """See the module."""
+
+    name = "weight_grad_mma16"
+
+    def tiles(self, p: Pattern) -> Iterator[Config]:
+        return configs(p)
+
+    def unsupported_pattern(self, p: Pattern, dtype: str, spec: DeviceSpec) -> str | None:
+        return unsupported(p, dtype, spec)

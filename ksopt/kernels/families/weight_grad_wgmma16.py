@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.families.gradient_base import register_gradient_family
+from ksopt.kernels.families.weight_grad import WeightGradFamily
 from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
@@ -117,3 +119,16 @@ def configs() -> Iterator[Config]:
     for groups, most in ((1, 4), (2, 4), (3, 3), (4, 2)):
         for panels in range(1, most + 1):
             yield Config(groups, panels)
+
+
+@register_gradient_family
+class WeightGradWgmma16(WeightGradFamily):
+    """See the module."""
+
+    name = "weight_grad_wgmma16"
+
+    def tiles(self, p: Pattern) -> Iterator[Config]:
+        return configs()
+
+    def unsupported_pattern(self, p: Pattern, dtype: str, spec: DeviceSpec) -> str | None:
+        return unsupported(p, dtype, spec)

@@ -12,10 +12,12 @@ from packed_kernels import without_predicates
 from torch import Tensor
 
 from chain_kernels import _aligned, _emulate, _instance
+from ksopt.kernels import gradient_autotuner
 from ksopt.kernels.families import chain_grads_launcher as launcher
 from ksopt.kernels.families import chain_grads_wgmma16 as kernels
 from ksopt.kernels.families import weight_grad
 from ksopt.kernels.families.chain_grads_wgmma16 import Chain, Config, Launch, Tile
+from ksopt.kernels.families.gradient_base import GradientProblem
 from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns import chain as patterns
 
@@ -204,19 +206,25 @@ def test_blocks_that_do_not_meet_are_noticed(emulator, which: int) -> None:
         computed(kernel, None, case, launch, memory, inputs)
 
 
+def best(chain: Chain, rows: int) -> Launch:
+    problem = GradientProblem("chain_weights", chain, "bfloat16")
+    launch: Launch = gradient_autotuner.ranked(problem, rows, H200)[0].launch
+    return launch
+
+
 @pytest.mark.slow
 def test_launches_fill_the_device_and_leave_no_share_empty() -> None:
     for text, _ in (*CASES, ("(1,768,64,2)*(2,64,192,1)", None)):
         left, right = patterns.Chain.parse(text)
         chain = (left, right)
         for rows in (1, 25_088):
-            launch = kernels.best(chain, rows, H200)
+            launch = best(chain, rows)
             for shares, of_block in zip(launch.shares, launch.rows_per_block, strict=True):
                 assert of_block % kernels.ROWS == 0
                 of_share = of_block * launch.config.cluster
                 assert (shares - 1) * of_share < rows <= shares * of_share
             assert kernels.predicted_us(launch, chain, rows, H200) > 0
-    launch = kernels.best(chain, 25_088, H200)
+    launch = best(chain, 25_088)
     assert 100 <= launch.blocks(chain) <= 132
 
 

@@ -1,0 +1,135 @@
+"""Gradients that kernels compute, the base class of the kernels' families, and its registry.
+
+A family is considered wherever it computes a gradient; which kernel is used is decided in
+:mod:`ksopt.kernels.gradient_autotuner`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+
+from ksopt.errors import InvalidInputError
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.patterns.chain import Pattern
+
+Gradient = Literal["weight", "chain_weights", "chain_input"]
+"""The kinds: the gradient of a factor's weight; of both weights of a chain of two factors; of the
+input of such a chain, and of what is between its factors."""
+
+KINDS: tuple[Gradient, ...] = get_args(Gradient)
+
+LaunchT = TypeVar("LaunchT")
+
+
+@dataclass(frozen=True)
+class GradientProblem:
+    """A gradient to compute, batch first.
+
+    Attributes:
+        gradient: the kind.
+        factors: of the product, left to right.
+        dtype: of all operands, such as "bfloat16".
+        with_bias: whether the gradient of a bias added to the product, the sum of the rows of y's
+            gradient, is computed beside that of a weight.
+    """
+
+    gradient: Gradient
+    factors: tuple[Pattern, ...]
+    dtype: str
+    with_bias: bool = False
+
+    def __str__(self) -> str:
+        chain = "*".join(map(str, self.factors))
+        bias = " and bias" if self.with_bias else ""
+        return f"{self.gradient}{bias} of {chain} {self.dtype}"
+
+
+class GradientFamily(abc.ABC, Generic[LaunchT]):
+    """Kernels that compute one kind of gradient.
+
+    Attributes:
+        name: of the family.
+        computes: the kind.
+    """
+
+    name: ClassVar[str]
+    computes: ClassVar[Gradient]
+
+    @abc.abstractmethod
+    def unsupported_reason(self, problem: GradientProblem, device: DeviceSpec) -> str | None:
+        """Why the family does not compute a gradient of its kind on a device; None if it does."""
+
+    @abc.abstractmethod
+    def launches(
+        self, problem: GradientProblem, rows: int, device: DeviceSpec
+    ) -> Iterable[LaunchT]:
+        """The launches worth considering of a supported problem, on this many rows."""
+
+    @abc.abstractmethod
+    def predicted_us(
+        self, problem: GradientProblem, launch: LaunchT, rows: int, device: DeviceSpec
+    ) -> float:
+        """Predicted microseconds of a launch."""
+
+    @abc.abstractmethod
+    def tile(self, launch: LaunchT) -> Any:
+        """The launch's tile, a frozen dataclass of plain values: what is raced and recorded.
+
+        Launches whose numbers of blocks differ may have the same tile: the best predicted counts.
+        """
+
+    @abc.abstractmethod
+    def launcher(
+        self, problem: GradientProblem, launch: LaunchT, device_index: int
+    ) -> Callable[..., Any]:
+        """Compile and load the kernels of a launch.
+
+        Returns:
+            Called with the operands: for "weight" (grad [rows, M], x [rows, N]) -> (the weight's
+            gradient, the bias's or None); for "chain_weights" (grad, between, grad_between, x) ->
+            (left, right, bias or None); for "chain_input" (grad, left weight, right weight) ->
+            (input's gradient, that of what is between the factors). Its ``entry``, or its
+            ``launches(rows)``, is what the host library needs to launch it.
+
+        Raises:
+            UnavailableError, CompilationError: see :mod:`ksopt.jit`.
+        """
+
+
+_families: dict[str, GradientFamily[Any]] = {}
+
+FamilyClass = TypeVar("FamilyClass", bound=type[GradientFamily[Any]])
+
+
+def register_gradient_family(cls: FamilyClass) -> FamilyClass:
+    """Class decorator that adds a family to the candidates for its kind of gradient.
+
+    Raises:
+        InvalidInputError: another family has its name.
+    """
+    family = cls()
+    if family.name in _families:
+        raise InvalidInputError(
+            f"register_gradient_family: there is a family {family.name!r} already"
+        )
+    _families[family.name] = family
+    return cls
+
+
+def unregister_gradient_family(name: str) -> None:
+    """Take a family out of the registry.
+
+    Raises:
+        InvalidInputError: there is no such family.
+    """
+    if name not in _families:
+        raise InvalidInputError(f"{name!r} is not a family of gradients' kernels")
+    del _families[name]
+
+
+def gradient_families(gradient: Gradient) -> tuple[GradientFamily[Any], ...]:
+    """The registered families that compute a kind of gradient."""
+    return tuple(family for family in _families.values() if family.computes == gradient)

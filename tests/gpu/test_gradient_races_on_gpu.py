@@ -1,0 +1,139 @@
+"""Races between the kernels of gradients and PyTorch, and what later calls and processes take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import ksopt
+from ksopt.jit import host
+from ksopt.kernels import chain_gradients, gradient_autotuner, input_gradients, tuning_cache
+from ksopt.kernels import weight_gradients as weights
+from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.families.input_grad_tile import Shape
+from ksopt.kernels.gradient_autotuner import GradientRecord
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.ops import ks_mm_weight_grad
+from ksopt.ops.chain_gradients import ks_chain_weight_grads
+from ksopt.ops.input_gradient import ks_chain_input_grad
+from ksopt.ops.weight_gradient import weight_grad_decomposed
+from ksopt.patterns.chain import Chain, Pattern
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda", 0)
+LAYER = "(1,192,64,2)*(2,64,192,1)"
+
+
+@pytest.fixture(autouse=True)
+def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    if DeviceSpec.of_device(0).capability != (9, 0):
+        pytest.skip("the kernels are for compute capability 9.0")
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("KSOPT_TUNE", "measure")
+    assert host.load() is None
+    gradient_autotuner.forget()
+    ksopt.kernels.host_products.forget()
+    yield
+    gradient_autotuner.forget()
+    ksopt.kernels.host_products.forget()
+
+
+def records() -> list[GradientRecord]:
+    return tuning_cache.load_all(backend_of("cuda").fingerprint(CUDA), GradientRecord)
+
+
+def drawn(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, device="cuda").bfloat16()
+
+
+def assert_near(result: Tensor, truth: Tensor) -> None:
+    assert float((result.double() - truth).norm() / truth.norm()) < 4e-3
+
+
+@pytest.mark.parametrize("pattern", [(1, 192, 64, 2), (4, 64, 64, 16), (1, 1, 1, 384)], ids=str)
+def test_a_weights_gradient_is_raced_once(
+    pattern: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p, rows = Pattern(*pattern), 5000
+    grad, x = drawn(rows, p.out_features), drawn(rows, p.in_features)
+    truth = weight_grad_decomposed(grad.double(), x.double(), p.a, p.d, False)
+    before = torch.cuda.get_rng_state()
+    first = ks_mm_weight_grad(grad, x, p.a, p.d, False)
+    assert torch.equal(before, torch.cuda.get_rng_state())
+    assert_near(first, truth)
+    known = records()
+    assert len(known) <= 1
+    if known:
+        (record,) = known
+        least = min(one.median_us for one in record.timed)
+        assert record.timed[0].way == "pytorch"
+        assert record.choice.median_us <= 1.06 * least + 0.3
+    monkeypatch.setattr(gradient_autotuner, "race", None)  # later calls, and another process
+    assert_near(
+        ks_mm_weight_grad(grad[:4500], x[:4500], p.a, p.d, False),
+        weight_grad_decomposed(grad[:4500].double(), x[:4500].double(), p.a, p.d, False),
+    )
+    gradient_autotuner.forget()
+    ksopt.kernels.host_products.forget()
+    again = ks_mm_weight_grad(grad, x, p.a, p.d, False)
+    assert torch.equal(first, again)
+    is_kernel = bool(known) and known[0].choice.config is not None
+    assert weights.is_by_kernel(p, torch.bfloat16, rows, CUDA) == is_kernel
+
+
+@pytest.mark.parametrize("rows", [64, 8192])
+def test_those_of_a_chain_are_raced(rows: int) -> None:
+    left, right = Chain.parse(LAYER)
+    widths = (left.out_features, left.in_features, right.out_features, right.in_features)
+    inputs = [drawn(rows, n) for n in widths]
+    results = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, True)
+    grad, between, grad_between, x = (one.double() for one in inputs)
+    assert_near(results[0], weight_grad_decomposed(grad, between, 1, 2, False))
+    assert_near(results[1], weight_grad_decomposed(grad_between, x, 2, 1, False))
+    assert_near(results[2], grad.sum(0))
+    (of_chain,) = (one for one in records() if one.key.problem.gradient == "chain_weights")
+    is_one = of_chain.choice.config is not None
+    chain = (left, right)
+    assert chain_gradients.is_by_kernel(chain, torch.bfloat16, rows, CUDA, True) == is_one
+    again = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, True)
+    assert all(torch.equal(one, other) for one, other in zip(results, again, strict=True))
+
+
+def test_that_of_a_chains_input_is_raced() -> None:
+    s, rows = Shape(*Chain.parse(LAYER)), 8192
+    left, right = (drawn(*p.weight_shape) for p in (s.left, s.right))
+    grad = drawn(rows, s.left.out_features)
+    for _ in range(2):
+        to, between = ks_chain_input_grad(grad, left, right)
+        exact = ksopt.reference.ks_reference(grad.double(), left.double().transpose(1, 2))
+        assert_near(between, exact)
+        assert_near(to, ksopt.reference.ks_reference(exact, right.double().transpose(1, 2)))
+    (record,) = (one for one in records() if one.key.problem.gradient == "chain_input")
+    assert record.choice.config in (None, {})
+    is_kernel = record.choice.config is not None
+    assert input_gradients.is_by_kernel(s, torch.bfloat16, rows, CUDA) == is_kernel
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_training_has_the_right_gradients_while_they_race(is_compiled: bool) -> None:
+    """Even of a first step whose gradients overflow."""
+    torch.manual_seed(0)
+    layer = ksopt.KSLinear(384, 384, LAYER).cuda().half()
+    function = torch.compile(layer, backend="ksopt") if is_compiled else layer
+    x = torch.randn(4096, 384, device="cuda").half()
+    for scale in (1e9, 1.0, 1.0):
+        layer.zero_grad()
+        function(x).float().square().sum().mul(scale * 1e-4).backward()
+    twin = ksopt.KSLinear(384, 384, LAYER).cuda().double()
+    twin.load_state_dict(layer.state_dict())
+    twin(x.double()).square().sum().mul(1e-4).backward()
+    for mine, theirs in zip(layer.parameters(), twin.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert_near(mine.grad, theirs.grad)
+    assert records()
+    assert all(len(record.timed) > 1 for record in records())

@@ -1,0 +1,182 @@
+"""The choice of gradients' kernels; a family that calls torch takes part on the CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from checks import H200
+
+from ksopt.errors import InvalidInputError
+from ksopt.kernels import gradient_autotuner, tuning_cache
+from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.families import gradient_base
+from ksopt.kernels.families.gradient_base import GradientProblem, gradient_families
+from ksopt.kernels.gradient_autotuner import (
+    GradientKey,
+    GradientQuestion,
+    GradientRecord,
+    Without,
+    expected,
+    fastest,
+    kernel_of,
+    ranked,
+)
+from ksopt.measure.entries import BenchmarkEntry
+from ksopt.measure.interleaved import EntryResult
+from ksopt.measure.measurement import Measurement
+from ksopt.ops import weight_gradient
+from ksopt.patterns.chain import Pattern
+from tests.kernels import toy_gradients
+
+FACTOR = Pattern(2, 3, 4, 2)
+PROBLEM = GradientProblem("weight", (FACTOR,), "float32", with_bias=True)
+CPU, ROWS = torch.device("cpu"), 50
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(type(backend_of("cpu")), "spec", lambda *_: H200)
+    gradient_autotuner.forget()
+    yield
+    gradient_autotuner.forget()
+
+
+@pytest.fixture
+def raced(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The names in each race; the last entry is the fastest."""
+    seen: list[list[str]] = []
+
+    def race(entries: Sequence[BenchmarkEntry], *_: object) -> list[EntryResult]:
+        seen.append([one.name for one in entries])
+        times = [10.0 * (len(entries) - at) for at in range(len(entries))]
+        return [
+            EntryResult(one, (us,), Measurement.of([us]), host_us=us)
+            for one, us in zip(entries, times, strict=True)
+        ]
+
+    monkeypatch.setattr(gradient_autotuner, "race", race)
+    return seen
+
+
+def question(rows: int = ROWS, us: float = 100.0) -> GradientQuestion:
+    by_pytorch = partial(weight_gradient._by_pytorch, FACTOR.a, FACTOR.d, True)
+    shapes = ((rows, FACTOR.out_features), (rows, FACTOR.in_features))
+    without = Without("pytorch", us, by_pytorch, by_pytorch)
+    return GradientQuestion(PROBLEM, rows, CPU, H200, without, shapes)
+
+
+def test_a_family_from_outside_computes_gradients(raced: list[list[str]]) -> None:
+    grad, x = toy_gradients.drawn(ROWS)
+    with toy_gradients.registered():
+        kernel, is_final = kernel_of(question())
+        of_weight, of_bias = kernel(grad, x)
+        assert is_final
+        assert raced == [
+            ["pytorch", *(f"toy_weight_grad(ToyTile(size={size}))" for size in (8, 4))]
+        ]
+        torch.testing.assert_close(
+            of_weight, weight_gradient.weight_grad_decomposed(grad, x, FACTOR.a, FACTOR.d, False)
+        )
+        torch.testing.assert_close(of_bias, grad.sum(0))
+
+
+def test_it_is_measured_once_and_recorded(raced: list[list[str]]) -> None:
+    with toy_gradients.registered():
+        for _ in range(2):
+            kernel_of(question())
+        gradient_autotuner.forget()  # as in another process
+        assert kernel_of(question(rows=ROWS + 3))[0] is not None
+    assert len(raced) == 1
+    (record,) = tuning_cache.load_all(backend_of("cpu").fingerprint(CPU), GradientRecord)
+    assert (record.key, record.batch) == (GradientKey(PROBLEM, 6), ROWS)
+    assert record.choice.way == "toy_weight_grad"
+    assert record.choice.config == {"size": 4}
+    assert [one.median_us for one in record.timed] == [30.0, 20.0, 10.0]
+    assert GradientRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    gradient_autotuner.forget()
+    assert kernel_of(question())[0] is None  # the family is no longer there: nothing to choose
+
+
+def test_a_wrong_kernel_is_left_out(raced: list[list[str]]) -> None:
+    with (
+        toy_gradients.registered(error=0.1),
+        pytest.warns(RuntimeWarning, match=r"toy_weight_grad.*left out: relative error"),
+    ):
+        assert kernel_of(question()) == (None, True)
+    assert raced == [["pytorch"]]
+
+
+def test_what_is_predicted_to_be_far_slower_is_not_timed(raced: list[list[str]]) -> None:
+    with toy_gradients.registered(predicted=151.0):
+        assert kernel_of(question(us=100.0)) == (None, True)
+    with toy_gradients.registered(predicted=120.0):
+        kernel_of(question(us=100.0))
+    assert len(raced) == 1
+
+
+@pytest.mark.parametrize(("mode", "us"), [("model", 100.0), ("model", 0.5), ("off", 100.0)])
+def test_what_is_not_measured_is_predicted(
+    raced: list[list[str]], monkeypatch: pytest.MonkeyPatch, mode: str, us: float
+) -> None:
+    monkeypatch.setenv("KSOPT_TUNE", mode)
+    with toy_gradients.registered():
+        kernel, is_final = kernel_of(question(us=us))
+    assert (kernel is not None) == (mode == "model" and us > 1)
+    assert is_final
+    assert not raced
+
+
+def test_before_there_is_anything_to_time_the_record_answers(
+    raced: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradient_autotuner, "spec_of", lambda _: H200)
+    with toy_gradients.registered():
+        before = expected(PROBLEM, ROWS, CPU, 100.0)
+        assert before is not None
+        assert before.tile.size == 8
+        assert expected(PROBLEM, ROWS, CPU, 0.5) is None
+        gradient_autotuner.forget()
+        kernel_of(question())
+        gradient_autotuner.forget()
+        after = expected(PROBLEM, ROWS, CPU, 0.5)
+        assert after is not None
+        assert after.tile.size == 4
+        monkeypatch.setenv("KSOPT_TUNE", "model")
+        assert expected(PROBLEM, ROWS, CPU, 0.5) is None
+
+
+def test_the_best_launch_of_each_tile_is_a_candidate() -> None:
+    with toy_gradients.registered():
+        several = ranked(PROBLEM, ROWS, H200)
+        assert [(one.tile.size, one.launch.blocks) for one in several] == [(8, 2), (4, 2)]
+        assert fastest(PROBLEM, ROWS, H200, 0.9) is None
+        other = replace(PROBLEM, factors=(Pattern(2, 3, 4, 3),))
+        assert ranked(other, ROWS, H200) == ()
+
+
+def test_names_are_used_once() -> None:
+    with toy_gradients.registered() as family, pytest.raises(InvalidInputError, match="already"):
+        gradient_base.register_gradient_family(family)
+    with pytest.raises(InvalidInputError, match="not a family of gradients' kernels"):
+        gradient_base.unregister_gradient_family("toy_weight_grad")
+    names = {kind: {one.name for one in gradient_families(kind)} for kind in gradient_base.KINDS}
+    assert names == {
+        "weight": {"weight_grad_mma16", "weight_grad_wgmma16"},
+        "chain_weights": {"chain_grads_wgmma16"},
+        "chain_input": {"input_grad_wgmma16"},
+    }
+
+
+@pytest.mark.parametrize("broken", [{"gradient": "bias"}, {"pattern": "no"}, {"dtype": None}])
+def test_a_key_of_something_else_is_refused(broken: dict[str, Any]) -> None:
+    values = GradientKey(PROBLEM, 6).to_json()
+    assert GradientKey.from_json(values) == GradientKey(PROBLEM, 6)
+    with pytest.raises(ValueError, match=r"."):
+        GradientKey.from_json(values | broken)
