@@ -5,6 +5,7 @@
 Prints, for the dense model under Inductor and the sparse one under ksopt, the kernels with the
 longest total in one replay of a CUDA graph, by torch.profiler, and their sum. ``--train`` profiles
 a forward and a backward pass; ``--mode default`` records no graph, and times a step without one.
+``--autocast`` computes in a dtype with weights of ``--dtype``, as in mixed-precision training.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--chain", default="half")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--autocast", choices=("bfloat16", "float16"), help="dtype to compute in")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--length", type=int, help="tokens of a sequence")
@@ -45,12 +47,16 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = size_of(options.model, layers=options.layers, batch=options.batch, length=options.length)
     built = build(size, getattr(torch, options.dtype), device, rule=options.chain)
+    autocast = torch.autocast(
+        device.type, getattr(torch, options.autocast or "bfloat16"), bool(options.autocast)
+    )
     for twin in options.ways:
         torch._dynamo.reset()
         backend = _WAYS[twin]
         model = built.twin(twin).train(options.train)
         run = torch.compile(model, backend=backend, mode=options.mode)
-        step = partial(_step, run, model, built) if options.train else partial(run, built.inputs)
+        forward = autocast(partial(run, built.inputs))
+        step = partial(_step, forward, model, built) if options.train else forward
         with contextlib.nullcontext() if options.train else torch.inference_mode():
             for _ in range(4):
                 torch.compiler.cudagraph_mark_step_begin()
@@ -65,9 +71,9 @@ def main() -> None:
         show(f"{twin} by {backend}, {took:.0f} us", profiled, options.kernels)
 
 
-def _step(run: Callable[..., Any], model: torch.nn.Module, built: Built) -> None:
+def _step(forward: Callable[[], Any], model: torch.nn.Module, built: Built) -> None:
     model.zero_grad()
-    loss(run(built.inputs), built.targets).backward()
+    loss(forward(), built.targets).backward()
 
 
 def _step_us(step: Callable[[], object], times: int = 10) -> float:
