@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 from checks import H200
 
-from ksopt.jit import nvrtc
-from ksopt.kernels import weight_gradients
-from ksopt.kernels.families import chain_grads_launcher, chain_grads_wgmma16, weight_grad
+from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.families.base import KernelFamily, families
+from ksopt.kernels.families.gradient_base import (
+    KINDS,
+    GradientFamily,
+    GradientProblem,
+    gradient_families,
+)
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer
 from ksopt.kernels.registry import ranked
 from ksopt.patterns.chain import Chain, Pattern
@@ -23,7 +27,7 @@ DEVICES = {
     "sm_120a": DeviceSpec((12, 0), 170, 100 * 1024),
 }
 SHORT_SUMS, LONG_SUMS = Pattern(2, 8, 8, 64), Pattern(4, 64, 64, 16)
-CHAIN = Chain.parse("(1,192,48,2)*(2,48,192,1)")
+CHAIN = Chain.parse("(1,192,64,2)*(2,64,192,1)")
 LEFT, RIGHT = (Chain((factor,)) for factor in CHAIN)
 ROWS = 25_088
 
@@ -66,23 +70,37 @@ def test_the_fastest_tile_compiles(family: KernelFamily[Any], dtype: str, target
         assert nvrtc.cubin(source, target).data.startswith(b"\x7fELF")
 
 
+def gradient_of(family: GradientFamily[Any]) -> GradientProblem:
+    factors = LEFT.patterns if family.computes == "weight" else CHAIN.patterns
+    return GradientProblem(family.computes, factors, "bfloat16", family.computes != "chain_input")
+
+
+GRADIENT_CASES = [
+    pytest.param(family, target, id=f"{family.name}-{target}")
+    for kind in KINDS
+    for family in gradient_families(kind)
+    for target, device in DEVICES.items()
+    if family.unsupported_reason(gradient_of(family), device) is None
+]
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize(("target", "count"), [("sm_90a", 2), ("sm_100a", 1)])
-def test_weight_gradients_compile(target: str, count: int) -> None:
-    """Where a multiprocessor has the memory; one of the kernels has instructions of 9.0 alone."""
-    p, device = Pattern(1, 96, 96, 4), DEVICES[target]
-    launches = weight_gradients.several(p, "bfloat16", ROWS, device)
-    slowest_first = sorted(launches, key=lambda one: -one.predicted_us(p, ROWS, device))
-    tiles = {one.tile.family: one.tile for one in slowest_first}
-    assert len(tiles) == count
-    sources = [weight_grad.source(p, tile, "bfloat16", True) for tile in tiles.values()]
-    for source in (*sources, weight_grad.adding_source("bfloat16")):
-        assert nvrtc.cubin(source, target).data.startswith(b"\x7fELF")
+@pytest.mark.parametrize(("family", "target"), GRADIENT_CASES)
+def test_the_fastest_launch_of_a_gradient_compiles(
+    family: GradientFamily[Any], target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[bytes] = []
+    problem, device = gradient_of(family), DEVICES[target]
+    monkeypatch.setattr(arch, "of_device", lambda _: target)
+    monkeypatch.setattr(driver, "load_kernel", lambda code, *_: loaded.append(code))
+    monkeypatch.setattr(DeviceSpec, "of_device", lambda _: device)
+    launches = family.launches(problem, ROWS, device)
+    fastest = min(launches, key=lambda one: family.predicted_us(problem, one, ROWS, device))
+    family.launcher(problem, fastest, 0)
+    assert loaded
+    assert all(code.startswith(b"\x7fELF") for code in loaded)
 
 
-@pytest.mark.slow
-def test_gradients_of_chains_compile() -> None:
-    config = chain_grads_wgmma16.best(CHAIN, ROWS, H200).config
-    sources = [chain_grads_launcher.source(CHAIN, config, "bfloat16", True)]
-    for source in (*sources, chain_grads_launcher.adding_source("bfloat16")):
-        assert nvrtc.cubin(source, "sm_90a").data.startswith(b"\x7fELF")
+def test_every_family_of_gradients_has_a_case() -> None:
+    names = {family.name for kind in KINDS for family in gradient_families(kind)}
+    assert names == {case.values[0].name for case in GRADIENT_CASES}
