@@ -7,6 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ksopt.baselines import BASELINES, Product
 from ksopt.batched import Matrices
 from ksopt.bench.request import EAGER
+from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.problem import Problem
 from ksopt.ops import ks_mm_weight_grad
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference, to_dense
@@ -224,6 +226,7 @@ def test_how_authors_write_it_is_a_product_that_is_timed(pattern, spelling):
     torch.testing.assert_close(y, ours)
     assert written == timed
     assert name in EAGER
+    assert name in pytorch_ops.names(Problem.of_factor(pattern, "float32", False), "cuda")
 
 
 def test_bmm_loop_says_when_it_does_not_apply():

@@ -13,9 +13,10 @@
 
 namespace ksopt {
 
-// One batched product; one for each i or each j, batch last; or, by the weight as it is, torch's einsum, in either
-// order of its operands, and a grouped convolution, where d is 1.
-enum class TorchWay : int64_t { batched, loop, einsum, einsum_weight_first, conv };
+// One batched product; one for each i or each j, batch last; by the weight as it is, torch's einsum, in either
+// order of its operands; one with the weight on the left, batch first; and, by the weight as it is, a grouped
+// convolution, where d is 1.
+enum class TorchWay : int64_t { batched, loop, einsum, einsum_weight_first, bmm_weight_first, conv };
 
 constexpr int64_t NO_PLAN = -1;  // instead of a plan's index
 

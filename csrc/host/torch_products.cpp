@@ -170,6 +170,14 @@ struct Rows {
   }
 };
 
+// Batch first: the rows of x become columns, [groups, c, batch], and those of y come back.
+void multiply_weight_first(const TorchProduct& p, const Tensor& x, const Tensor& matrices, const Tensor& y) {
+  const Tensor rows = x.view({-1, p.a, p.c, p.d});
+  const Tensor columns = rows.permute({1, 3, 2, 0}).reshape({p.groups(), p.c, -1});
+  const Tensor results = at::bmm(matrices, columns).view({p.a, p.d, p.b, -1});
+  y.view({-1, p.a, p.b, p.d}).copy_(results.permute({3, 0, 2, 1}));
+}
+
 Tensor by_einsum(const TorchProduct& p, const Tensor& x, const Tensor& weight) {
   if (p.batch_last) return at::einsum("icjn,ibcj->ibjn", {x.view({p.a, p.c, p.d, -1}), weight});
   return at::einsum("nicj,ibcj->nibj", {x.view({-1, p.a, p.c, p.d}), weight});
@@ -202,6 +210,9 @@ bool takes_any_weight(TorchWay way) {
   return way == TorchWay::einsum || way == TorchWay::einsum_weight_first || way == TorchWay::conv;
 }
 
+// Whether it multiplies by the weight's matrices also where there is nothing to sum.
+bool takes_matrices(TorchWay way) { return way == TorchWay::loop || way == TorchWay::bmm_weight_first; }
+
 // Whether y is correct though the matrices hold zeros: a kernel repairs it, or, without one, all of it is finite.
 bool is_right(const TorchProduct& p, const Tensor& x, const Tensor& weight, const Tensor& y) {
   if (p.repair != ksopt::NO_PLAN) {
@@ -220,7 +231,7 @@ namespace ksopt {
 bool takes_as_it_is(const TorchProduct& p, AtenTensorHandle handle) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const Tensor weight = tensor_of(handle);
-  const bool in_matrices = p.way == TorchWay::loop || !is_elementwise(p, weight);
+  const bool in_matrices = takes_matrices(p.way) || !is_elementwise(p, weight);
   return takes_any_weight(p.way) || !in_matrices || matrices_in(p, weight).defined();
 }
 
@@ -241,7 +252,7 @@ AtenTensorHandle multiply_by_torch(const TorchProduct& p, AtenTensorHandle x_han
   }
   const Tensor y = out.defined() ? out : at::empty(shape, x.options());
   const Rows rows{p, batch, p.batch_last || batch == 1};
-  if (p.way != TorchWay::loop && is_elementwise(p, weight)) {
+  if (!takes_matrices(p.way) && is_elementwise(p, weight)) {
     rows.multiply_elements(x, weight, y);
     return new_handle(y);
   }
@@ -251,6 +262,8 @@ AtenTensorHandle multiply_by_torch(const TorchProduct& p, AtenTensorHandle x_han
   }
   if (p.way == TorchWay::loop) {
     rows.multiply_in_turns(x, matrices, y);
+  } else if (p.way == TorchWay::bmm_weight_first) {
+    multiply_weight_first(p, x, matrices, y);
   } else if (!rows.multiply(x, matrices, weight, y)) {
     return nullptr;
   }

@@ -3,8 +3,8 @@
     python docs/experiments/crossover_page.py
 
 docs/data/crossover-h100.csv and docs/data/crossover-fp8-h100.csv are crossover.csv of runs of
-`ksopt bench crossover`. The page has each map of the first over dense, with its picture, and those
-of 16 bit over FP8 dense; of the second it has a line for each measured layer.
+`ksopt bench crossover`. The page has each map of the first over dense, and those of 16 bit over FP8
+dense, with their pictures; of the second it has a line for each measured layer.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.parse_args(arguments)
-    for name, drawing in pictures():
-        text = drawing_style.standalone(drawing.wide)
-        (PICTURES / f"{name}.svg").write_text(text, encoding="utf-8")
+    for _, _, figure in shown_maps():
+        text = drawing_style.standalone(figure.wide)
+        (PICTURES / f"{figure.name}.svg").write_text(text, encoding="utf-8")
     text = PAGE.read_text(encoding="utf-8")
     for name, block in blocks().items():
         begin, end = BEGIN.format(name), END.format(name)
@@ -96,30 +96,28 @@ def request_of(lines: Sequence[Line]) -> CrossoverRequest:
     return request.with_grids([grid])
 
 
-def maps() -> str:
-    """Each map over dense, with its picture, and those with FP8 beside them over FP8 dense."""
+def shown_maps() -> Iterator[tuple[str, Table, Figure]]:
+    """Each map over dense, and over FP8 dense where that was measured: its words, table, picture.
+
+    The words name the map and its rival.
+    """
     lines = read(MAPS)
     request, cells = request_of(lines), list(cells_of(lines).values())
-    shown = []
     for plane in request.planes:
         own = [cell for cell in cells if cell.site.plane == plane]
         for rival, words in RIVALS.items():
             if any(cell.best(rival) is not None for cell in own):
-                shown.append(f"### {str(plane).capitalize()}, over {words}")
-                shown.append(views.map_table(plane, own, request, rival).markdown())
-                if rival == DENSE:
-                    name = report.drawn(plane, own, request).name
-                    shown.append(f"![Speed-up over dense: {plane}](pictures/{name}.svg)")
-    return "\n\n".join(shown) + "\n"
+                table = views.map_table(plane, own, request, rival)
+                yield f"{plane}, over {words}", table, report.drawn(plane, own, request, rival)
 
 
-def pictures() -> Iterator[tuple[str, Figure]]:
-    """The pictures of the maps by name."""
-    lines = read(MAPS)
-    request, cells = request_of(lines), list(cells_of(lines).values())
-    for plane in request.planes:
-        figure = report.drawn(plane, [one for one in cells if one.site.plane == plane], request)
-        yield figure.name, figure
+def maps() -> str:
+    """The maps as markdown."""
+    parts = []
+    for words, table, figure in shown_maps():
+        parts += [f"### {words[0].upper()}{words[1:]}", table.markdown()]
+        parts.append(f"![Speed-up by width and rows: {words}](pictures/{figure.name}.svg)")
+    return "\n\n".join(parts) + "\n"
 
 
 def layers() -> Table:

@@ -194,7 +194,7 @@ def write(path: Path, rows_of: dict[Pattern, list[Row]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         times = ["floor_us", "bmm_us", "latency_us", "predicted_us"]
-        writer.writerow(["pattern", "rows", *asdict(rows[0].config), *times])
+        writer.writerow(["pattern", "batch", *asdict(rows[0].config), *times])
         for row in rows:
             cells = [f"{getattr(row, name):.2f}" for name in times]
             writer.writerow([row.pattern, row.rows, *asdict(row.config).values(), *cells])

@@ -156,6 +156,7 @@ _WAYS = (
     "loop",
     "einsum",
     "einsum_weight_first",
+    "bmm_weight_first",
     "conv",
 )  # as ``TorchWay`` of csrc/host/torch_ops.hpp
 
@@ -177,8 +178,8 @@ def torch_entry(
         matrices: what it multiplies by.
         batch_last: the layout.
         form: the number of the form of the prepared weight; 0 where none is cached.
-        way: one batched product, a "loop" of them, batch last, torch's "einsum" in either order, or
-            a grouped "conv", where d is 1.
+        way: one batched product, a "loop" of them, batch last, torch's "einsum" in either order,
+            one with the weight on the left, batch first, or a grouped "conv", where d is 1.
         by_groups: whether x and y are laid out for the product one group after another.
         before, after: kernels that transpose x and y; None for torch's copies.
         repair: the kernel that recomputes results that the matrices' zeros made NaN; None where

@@ -13,6 +13,7 @@ allows twice PyTorch's error on the call's operands, does not choose it.
 
 A product that is not finite is not used: an infinite weight turns its terms into NaN there, where
 the layer's results may be infinite, and large weights overflow that small inputs keep in range.
+Products below the dtype's range become 0, and are used: large inputs would keep them in range.
 """
 
 from __future__ import annotations

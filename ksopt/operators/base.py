@@ -97,6 +97,18 @@ class StructuredOperator(Protocol):
         """
         return None
 
+    def check_runs(self, weights: Sequence[Tensor]) -> None:
+        """Check that the weights' device and dtype are not refused.
+
+        Raises:
+            InvalidInputError: `refusal` has a reason.
+        """
+        from ksopt.precision import dtype_name
+
+        reason = self.refusal(str(weights[0].device), dtype_name(weights[0].dtype))
+        if reason is not None:
+            raise InvalidInputError(f"{self}: {reason}")
+
     def terms(self) -> Sequence[int]:
         """The number of products that are summed to one element, for each of the weights."""
         return [shape[-1] for shape in self.parameter_shapes()]

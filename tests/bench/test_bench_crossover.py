@@ -102,6 +102,12 @@ def test_a_cell_says_which_budget_wins_and_by_how_much() -> None:
     assert views.verdict(cell, crossover_request.budgets) == "25% x2.00"
     assert cell.largest(crossover_request.budgets, FP8) is None
     assert views.verdict(cell, crossover_request.budgets, FP8) == "none x0.50"
+    faster, slower = (report.drawn(PLANE, [cell], crossover_request, one) for one in (DENSE, FP8))
+    assert "x2.00" in faster.wide
+    assert "x0.50" in slower.wide
+    assert (faster.name, slower.name) == (
+        "crossover-inference-float32", "crossover-inference-float32-over-fp8",
+    )  # fmt: skip
     # As far from 1 on either side: in the middle, in logarithms.
     assert cell.crossover(crossover_request.budgets) == pytest.approx(
         exp((log(0.5) + log(0.25)) / 2)

@@ -35,7 +35,7 @@ PATTERNS = [
     Pattern(3, 3, 1, 1),
 ]
 WAYS = (
-    *("bmm", "bmm_paper", "bmm_loop", "einsum", "einsum_weight_first", "conv"),
+    *("bmm", "bmm_paper", "bmm_loop", "einsum", "einsum_weight_first", "bmm_weight_first", "conv"),
     *("expand", "dense"),
 )
 ROWS = 8  # a multiple of 16 bytes: batch last, rows of features begin aligned
@@ -92,6 +92,8 @@ def is_offered(way, p, last):
     """Whether it is another way than one of the others, and multiplies in this layout."""
     if way == "bmm_loop":
         return last and p.a > 1 and p.d > 1
+    if way == "bmm_weight_first":
+        return not last and p.d > 1
     if way == "conv":
         return p.d == 1
     return way not in ("expand", "dense") or p.d > 1

@@ -70,6 +70,7 @@ def test_tiles_are_timed_and_written(name: str, roofline: Roofline, tmp_path: Pa
         written = list(csv.DictReader(file))
     assert [int(row["rank"]) for row in written] == [row.config.rank for row in rows]
     assert float(written[0]["predicted_us"]) == rows[0].predicted_us
+    assert {row["batch"] for row in written} == {"40"}
 
 
 def test_a_wrong_tile_gets_no_time(roofline: Roofline) -> None:

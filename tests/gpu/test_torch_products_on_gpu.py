@@ -88,7 +88,7 @@ class Case:
 
 WAYS = [
     *(("bmm", False), ("bmm", True), ("transpose_bmm", False)),
-    *(("bmm_loop", True), ("einsum", False), ("einsum", True)),
+    *(("bmm_loop", True), ("einsum", False), ("einsum", True), ("bmm_weight_first", False)),
 ]
 
 

@@ -249,6 +249,18 @@ def test_a_product_that_is_not_finite_is_not_used(device, layer, value):
 
 
 @torch.no_grad()
+def test_products_of_tiny_weights_underflow(device, layer, merges):
+    """The limit that docs/backend.md states."""
+    layer.bias.zero_()
+    for weight in layer.weights:
+        weight.fill_(1e-25)
+    x = torch.full((8, layer.in_features), 1e25)
+    assert torch.equal(layer(x), torch.zeros(8, layer.out_features))
+    assert len(merges) == 1
+    assert (chain_reference(x, list(layer.weights)) > 0).all()
+
+
+@torch.no_grad()
 def test_it_is_computed_in_full_precision(device, layer, merges):
     seen = []
     before = torch.backends.cuda.matmul.fp32_precision

@@ -51,7 +51,7 @@ def sections(
         for rival, words in RIVALS.items():
             if any(cell.best(rival) is not None for cell in own):
                 title = f"{str(plane).capitalize()}, over {words}"
-                figure = drawn(plane, own, request) if rival == DENSE else None
+                figure = drawn(plane, own, request, rival)
                 table = views.map_table(plane, own, request, rival)
                 page.append(Section(title, figure=figure, table=table))
     faults = [fault for result in measured.values() for fault in result.faults]
@@ -65,25 +65,29 @@ def sections(
     return page
 
 
-def drawn(plane: Plane, cells: Sequence[Cell], request: CrossoverRequest) -> Figure:
-    """The picture of a map: rows of x grow upwards, widths to the right."""
+def drawn(
+    plane: Plane, cells: Sequence[Cell], request: CrossoverRequest, rival: str = DENSE
+) -> Figure:
+    """The picture of a map, over a rival: rows of x grow upwards, widths to the right."""
     by_site = {cell.site: cell for cell in cells}
     tiles = [
-        [_tile(by_site[Site(plane, width, rows)], request) for width in request.widths]
+        [_tile(by_site[Site(plane, width, rows)], request, rival) for width in request.widths]
         for rows in reversed(request.rows)
     ]
     down = [f"{rows:,}" for rows in reversed(request.rows)]
     across = [f"{width:,}" for width in request.widths]
-    titles = ("rows of x", "features", f"Speed-up over dense by width and rows: {plane}")
+    whole = f"Speed-up over {RIVALS[rival]} by width and rows: {plane}"
     name = f"crossover-{plane.pass_}-{plane.precision}"
-    return heat_map.figure(tiles, down, across, titles, name)
+    if rival != DENSE:
+        name += "-over-" + rival.replace(",", "").replace(" ", "-")
+    return heat_map.figure(tiles, down, across, ("rows of x", "features", whole), name)
 
 
-def _tile(cell: Cell, request: CrossoverRequest) -> Tile:
-    best = cell.best()
+def _tile(cell: Cell, request: CrossoverRequest, rival: str) -> Tile:
+    best = cell.best(rival)
     if best is None:
         return Tile(None, (), cell.status == MEASURED)
-    largest = cell.largest(request.budgets)
+    largest = cell.largest(request.budgets, rival)
     about = "~" if cell.status == BETWEEN else ""
     words = (f"{about}{largest.text}" if largest else f"{about}none", f"x{best:.2f}")
     return Tile(best, words, cell.status == MEASURED)

@@ -33,7 +33,8 @@ _MAX_EXTRA_FLOPS = 16
 _MAX_LOOP = 64
 FILLED = ("expand", "dense")
 """The ways that multiply stored zeros: on CPU alone, where cpu.py looks at what comes out."""
-_PERMUTED = ("bmm", "bmm_paper", "bmm_loop")  # one form of the weight, [a*d, b, c]
+# One form of the weight, [a*d, b, c].
+_PERMUTED = ("bmm", "bmm_paper", "bmm_loop", "bmm_weight_first")
 _EINSUMS = ("einsum", "einsum_weight_first")
 _EINSUM = 1.12  # what they take, beside their product and their copies
 
@@ -45,7 +46,7 @@ def names(problem: Problem, device_type: str) -> list[str]:
     if min(p.a, p.d) <= _MAX_LOOP:
         ways.append("bmm_loop")
     if device_type != "cpu":
-        ways += ["einsum_weight_first", "conv"]
+        ways += ["einsum_weight_first", "bmm_weight_first", "conv"]
     else:
         if 1 < p.d <= _MAX_EXTRA_FLOPS:
             ways.append("expand")
@@ -89,7 +90,9 @@ class Multiplier:
         return entry(self.name, p, self.problem.batch_last, form)
 
 
-_WAYS = MappingProxyType({"bmm_loop": "loop", **{name: name for name in (*_EINSUMS, "conv")}})
+_WAYS = MappingProxyType(
+    {"bmm_loop": "loop", **{name: name for name in (*_EINSUMS, "bmm_weight_first", "conv")}}
+)
 _MATRICES = MappingProxyType({"expand": Matrices.of_blocks, "dense": Matrices.of_all})
 
 
@@ -166,10 +169,11 @@ def _copying_us(
             (cost.copy_us(y, 1, multiprocessors), 2) if name in _EINSUMS and p.a > 1 else (0.0, 1)
         )
     d = 1 if problem.batch_last else p.d  # whole rows of the batch change places there
-    far = name == "bmm" and not problem.batch_last
+    is_left = name == "bmm_weight_first"  # the rows become columns: x and y are always copied
+    far = (name == "bmm" or is_left) and not problem.batch_last
     total, launches = 0.0, 1
     for moved, length in ((x, p.c), (y, p.b)):
-        if length > 1:
+        if length > 1 or is_left:
             total += cost.copy_us(moved, d, multiprocessors) * (
                 cost.far_copy(p.d, length) if far else 1.0
             )

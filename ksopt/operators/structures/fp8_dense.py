@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ksopt.errors import InvalidInputError
 from ksopt.operators.base import Fit, StructuredOperator
+from ksopt.operators.capability import least
 from ksopt.operators.structure import Structure, fields_of
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ class Fp8Dense(StructuredOperator):
 
     def refusal(self, device: str, dtype: str) -> str | None:
         """The reason a device or dtype is refused: FP8 needs Ada or newer, and bfloat16 results."""
-        from ksopt.operators.capability import least
-
         refusal = least(_LEAST_CAPABILITY, device)
         if refusal is not None:
             return refusal
@@ -69,14 +67,9 @@ class Fp8Dense(StructuredOperator):
             InvalidInputError: The weights' device or dtype does not run it.
         """
         from ksopt.operators.fp8_product import bind
-        from ksopt.precision import dtype_name
 
-        (weight,) = weights
-        dtype = dtype_name(weight.dtype)
-        refusal = self.refusal(str(weight.device), dtype)
-        if refusal is not None:
-            raise InvalidInputError(f"{self}: {refusal}")
-        return bind(weight, layout)
+        self.check_runs(weights)
+        return bind(weights[0], layout)
 
     def reference(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The product of the rounded x and W, with straight-through gradients."""

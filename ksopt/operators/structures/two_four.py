@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ksopt.errors import InvalidInputError
 from ksopt.operators.base import Fit, StructuredOperator
+from ksopt.operators.capability import least
 from ksopt.operators.structure import Structure, fields_of
 
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ class TwoFour(StructuredOperator):
 
     def refusal(self, device: str, dtype: str) -> str | None:
         """The reason a device, dtype or size is refused: it needs Ampere or newer and 16 bit."""
-        from ksopt.operators.capability import least
-
         refusal = least(_LEAST_CAPABILITY, device)
         if refusal is not None:
             return refusal
@@ -82,14 +81,9 @@ class TwoFour(StructuredOperator):
             InvalidInputError: The weights' device or dtype does not run it.
         """
         from ksopt.operators.two_four_product import bind
-        from ksopt.precision import dtype_name
 
-        (weight,) = weights
-        dtype = dtype_name(weight.dtype)
-        refusal = self.refusal(str(weight.device), dtype)
-        if refusal is not None:
-            raise InvalidInputError(f"{self}: {refusal}")
-        return bind(weight, layout)
+        self.check_runs(weights)
+        return bind(weights[0], layout)
 
     def reference(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The product by the dense matrix with zeros at the pruned positions."""

@@ -85,10 +85,3 @@ def test_what_is_launched(monkeypatch):
     assert arguments.weights == packing.packed
     assert arguments.bias == operands.bias.data_ptr()
     assert arguments.residual == operands.residual.data_ptr()
-
-
-@pytest.mark.sweep
-def test_its_kernels_compile():
-    problem = problem_of(*COLA)
-    for source in family.sources(problem, registry.ranked(family, problem, 8192, H200)[0].tile):
-        assert nvrtc.cubin(source, "sm_90a").data

@@ -16,7 +16,6 @@ decode_fma = family_of("decode_fma")
 decode_mma16 = family_of("decode_mma16")
 
 FAMILIES = [(decode_mma16, "bfloat16"), (decode_fma, "float32"), (decode_fma, "float16")]
-TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 SHAPES = [(8, 512, 512, 1), (4, 24, 48, 2), (2, 48, 24, 3), (1, 512, 512, 8), (1, 64, 64, 64)]
 
 
@@ -27,14 +26,11 @@ def ranked(module: ModuleType, problem: Problem, batch: int) -> list[Any]:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("module", "dtype"), FAMILIES)
-@pytest.mark.parametrize("target", TARGETS)
-def test_it_compiles(module, dtype, target):
+def test_it_compiles(module, dtype):
     for shape in SHAPES:
         problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
-        configs = ranked(module, problem, 64)
-        if target in ("sm_80", "sm_86", "sm_89"):
-            configs = [c for c in configs if getattr(c, "capability", (8, 0)) == (8, 0)]
-        assert nvrtc.cubin(module.source(problem, configs[0]), target).data
+        config = ranked(module, problem, 64)[0]
+        assert nvrtc.cubin(module.source(problem, config), "sm_90a").data
 
 
 @pytest.mark.parametrize("cluster", [2, 4, 8])

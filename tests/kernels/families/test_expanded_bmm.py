@@ -112,12 +112,11 @@ def test_cublas_rounding_twice_is_no_kernels_fault(recwarn):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("last", [False, True])
-def test_the_kernel_compiles(target, dtype, last, tmp_path, monkeypatch):
+def test_the_kernel_compiles(dtype, last, tmp_path, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
     problem = Problem.of_factor(Pattern(2, 48, 96, 3), dtype, last)
     for config in family.configs(problem, H200):
         text = expanded_bmm.source(problem, config)
-        assert nvrtc.cubin(text, target).data.startswith(b"\x7fELF")
+        assert nvrtc.cubin(text, "sm_80").data.startswith(b"\x7fELF")

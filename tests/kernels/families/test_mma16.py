@@ -11,7 +11,6 @@ from ksopt.patterns.chain import Pattern
 mma16 = family_of("mma16")
 
 FOLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 48)
-TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 # Of a multiprocessor of compute capability 9.0 (CUDA C++ Programming Guide).
 REGISTERS, SHARED_BYTES, THREADS = 65536, 227 * 1024, 2048
 
