@@ -43,6 +43,7 @@ from ksopt.kernels.problem import Problem
 from ksopt.ops.trained_chain import have_joint_gradients
 
 _INPUTS = ("placeholder", "get_attr")
+_SWITCHES = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 _ARITHMETIC = {
     *(operator.mul, operator.add, operator.sub, operator.truediv, "mul", "add", "sub", "div"),
     *(torch.mul, torch.multiply, torch.add, torch.sub, torch.div, "multiply"),
@@ -171,10 +172,13 @@ def join_gradients(gm: fx.GraphModule) -> int:
 def _layers(graph: fx.Graph, trains: bool) -> dict[fx.Node, Layer]:
     """The layers of a graph by their last nodes; of a graph of training, those of trained ones."""
     layers: dict[fx.Node, Layer] = {}
+    is_switched = any(node.target in _SWITCHES for node in graph.nodes)
     for node in graph.nodes:
         layer = product(node, layers) or with_next(node, layers) or layers.get(node)
         if layer is None or (trains and not _is_trained(layer)):
             continue
+        if is_switched and layer.is_cast_by_autocast:
+            continue  # the place of its operator would determine its dtype
         layers[node] = layer
         layers |= dict(with_decomposed(node, layer))  # a later node's
     return layers
@@ -183,9 +187,9 @@ def _layers(graph: fx.Graph, trains: bool) -> dict[fx.Node, Layer]:
 def _has_joint_gradients(layer: Layer) -> bool:
     if len(layer.weights) != 2:
         return False
-    left, right = (fake_result(one) for one in layer.weights)
+    x, left, right = (fake_result(one).to(layer.dtype) for one in (layer.x, *layer.weights))
     bias = None if layer.bias is None else fake_result(layer.bias)
-    return have_joint_gradients(fake_result(layer.x), left, right, bias)
+    return have_joint_gradients(x, left, right, bias)
 
 
 def _erase_unread(graph: fx.Graph, nodes: Container[fx.Node]) -> None:
