@@ -10,6 +10,8 @@ from toy_chains import registered
 import ksopt
 from ksopt import KSLinear, ks_linear, ops
 from ksopt.cli import main
+from ksopt.compile.lowering import whole_layer
+from ksopt.compile.sites import LaunchTimes
 from ksopt.kernels import plan_autotuner, plan_race, weight_cache
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.families.base import ANY_TYPE
@@ -169,6 +171,11 @@ def test_explain_shows_the_chain_as_one_site(toy, layer):
     (site,) = explanation.sites
     assert (site.chain, site.batch, site.verdict.value) == (CHAIN, 7, "lowered")
     assert site.flops == CHAIN.flops(7)
+    assert site.one_launch == ("bias", "gelu")
+    assert site.launch_times == LaunchTimes(predicted_us=toy.us)
+    assert "One launch computes all of it, with bias, gelu. All of it, us: 0.0 predicted." in str(
+        explanation
+    )
 
 
 def test_a_layer_takes_the_faster_plan(toy, layer, monkeypatch):
@@ -232,6 +239,8 @@ def test_a_layer_finds_the_plan_that_the_command_line_tuned(toy, layer, capsys, 
     problem = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "gelu"))
     assert toy.launches in ([], [problem])  # whichever plan was faster: it launches once or never
     assert ("toy_chain" == whole["way"]) == bool(toy.launches)
+    times = whole_layer.launch_times(problem, 8, x.device, "stored")
+    assert times.measured_us == whole["measured_us"] > 0
 
 
 def test_a_search_measures_the_plan(toy):
