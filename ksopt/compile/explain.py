@@ -17,7 +17,7 @@ from ksopt import settings
 from ksopt.compile.end_to_end import EndToEnd, measured, restored
 from ksopt.compile.graph_breaks import GraphBreak, graph_breaks
 from ksopt.compile.lowering.site_times import Times
-from ksopt.compile.sites import Report, Site, Verdict
+from ksopt.compile.sites import LaunchTimes, Report, Site, Verdict
 from ksopt.errors import KsoptError
 from ksopt.report import document, tables
 from ksopt.report.document import Fact, Section
@@ -61,13 +61,17 @@ class Explanation:
         ]
         columns = (">", "where", "chain", ">rows", "dtype", ">predicted us", ">measured us",
                    "decision")  # fmt: skip
-        return tables.of(columns, rows, "us: ksopt / Inductor")
+        return tables.of(columns, rows, "us of the products: ksopt / Inductor")
 
     def details(self) -> str:
-        """A numbered line for each site: how it is written, what follows it, and the reason."""
+        """A numbered line for each site: how it is written, what follows it, and the reason.
+
+        The time of one launch for all of a site follows the reason.
+        """
         digits = len(str(len(self.report.sites)))
         return "\n".join(
             f"{at:{digits}}  {', then '.join([site.spelling, *site.epilogue])}: {site.reason}"
+            f"{_all_of_it(site)}"
             for at, site in enumerate(self.report.sites, 1)
         )
 
@@ -195,7 +199,7 @@ def explain(
 def table_of(report: Report) -> Table:
     """One row for each site of a report."""
     columns = ("where", "written as", "chain", ">rows", "dtype", f">predicted us{_BOTH}",
-               f">measured us{_BOTH}", "then", "decision", "reason")  # fmt: skip
+               f">measured us{_BOTH}", ">all of it, us", "then", "decision", "reason")  # fmt: skip
     return tables.of(columns, [_row(site) for site in report.sites])
 
 
@@ -232,6 +236,7 @@ def _row(site: Site) -> tuple[str, ...]:
         site.spelling,
         *_product(site),
         *_both_times(site),
+        _launch_us(site.launch_times),
         ", ".join(site.epilogue),
         site.verdict.value,
         site.reason,
@@ -249,6 +254,19 @@ def _both_times(site: Site) -> tuple[str, str]:
 
 def _us(times: Times | None) -> str:
     return "-" if times is None else f"{times.ksopt_us:.1f} / {times.unfused_us:.1f}"
+
+
+def _launch_us(times: LaunchTimes | None) -> str:
+    if times is not None and times.measured_us is not None:
+        return f"{times.measured_us:.1f} measured"
+    if times is not None and times.predicted_us is not None:
+        return f"{times.predicted_us:.1f} predicted"
+    return "-"
+
+
+def _all_of_it(site: Site) -> str:
+    us = _launch_us(site.launch_times)
+    return "" if us == "-" else f" All of it, us: {us}."
 
 
 def _answer(explanation: Explanation) -> str:

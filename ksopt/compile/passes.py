@@ -36,7 +36,7 @@ from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.recomputed_activations import recompute_activations
 from ksopt.compile.lowering.rewrite import lower
 from ksopt.compile.lowering.rewrite_safety import Uses, check, uses
-from ksopt.compile.lowering.whole_layer import in_words
+from ksopt.compile.lowering.whole_layer import in_words, launch_times
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.patterns.chain import Chain, Pattern
 
@@ -171,10 +171,11 @@ def _rewrite(
 def _fuse(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
     """Replace layers that one launch computes by one operator each, and note it at their sites."""
     fused = fuse(gm, is_whole)
-    report.passes["layers_in_one_launch"] += len(fused)
-    gated = sum(layer.problem.epilogue.is_gated for layer in fused)
+    new = [layer for layer in fused if not layer.by_author]
+    report.passes["layers_in_one_launch"] += len(new)
+    gated = sum(layer.problem.epilogue.is_gated for layer in new)
     report.passes["gates_in_one_launch"] += gated // 2
-    together = sum(bool(layer.beside) for layer in fused)
+    together = sum(bool(layer.beside) for layer in new)
     report.passes["mlps_in_one_launch"] += (together - gated) // 2
     for layer in fused:
         places, chain = list(map(place_of, layer.products)), layer.problem.chain
@@ -184,14 +185,18 @@ def _fuse(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
                 steps = layer.problem.epilogue.names
                 beside = f", with {', '.join(steps)}" if steps else ""
                 beside += f", and {layer.beside}" if layer.beside else ""
-                how = in_words(layer.problem, site.batch or 0, device, layer.weights)
+                batch = site.batch or 0
+                how = in_words(layer.problem, batch, device, layer.weights)
                 reason = f"{site.reason} {how} computes all of it{beside}."
-                report.sites[at] = replace(site, one_launch=steps, reason=reason)
+                times = launch_times(layer.launch, batch, device, layer.weights)
+                report.sites[at] = replace(
+                    site, one_launch=steps, reason=reason, launch_times=times
+                )
                 break
     joined = join_gradients(gm)
     recomputed = recompute_activations(gm.graph) if records_gradients(gm.graph) else 0
     report.passes["activations_recomputed"] += recomputed
-    if fused or joined or recomputed:
+    if new or joined or recomputed:
         gm.graph.lint()
         gm.recompile()
 

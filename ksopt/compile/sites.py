@@ -76,6 +76,19 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class LaunchTimes:
+    """Microseconds of a launch, with all that it computes beside the products.
+
+    Args:
+        predicted_us: by the cost models; None where there is no prediction.
+        measured_us: by the race of the plans on the device; None if it was not measured.
+    """
+
+    predicted_us: float | None = None
+    measured_us: float | None = None
+
+
+@dataclass(frozen=True)
 class Site:
     """One chain of factors in a model.
 
@@ -96,9 +109,11 @@ class Site:
             it is judged with that one.
         computed: whether its weights, not trained, are computed at each call, so that it is judged
             with preparing them; stored ones are prepared once.
-        predicted, measured: see `Decision`.
+        predicted, measured: see `Decision`. They are of the products alone.
         one_launch: the epilogue of the launch that computes the chain: "bias", an activation,
             "residual"; None where there are several launches.
+        launch_times: of that launch: of the chain, the epilogue, and the layers that it computes
+            beside it; where the weights are trained, of the forward pass.
     """
 
     node: str
@@ -118,6 +133,7 @@ class Site:
     predicted: Times | None = None
     measured: Times | None = None
     one_launch: tuple[str, ...] | None = None
+    launch_times: LaunchTimes | None = None
 
     def decided(self, decision: Decision) -> Site:
         """This site with a decision."""

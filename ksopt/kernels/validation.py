@@ -105,6 +105,21 @@ def check_ks_mm(x: Tensor, weight: Tensor, batch_last: bool, *, any_dtype: bool 
     _check_kind(x, weight, "ks_mm", "x", "weight", any_dtype)
 
 
+def check_castable(op: str, x: Tensor, weight: Tensor) -> None:
+    """Refuse a weight that is not converted to x's dtype, with the reason.
+
+    Args:
+        op: the operator's name.
+        x, weight: the operator's.
+
+    Raises:
+        InvalidInputError: dtypes or devices that do not fit together; tensors that are not dense in
+            memory.
+    """
+    check_memory(op, x=x, weight=weight)
+    _check_kind(x, weight, op, "x", "weight", any_dtype=True)
+
+
 def check_out(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor) -> None:
     """Refuse an ``out`` that cannot hold the product of operands that `check_ks_mm` accepts.
 

@@ -226,7 +226,8 @@ def _key(weight: Tensor, form: str) -> _FormKey:
 def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A contiguous copy of a weight in another dtype, cached like all prepared forms.
 
-    It is a weight itself, of which other forms may be prepared.
+    It is a weight itself, of which other forms may be prepared; of a stored weight it is a stored
+    one, too.
 
     Args:
         weight: as for `prepared`.
@@ -239,7 +240,10 @@ def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """
 
     def casted(stored: Tensor) -> Tensor:
-        return stored.to(dtype, memory_format=torch.contiguous_format)
+        copy = stored.to(dtype, memory_format=torch.contiguous_format)
+        return torch.nn.Parameter(copy, requires_grad=False) if is_of_module else copy
+
+    is_of_module = is_stored(owner_of(weight))
 
     return prepared(weight, f"cast {dtype}", casted)
 

@@ -10,6 +10,7 @@ autograd formula of its own where one launch computes its product, or several of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -83,21 +84,28 @@ def composed(
 ) -> Tensor:
     """``ks_chain`` composed of other operators; ``op`` is its name in errors."""
     check_chain(op, weights, siblings, activation)
-    cast = _cast_for_training(x, weights)
-    if cast is not None:
-        x, *cast_weights = cast
-        around = (_cast(bias, x), _cast(residual, x), activation, batch_last, siblings)
+    if is_cast_by_autocast(x, weights):
+        x = x.to(trained.autocast_dtype(x.device.type))
+        around = (
+            cast_summand(bias, x),
+            cast_summand(residual, x),
+            activation,
+            batch_last,
+            siblings,
+        )
         with torch._C._DisableAutocast():
-            return composed(x, cast_weights, *around, weights if owners is None else owners, op)
+            return composed(x, weights, *around, weights if owners is None else owners, op)
+    weights, owners = cast_weights(x, weights, owners, op)
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
         operands = Operands(x, tuple(weights), bias, residual)
-        around = (bias, residual, activation, batch_last, siblings)
-        check = partial(implementation.chain_fake, x, weights, *around, None, op)
-        lasting_owners = all_lasting(weights if owners is None else owners)
-        how = (activation, batch_last, siblings, check, lasting_owners is None)
-        if not are_parts_seen(operands) and layer_plans.is_whole(operands, *how):
-            whole: Tensor = ks_chain_inner(x, list(weights), *around, lasting_owners)
-            return whole
+        if not are_parts_seen(operands):
+            ready, lasting_owners = for_one_launch(x, weights, owners)
+            around = (bias, residual, activation, batch_last, siblings)
+            check = partial(implementation.chain_fake, x, ready, *around, owners, op)
+            how = (activation, batch_last, siblings, check, lasting_owners is None)
+            if layer_plans.is_whole(replace(operands, weights=tuple(ready)), *how):
+                whole: Tensor = ks_chain_inner(x, ready, *around, lasting_owners)
+                return whole
         if siblings == 1 and not batch_last and _is_trained(operands):
             left, right = weights
             is_one_launch = trained_chain.is_one_launch(x, weights, bias)
@@ -116,27 +124,57 @@ def _behind(
     residual: Tensor | None,
     batch_last: bool,
 ) -> Tensor:
-    bias, residual = _cast(bias, y), _cast(residual, y)
+    bias, residual = cast_summand(bias, y), cast_summand(residual, y)
     check_epilogue(op, y, bias, activation, residual, batch_last)
     return with_epilogue(y, bias, activation, residual, batch_last)
 
 
-def _cast_for_training(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor] | None:
-    """x and weights that are trained, as autocast casts them for this call; None if it does not.
+def is_cast_by_autocast(x: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Whether autocast casts the operands of this call; where not all, they are refused elsewhere.
 
-    (Of frozen weights `ks_mm` caches what it casts them to.)
+    Then x is cast, and the weights beside their owners: so what they are cast to can be cached.
     """
     kind = x.device.type
-    dtype = trained.autocast_dtype(kind)
-    if dtype is None or not torch.is_grad_enabled() or _is_transformed():
-        return None
-    if not all(weight.requires_grad for weight in weights):
-        return None
-    cast = [trained.cast_by_autocast(dtype, kind, one) for one in (x, *weights)]
-    return cast if all(one.dtype == dtype for one in cast) else None  # others are refused elsewhere
+    if trained.autocast_dtype(kind) is None or _is_transformed():
+        return False
+    return all(trained.is_cast(kind, one) for one in (x, *weights))
 
 
-def _cast(summand: Tensor | None, y: Tensor) -> Tensor | None:
+def cast_weights(
+    x: Tensor, weights: Sequence[Tensor], owners: Sequence[Tensor] | None, op: str
+) -> tuple[Sequence[Tensor], Sequence[Tensor] | None]:
+    """Weights in x's dtype, if their owners were passed, and the owners.
+
+    Some are left to the operators, which cast and cache them: traced ones, and those beside others
+    that are trained.
+    """
+    if owners is None or implementation.are_alike(x, weights):
+        return weights, owners
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *weights)):
+        are_trained = all(weight.requires_grad for weight in weights)
+        return [one.to(x.dtype) for one in weights] if are_trained else weights, owners
+    if not is_real(x):
+        return weights, owners
+    cast = implementation.cast(x, weights, owners, op)
+    return cast, cast
+
+
+def for_one_launch(
+    x: Tensor, weights: Sequence[Tensor], owners: Sequence[Tensor] | None
+) -> tuple[list[Tensor], list[Tensor] | None]:
+    """Weights for a launch of all of them, and their lasting owners, None if one has none.
+
+    Beside these a traced weight may be of another dtype than x, if its owner was passed.
+    """
+    if owners is None and not implementation.are_alike(x, weights):
+        return list(weights), None  # refused elsewhere
+    lasting_owners = all_lasting(weights if owners is None else owners)
+    if owners is None or lasting_owners is not None:
+        return list(weights), lasting_owners
+    return [weight.to(x.dtype) for weight in weights], None
+
+
+def cast_summand(summand: Tensor | None, y: Tensor) -> Tensor | None:
     """A summand of y, cast to y's dtype under autocast; other dtypes are refused later."""
     if summand is None or summand.dtype == y.dtype:
         return summand

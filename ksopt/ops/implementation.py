@@ -23,6 +23,7 @@ from ksopt.kernels import (
 from ksopt.kernels.by_factors import by_factors
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.validation import (
+    check_castable,
     check_chain,
     check_chain_out,
     check_epilogue,
@@ -211,6 +212,9 @@ def chain(
     if y is not None:
         return y
     check_chain(op, weights, siblings, activation)
+    if owners is not None and not are_alike(x, weights):
+        with weight_scopes.owned_by_each(owners):
+            return chain(x, cast(x, weights, owners, op), *around, None, out, op)
     operands = Operands(x, tuple(weights), bias, residual)
     check = partial(chain_fake, x, weights, *around, None, op)
     call = layer_plans.whole_call(operands, activation, batch_last, siblings, check)
@@ -221,6 +225,24 @@ def chain(
             with weight_scopes.owned_by_each(owners):
                 return call(x, operands.weights, bias, residual, out)
     return by_factors(product, partial(_behind, op), x, weights, *around, owners, out)
+
+
+def are_alike(x: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Whether weights are of x's dtype."""
+    return all(weight.dtype == x.dtype for weight in weights)
+
+
+def cast(x: Tensor, weights: Sequence[Tensor], owners: Sequence[Tensor], op: str) -> list[Tensor]:
+    """Weights in x's dtype; what was converted is cached with the owners.
+
+    Args:
+        x, weights, owners: see `ksopt.ops`.
+        op: what errors call the operator.
+    """
+    for weight in weights:
+        check_castable(op, x, weight)
+    with weight_scopes.owned_by_each(owners):
+        return [one if one.dtype == x.dtype else weight_cache.cast(one, x.dtype) for one in weights]
 
 
 def chain_inner(
@@ -267,7 +289,7 @@ def chain_fake(
 ) -> Tensor:
     """The shape of a `chain`."""
     check_chain(op, weights, siblings, activation)
-    around = (None, None, "none", batch_last, siblings)
+    around = (None, None, "none", batch_last, siblings, owners)
     y = by_factors(fake, add_epilogue_, x, weights, *around)
     check_epilogue(op, y, bias, activation, residual, batch_last)
     return y.new_empty(shape_of_result(y, activation, batch_last)) if activation in GATES else y
@@ -330,7 +352,7 @@ def chain_writing_fake(
     out: Tensor,
 ) -> None:
     """The checks of `chain_writing` on fakes."""
-    y = chain_fake(x, weights, bias, residual, activation, batch_last, siblings)
+    y = chain_fake(x, weights, bias, residual, activation, batch_last, siblings, owners)
     check_chain_out(y, out)
 
 

@@ -9,6 +9,7 @@ Python (csrc/host/mlp_kernels.cpp).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +22,15 @@ from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.mlp_plans import Mlp
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.validation import check_chain, check_chain_out, is_written_straight
-from ksopt.ops import implementation
-from ksopt.ops.chain import are_parts_seen, composed
-from ksopt.ops.graph_inputs import all_lasting
+from ksopt.ops import implementation, trained
+from ksopt.ops.chain import (
+    are_parts_seen,
+    cast_summand,
+    cast_weights,
+    composed,
+    for_one_launch,
+    is_cast_by_autocast,
+)
 from ksopt.ops.schemas import LIBRARY, define
 
 _ARGUMENTS = (
@@ -47,20 +54,31 @@ def _composed(
 ) -> Tensor:
     check_chain(_OP, weights, 1, hidden_activation)
     check_chain(_OP, last_weights, 1, activation)
+    every: Sequence[Tensor] = (*weights, *last_weights)
+    if is_cast_by_autocast(x, every):
+        x = x.to(trained.autocast_dtype(x.device.type))
+        hidden_bias, bias = cast_summand(hidden_bias, x), cast_summand(bias, x)
+        around = (hidden_bias, bias, cast_summand(residual, x), hidden_activation, activation)
+        owners = every if owners is None else owners
+        with torch._C._DisableAutocast():
+            return _composed(x, weights, last_weights, *around, owners)
+    count = len(weights)
+    every, owners = cast_weights(x, every, owners, _OP)
+    weights, last_weights = every[:count], every[count:]
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
-        every = (*weights, *last_weights)
-        operands = Operands(x, every, bias, residual, hidden_bias)
-        mlp = Mlp(len(weights), hidden_activation, activation)
-        around = (hidden_bias, bias, residual, hidden_activation, activation)
-        check = partial(_fake, x, weights, last_weights, *around)
-        if not are_parts_seen(operands) and mlp_plans.is_whole(operands, mlp, check):
-            lasting_owners = all_lasting(every if owners is None else owners)
-            both = (list(weights), list(last_weights))
-            whole: Tensor = ks_mlp_inner(x, *both, *around, lasting_owners)
-            return whole
-    own, others = _owners_of(owners, len(weights))
-    hidden = composed(x, weights, hidden_bias, None, hidden_activation, False, 1, own, _OP)
-    return composed(hidden, last_weights, bias, residual, activation, False, 1, others, _OP)
+        operands = Operands(x, tuple(every), bias, residual, hidden_bias)
+        if not are_parts_seen(operands):
+            ready, lasting_owners = for_one_launch(x, every, owners)
+            own, others = ready[:count], ready[count:]
+            mlp = Mlp(count, hidden_activation, activation)
+            around = (hidden_bias, bias, residual, hidden_activation, activation)
+            check = partial(_fake, x, own, others, *around, owners)
+            if mlp_plans.is_whole(replace(operands, weights=tuple(ready)), mlp, check):
+                whole: Tensor = ks_mlp_inner(x, own, others, *around, lasting_owners)
+                return whole
+    of_own, of_others = _owners_of(owners, count)
+    hidden = composed(x, weights, hidden_bias, None, hidden_activation, False, 1, of_own, _OP)
+    return composed(hidden, last_weights, bias, residual, activation, False, 1, of_others, _OP)
 
 
 def _owners_of(
@@ -108,10 +126,14 @@ def _planned(
 ) -> Tensor:
     check_chain(_OP, weights, 1, hidden_activation)
     check_chain(_OP, last_weights, 1, activation)
-    every = (*weights, *last_weights)
-    operands = Operands(x, every, bias, residual, hidden_bias)
-    mlp = Mlp(len(weights), hidden_activation, activation)
+    every = [*weights, *last_weights]
     around = (hidden_bias, bias, residual, hidden_activation, activation)
+    if owners is not None and not implementation.are_alike(x, every):
+        cast, count = implementation.cast(x, every, owners, _OP), len(weights)
+        with weight_scopes.owned_by_each(owners):
+            return _planned(x, cast[:count], cast[count:], *around, None, out)
+    operands = Operands(x, tuple(every), bias, residual, hidden_bias)
+    mlp = Mlp(len(weights), hidden_activation, activation)
     check = partial(_fake, x, weights, last_weights, *around)
     call = mlp_plans.whole_call(operands, mlp, check)
     if call is not None:
@@ -139,9 +161,11 @@ def _fake(
     owners: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """The shape of the result."""
-    ahead = (hidden_bias, None, hidden_activation)
+    own, others = _owners_of(owners, len(weights))
+    ahead = (hidden_bias, None, hidden_activation, False, 1, own)
     hidden = implementation.chain_fake(x, weights, *ahead, op=_OP)
-    return implementation.chain_fake(hidden, last_weights, bias, residual, activation, op=_OP)
+    behind = (bias, residual, activation, False, 1, others)
+    return implementation.chain_fake(hidden, last_weights, *behind, op=_OP)
 
 
 def _writing(

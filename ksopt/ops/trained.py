@@ -82,9 +82,14 @@ def _result(
 
 
 def cast_by_autocast(dtype: torch.dtype, kind: str, tensor: Tensor) -> Tensor:
-    """A tensor in autocast's dtype, if autocast casts it: as for torch.nn.functional.linear."""
+    """A tensor in autocast's dtype, if autocast casts it."""
+    return tensor.to(dtype) if is_cast(kind, tensor) else tensor
+
+
+def is_cast(kind: str, tensor: Tensor) -> bool:
+    """Whether autocast on a kind of devices casts a tensor: as for torch.nn.functional.linear."""
     is_eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(dtype) if is_eligible and tensor.device.type == kind else tensor
+    return is_eligible and tensor.device.type == kind
 
 
 def _is_loaded() -> bool:

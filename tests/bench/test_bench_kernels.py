@@ -30,6 +30,7 @@ from ksopt.patterns.chain import Chain
 from ksopt.patterns.surroundings import Surroundings
 from ksopt.reference import chain_to_dense
 from ksopt.system.worker_process import WorkerProcess
+from tests.kernels import toy_chains
 
 TINY = ["(2,8,4,3)", "(1,4,4,1)", "(3,2,4,2)", "(1,4,8,8)"]
 WORDS = [
@@ -152,6 +153,20 @@ def test_a_layer_is_measured_whole(
     page = (tmp_path / "bench.md").read_text("utf-8")
     assert str(around) in page
     assert "float64 of the whole layer" in page
+
+
+def test_the_time_of_a_layer_is_predicted_with_what_follows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    words = ["--chain", "(1,8,4,4)*(4,4,8,1)", "--epilogue", "gelu", "bias", "--against", "bmm"]
+    with toy_chains.registered() as family:
+        monkeypatch.setattr(family, "us", 1e-3)
+        assert run(tmp_path, *words, patterns=["(2,8,4,3)"]) == 0
+    ours = {row["chain"]: row["predicted_us"] for row in rows_of(tmp_path) if row["way"] == OURS}
+    assert float(ours["(1,8,4,4)*(4,4,8,1)"]) == 1e-3
+    assert float(ours["(2,8,4,3)"]) > 1e-3  # a product, and PyTorch's operations behind it
+    assert not any(row["predicted_us"] for row in rows_of(tmp_path) if row["way"] != OURS)
 
 
 @pytest.mark.parametrize("layout", ["batch_first", "batch_last"])

@@ -9,7 +9,7 @@ from ksopt import KSLinear
 from ksopt import tune as tuning
 from ksopt.cli.main import main
 from ksopt.compile.lowering.decide import measured
-from ksopt.compile.lowering.site_times import Question, Times
+from ksopt.compile.lowering.site_times import SiteCase, Times
 from ksopt.kernels import tuning_cache, weight_cache
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.base import BACKENDS, backend_of
@@ -91,8 +91,8 @@ def test_show_measures_nothing(capsys, monkeypatch):
 def test_show_lists_the_sites_that_the_compiler_timed(capsys):
     problem = Problem(Chain.parse("(1,8,4,4)*(4,4,8,1)"), "float32", batch_last=False)
     for batch, us in ((64, 5.0), (500, 9.0)):
-        question = Question(problem, batch, training=True, fused=("before",))
-        measured(question, torch.device("cpu"), lambda *_, us=us: Times(us, 8.0))
+        case = SiteCase(problem, batch, training=True, fused=("before",))
+        measured(case, torch.device("cpu"), lambda *_, us=us: Times(us, 8.0))
     assert tune("--show", "--device", "cpu") == 0
     out = capsys.readouterr().out
     rows = [line.split() for line in out.splitlines() if line.startswith("(1,8,4,4)")]

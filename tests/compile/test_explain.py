@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from ksopt.compile import backend, collected
 from ksopt.compile.end_to_end import EndToEnd
 from ksopt.compile.explain import Explanation
 from ksopt.compile.lowering.site_times import Times
-from ksopt.compile.sites import Decision, Place, Report, Site, Verdict
+from ksopt.compile.sites import Decision, LaunchTimes, Place, Report, Site, Verdict
 from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
@@ -111,10 +112,30 @@ def test_predicted_and_measured_times_stand_beside_each_other():
     assert sites[1]["measured"] is sites[2]["predicted"] is None
 
 
+def test_the_time_of_one_launch_for_all_of_a_site_is_beside_that_of_its_products():
+    site = with_times(None, Times(10.5, 23.9))
+    sites = [
+        replace(site, one_launch=("bias",), launch_times=LaunchTimes(9.0, 12.34)),
+        replace(site, one_launch=("bias",), launch_times=LaunchTimes(9.0)),
+        site,
+    ]
+    explanation = Explanation(Report(sites))
+    lines = explanation.details().splitlines()
+    assert [line.partition("It was decided.")[2] for line in lines] == [
+        *(" All of it, us: 12.3 measured.", " All of it, us: 9.0 predicted.", "")
+    ]
+    table = explanation.table()
+    at = table.heads.index("all of it, us")
+    assert [row[at] for row in table.rows] == ["12.3 measured", "9.0 predicted", "-"]
+    values = explanation.to_json()["sites"]
+    assert values[0]["launch_times"] == {"predicted_us": 9.0, "measured_us": 12.34}
+    assert values[2]["launch_times"] is None
+
+
 def test_the_table_fits_in_100_columns_and_its_details_follow():
     explanation = Explanation(Report([with_times(Times(1012.34, 2025.0), Times(10.5, 23.9))]))
     lines = str(explanation).splitlines()
-    lines = lines[lines.index("us: ksopt / Inductor") :]
+    lines = lines[lines.index("us of the products: ksopt / Inductor") :]
     assert all(len(line) <= 100 for line in lines[:3])
     assert lines[2].startswith("1  layers.py:118  (1,8,4,8)*(4,8,16,1)  25088  bfloat16  ")
     assert lines[3] == "1  einsum + bmm, then bias, then gelu: It was decided."

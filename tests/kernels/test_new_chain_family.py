@@ -1,5 +1,6 @@
 """A family that takes whole chains is one class: layers, operators and graphs launch it."""
 
+import copy
 import json
 
 import pytest
@@ -9,8 +10,11 @@ from toy_chains import registered
 import ksopt
 from ksopt import KSLinear, ks_linear, ops
 from ksopt.cli import main
-from ksopt.kernels import plan_autotuner, plan_race
+from ksopt.compile.lowering import whole_layer
+from ksopt.compile.sites import LaunchTimes
+from ksopt.kernels import plan_autotuner, plan_race, weight_cache
 from ksopt.kernels.backends import cpu
+from ksopt.kernels.families.base import ANY_TYPE
 from ksopt.kernels.planner import plan_of
 from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.patterns.chain import Chain
@@ -109,12 +113,37 @@ def test_where_gradients_are_recorded_its_factors_compute_it(toy, layer):
     assert not toy.launches
 
 
-def test_under_transforms_and_autocast_its_factors_compute_it(toy, layer):
+def test_under_transforms_its_factors_compute_it(toy, layer):
     x = torch.randn(4, 7, CHAIN.in_features)
     with torch.no_grad():
         torch.testing.assert_close(torch.vmap(layer)(x), expected(layer, x))
-        with torch.autocast("cpu", torch.bfloat16):
-            assert layer(x).dtype == torch.bfloat16
+    assert not toy.launches
+
+
+def test_inference_under_autocast_is_one_launch_in_its_dtype(toy, monkeypatch):
+    monkeypatch.setattr(toy, "dtypes", ANY_TYPE)
+    chain = Chain.parse("(1,8,4,4)*(4,4,8,1)")
+    layer, x = KSLinear(32, 32, chain, activation="gelu"), torch.randn(7, 32)
+    problem = Problem(chain, "bfloat16", False, epilogue=Epilogue(True, "gelu"))
+    weight_cache.refresh()
+    sizes = []
+    for _ in range(2):
+        layer.weights[1].data.mul_(2)
+        ksopt.refresh()  # the cached casts
+        for _ in range(2):
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                y = layer(x)
+            sizes.append(weight_cache.cached_bytes(x.device))
+        assert toy.launches == [problem] * 2
+        with torch.no_grad():
+            alike = copy.deepcopy(layer).bfloat16()(x.bfloat16())
+        torch.testing.assert_close(y, alike, rtol=0, atol=0)
+        toy.launches.clear()
+    assert set(sizes) == {2 * sum(pattern.nnz for pattern in chain)}
+    layer.requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x.requires_grad_())  # a gradient is recorded
+    assert y.requires_grad
     assert not toy.launches
 
 
@@ -142,6 +171,11 @@ def test_explain_shows_the_chain_as_one_site(toy, layer):
     (site,) = explanation.sites
     assert (site.chain, site.batch, site.verdict.value) == (CHAIN, 7, "lowered")
     assert site.flops == CHAIN.flops(7)
+    assert site.one_launch == ("bias", "gelu")
+    assert site.launch_times == LaunchTimes(predicted_us=toy.us)
+    assert "One launch computes all of it, with bias, gelu. All of it, us: 0.0 predicted." in str(
+        explanation
+    )
 
 
 def test_a_layer_takes_the_faster_plan(toy, layer, monkeypatch):
@@ -205,6 +239,8 @@ def test_a_layer_finds_the_plan_that_the_command_line_tuned(toy, layer, capsys, 
     problem = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "gelu"))
     assert toy.launches in ([], [problem])  # whichever plan was faster: it launches once or never
     assert ("toy_chain" == whole["way"]) == bool(toy.launches)
+    times = whole_layer.launch_times(problem, 8, x.device, "stored")
+    assert times.measured_us == whole["measured_us"] > 0
 
 
 def test_a_search_measures_the_plan(toy):

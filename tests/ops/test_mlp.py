@@ -7,6 +7,7 @@ from ksopt import ops
 from ksopt.epilogue import ACTIVATIONS, with_epilogue
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import plan_autotuner
+from ksopt.kernels.families.base import ANY_TYPE
 from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_reference
 from tests.kernels import toy_chains
@@ -130,10 +131,17 @@ def test_gradients_are_those_of_two_layers(toy):
     assert not toy.launches
 
 
-def test_under_autocast_the_layers_compute_it(toy):
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert ops.ks_mlp(*case()).dtype == torch.bfloat16
-    assert not toy.launches
+def test_inference_under_autocast_is_one_launch_in_its_dtype(toy, monkeypatch):
+    monkeypatch.setattr(toy, "dtypes", ANY_TYPE)
+    inputs = case()
+    with torch.no_grad():
+        low = ops.ks_mlp(*case(dtype=torch.bfloat16), "gelu")
+        with torch.autocast("cpu", torch.bfloat16):
+            y = ops.ks_mlp(*inputs, "gelu")
+            compiled = torch.compile(ops.ks_mlp, backend="aot_eager", fullgraph=True)
+            torch.testing.assert_close(compiled(*inputs, "gelu"), y, rtol=0, atol=0)
+    torch.testing.assert_close(y, low, rtol=0, atol=0)
+    assert [problem.dtype for problem in toy.launches] == ["bfloat16"] * 3
 
 
 @pytest.mark.slow

@@ -170,12 +170,12 @@ def _play_products(module: str, name: str, clock: Clock) -> None:
     product.multiply = played_multiply
 
 
-def _both_us(question: Any, device: torch.device) -> dict[str, float]:
-    product = getattr(question, "problem", question)  # earlier ones were of no problem
-    description = f"{product.chain}, {product.dtype}, {question.batch} rows"
+def _both_us(case: Any, device: torch.device) -> dict[str, float]:
+    product = getattr(case, "problem", case)  # earlier ones were of no problem
+    description = f"{product.chain}, {product.dtype}, {case.batch} rows"
     kinds = ("training", "to_input", "computed", "fused")
-    description += "".join(f", {kind}: {getattr(question, kind)}" for kind in kinds)
-    numbers = question.batch * product.chain.out_features
+    description += "".join(f", {kind}: {getattr(case, kind)}" for kind in kinds)
+    numbers = case.batch * product.chain.out_features
     return {way: played_us(f"{way}: {description}", numbers) for way in ("ksopt", "inductor")}
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ksopt import ops
 from ksopt.compile.lowering.out_variants import plan_results
-from ksopt.compile.lowering.site_times import Question, Times
+from ksopt.compile.lowering.site_times import SiteCase, Times
 from ksopt.errors import UnavailableError
 from ksopt.measure.device_types import type_of
 from ksopt.measure.entries import BenchmarkEntry
@@ -30,7 +30,7 @@ _MOST_CHAINS = 10_000
 _BUDGET_S = 0.5
 
 
-def measured_times(question: Question, device: torch.device) -> Times:
+def measured_times(case: SiteCase, device: torch.device) -> Times:
     """Time both ways on random operands; Inductor compiles them first.
 
     The gradients are computed explicitly: this runs while a model is compiled, where autograd
@@ -40,7 +40,7 @@ def measured_times(question: Question, device: torch.device) -> Times:
         UnavailableError: one of them does not run here; the model may leave too little memory.
     """
     try:
-        medians = _both_us(question, device)
+        medians = _both_us(case, device)
     except UnavailableError:
         raise
     except RuntimeError as error:  # of torch: no memory, no compiler, an unsupported kernel
@@ -49,21 +49,21 @@ def measured_times(question: Question, device: torch.device) -> Times:
     return Times(medians["ksopt"], medians["inductor"])
 
 
-def _both_us(question: Question, device: torch.device) -> dict[str, float]:
-    chain = question.problem.chain
-    kind = getattr(torch, question.problem.dtype)
+def _both_us(case: SiteCase, device: torch.device) -> dict[str, float]:
+    chain = case.problem.chain
+    kind = getattr(torch, case.problem.dtype)
     generator = torch.Generator(device).manual_seed(0)  # the global random state is unchanged
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=kind)
 
-    x = random(question.batch, chain.in_features)
-    grad = random(question.batch, chain.out_features) if question.with_gradients else None
+    x = random(case.batch, chain.in_features)
+    grad = random(case.batch, chain.out_features) if case.with_gradients else None
     weights = [random(*pattern.weight_shape) for pattern in chain]
-    before = random(chain.in_features) if "before" in question.fused else None
-    behind = random(chain.out_features) if "behind" in question.fused else None
-    product = by_changing if question.changing else by_cached
-    weight_grads = (_weight_grad, batched_weight_grad) if question.training else (None, None)
+    before = random(chain.in_features) if "before" in case.fused else None
+    behind = random(chain.out_features) if "behind" in case.fused else None
+    product = by_changing if case.changing else by_cached
+    weight_grads = (_weight_grad, batched_weight_grad) if case.training else (None, None)
 
     def ours(x: Tensor, grad: Tensor | None, *weights: Tensor) -> list[Tensor]:
         return step(x, grad, weights, (before, behind), product, weight_grads[0])

@@ -34,7 +34,7 @@ import torch
 
 from ksopt import settings
 from ksopt.compile.lowering.benchmark import measured_times
-from ksopt.compile.lowering.site_times import Question, SiteRecord, Times
+from ksopt.compile.lowering.site_times import SiteCase, SiteRecord, Times
 from ksopt.compile.sites import Decision, Site
 from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.kernels import tuning_cache
@@ -53,7 +53,7 @@ INDUCTOR_GAIN = 1.8
 of 1.2 to 1.8, measured on an H200 while ksopt was planned. `ksopt bench kernels --against
 eager,inductor` measures it on a device."""
 
-Timer = Callable[[Question, torch.device], Times]
+Timer = Callable[[SiteCase, torch.device], Times]
 """Times a chain by both implementations."""
 
 
@@ -77,7 +77,7 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
         mode = "model"
     if site.chain is None or not site.batch:
         return Decision(True, "Its batch is empty.")
-    question = Question(
+    case = SiteCase(
         Problem(site.chain, site.dtype, False, is_exact(site.dtype)),
         site.batch,
         site.training,
@@ -87,11 +87,11 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
     )
     if mode == "off":
         reason = "Every recognised site is lowered: tune is off."
-        return Decision(True, reason, _prediction(question, device))
+        return Decision(True, reason, _prediction(case, device))
     if mode == "measure":
         try:
-            decision = by_times(measured(question, device), True, question)
-            return replace(decision, predicted=_prediction(question, device))
+            decision = by_times(measured(case, device), True, case)
+            return replace(decision, predicted=_prediction(case, device))
         except UnavailableError as error:  # the model need not fail for it
             log.warning("whether %s is faster lowered was not measured: %s", site.chain, error)
     if device.type == "cpu":
@@ -100,33 +100,33 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
         )
     if device.type != "cuda":
         return Decision(True, f"Nothing predicts times on {device.type} devices.")
-    return by_times(predicted(question, device), False, question)
+    return by_times(predicted(case, device), False, case)
 
 
-def _prediction(question: Question, device: torch.device) -> Times | None:
+def _prediction(case: SiteCase, device: torch.device) -> Times | None:
     """The predicted times, for the report only; None if there are none."""
     if device.type != "cuda":
         return None
     try:
-        return _predicted_once(question, device)
+        return _predicted_once(case, device)
     except Exception as error:  # a compilation must not fail for a report
-        log.warning("what %s takes was not predicted: %s", question.problem.chain, error)
+        log.warning("what %s takes was not predicted: %s", case.problem.chain, error)
         return None
 
 
 @functools.lru_cache(maxsize=1024)
-def _predicted_once(question: Question, device: torch.device) -> Times:
+def _predicted_once(case: SiteCase, device: torch.device) -> Times:
     """The predicted times, cached: models repeat layers, and a prediction takes milliseconds."""
-    return predicted(question, device)
+    return predicted(case, device)
 
 
-def by_times(times: Times, measured: bool, question: Question | None = None) -> Decision:
+def by_times(times: Times, measured: bool, case: SiteCase | None = None) -> Decision:
     """The decision that follows from times.
 
     Args:
         times: of both implementations.
         measured: whether they were measured; if not, they are predictions.
-        question: the case they are of; None for a product alone.
+        case: what they are of; None for a product alone.
 
     Example:
         >>> by_times(Times(ksopt_us=10.0, unfused_us=25.0), measured=True).reason
@@ -137,8 +137,8 @@ def by_times(times: Times, measured: bool, question: Question | None = None) -> 
     how = "Measured" if measured else "Predicted"
     ours, theirs = times.ksopt_us, times.unfused_us
     of = ""
-    if question is not None and question.with_gradients:
-        of = " with its gradients" if question.training else " with the gradient of its input"
+    if case is not None and case.with_gradients:
+        of = " with its gradients" if case.training else " with the gradient of its input"
     if times.lower:
         reason = f"{how} {ours:.1f} us{of}, {theirs / ours:.2f} times as fast as {theirs:.1f} us"
     else:
@@ -147,7 +147,7 @@ def by_times(times: Times, measured: bool, question: Question | None = None) -> 
     return Decision(times.lower, f"{reason} under Inductor.", **{kind: times})
 
 
-def predicted(question: Question, device: torch.device) -> Times:
+def predicted(case: SiteCase, device: torch.device) -> Times:
     """The times that the cost models predict.
 
     A gradient with respect to an input is the product by the transposed pattern. Those with respect
@@ -155,50 +155,50 @@ def predicted(question: Question, device: torch.device) -> Times:
     """
     ours = theirs = 0.0
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    for problem in _problems(question):
+    for problem in _problems(case):
         rivals = {
-            factor: pytorch_ops.predicted_us("bmm", factor, question.batch, multiprocessors)
+            factor: pytorch_ops.predicted_us("bmm", factor, case.batch, multiprocessors)
             / INDUCTOR_GAIN
             for factor in problem.factors()
         }
         theirs += sum(rivals[factor] for factor in problem.factors())
-        plan = plan_of(problem, question.batch, device=device, changing=question.changing)
+        plan = plan_of(problem, case.batch, device=device, changing=case.changing)
         for launch in plan.launches:
             ours += launch.us or rivals[launch.problem]
     return Times(ours, theirs)
 
 
-def _problems(question: Question) -> list[Problem]:
-    """The problems of a question: the product, and the gradient of its input if required.
+def _problems(case: SiteCase) -> list[Problem]:
+    """The problems of a case: the product, and the gradient of its input if required.
 
     With gradients, each factor is a launch of its own.
     """
-    problem = question.problem
-    if not question.with_gradients:
+    problem = case.problem
+    if not case.with_gradients:
         return [problem]
     transposed = replace(problem, chain=problem.chain.transpose())
     return [*problem.factors(), *transposed.factors()]
 
 
-def measured(question: Question, device: torch.device, timer: Timer = measured_times) -> Times:
+def measured(case: SiteCase, device: torch.device, timer: Timer = measured_times) -> Times:
     """The times measured on this machine, now or before.
 
     Args:
-        question: the case; batches up to the same power of two are one case.
+        case: what is timed; batches up to the same power of two are one case.
         device: of the measurement.
         timer: measures the times.
 
     Raises:
         UnavailableError: it cannot be timed, or the device's driver cannot be queried.
     """
-    fingerprint, key = backend_of(device.type).fingerprint(device), question.key
+    fingerprint, key = backend_of(device.type).fingerprint(device), case.key
     record = tuning_cache.load(fingerprint, key, SiteRecord)
     if record is None:
         # Timings disturb each other, and one is enough.
         with tuning_cache.alone(fingerprint, key):
             record = tuning_cache.load(fingerprint, key, SiteRecord)
             if record is None:
-                record = SiteRecord(key, question.batch, timer(question, device))
+                record = SiteRecord(key, case.batch, timer(case, device))
                 tuning_cache.save(fingerprint, record)
     return record.times
 

@@ -43,6 +43,7 @@ from ksopt.kernels.problem import Problem
 from ksopt.ops.trained_chain import have_joint_gradients
 
 _INPUTS = ("placeholder", "get_attr")
+_SWITCHES = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 _ARITHMETIC = {
     *(operator.mul, operator.add, operator.sub, operator.truediv, "mul", "add", "sub", "div"),
     *(torch.mul, torch.multiply, torch.add, torch.sub, torch.div, "multiply"),
@@ -55,19 +56,23 @@ one launch computes the problem faster than several."""
 
 @dataclass(frozen=True)
 class Fused:
-    """A layer that became one operator.
+    """A layer that is one operator, which one launch computes.
 
     Attributes:
         problem: the part of this layer in the operator.
+        launch: all that the operator computes.
         weights: the kind of weights.
         products: the nodes that computed its products before.
         beside: the other layer that the operator computes, in words; empty for none.
+        by_author: whether the author called the operator.
     """
 
     problem: Problem
+    launch: Problem
     weights: Weights
     products: tuple[fx.Node, ...]
     beside: str = ""
+    by_author: bool = False
 
 
 def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
@@ -78,7 +83,7 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
         is_whole: judges each layer.
 
     Returns:
-        The layers that became one operator.
+        The layers that one launch computes.
     """
     graph = gm.graph
     if writes_in_place(graph):
@@ -99,9 +104,12 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
         device = fake_result(first.x).device
         return judged(problem, first.rows, device, weights_of(*together), reader_activates)
 
-    def fused_of(problem: Problem, layer: Layer, *others: Layer, beside: str = "") -> Fused:
-        products = (node for node in layer.inner if node.target in PRODUCTS | CHAINS)
-        return Fused(problem, weights_of(layer, *others), tuple(products), beside)
+    def fused_of(
+        problem: Problem, launch: Problem, layer: Layer, *others: Layer, beside: str = ""
+    ) -> Fused:
+        products = tuple(node for node in layer.inner if node.target in PRODUCTS | CHAINS)
+        weights, by_author = weights_of(layer, *others), is_one_call(layer) and not others
+        return Fused(problem, launch, weights, products, beside, by_author)
 
     gated = {} if trains else dict(gates.pairs(graph, layers, is_faster))
     inside = {inner for one in gated.values() for inner in one.inner}
@@ -113,13 +121,13 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
     for node, both in gated.items():
         for layer, other in ((both.first, both.second), (both.second, both.first)):
             beside = f"the layer it is multiplied with, {other.problem.chain}"
-            fused.append(fused_of(both.problem, layer, other, beside=beside))
+            fused.append(fused_of(both.problem, both.problem, layer, other, beside=beside))
         new[node] = gates.replace(node, both, new)
         fused_nodes.add(node)
     for group in () if trains else siblings.groups(graph, whole, is_faster):
         several = [whole[node] for node in group]
         problem = siblings.problem_of(several)
-        fused += [fused_of(problem, one, *several) for one in several]
+        fused += [fused_of(problem, problem, one, *several) for one in several]
         new |= siblings.replace(graph, {node: whole.pop(node).renewed(new) for node in group})
     # One launch may compute two layers though neither alone is faster as one launch, such as two
     # layers of one factor each.
@@ -129,13 +137,13 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
         fused_nodes |= {*one.inner, *two.inner}
         for layer, other, where in ((one, two, "behind"), (two, one, "ahead of")):
             beside = f"the layer {where} it, {other.problem.chain}"
-            fused.append(fused_of(layer.problem, layer, other, beside=beside))
+            fused.append(fused_of(layer.problem, mlp.problem, layer, other, beside=beside))
         new[node] = mlps.replace(node, mlp, new)
         for either in (node, mlp.hidden):
             whole.pop(either, None)
     for node, layer in whole.items():
+        fused.append(fused_of(layer.problem, layer.problem, layer))
         if not is_one_call(layer):
-            fused.append(fused_of(layer.problem, layer))
             new[node] = _replace(node, layer.renewed(new))
     _erase_unread(graph, fused_nodes)
     return fused
@@ -171,10 +179,13 @@ def join_gradients(gm: fx.GraphModule) -> int:
 def _layers(graph: fx.Graph, trains: bool) -> dict[fx.Node, Layer]:
     """The layers of a graph by their last nodes; of a graph of training, those of trained ones."""
     layers: dict[fx.Node, Layer] = {}
+    is_switched = any(node.target in _SWITCHES for node in graph.nodes)
     for node in graph.nodes:
         layer = product(node, layers) or with_next(node, layers) or layers.get(node)
         if layer is None or (trains and not _is_trained(layer)):
             continue
+        if is_switched and layer.is_cast_by_autocast:
+            continue  # the place of its operator would determine its dtype
         layers[node] = layer
         layers |= dict(with_decomposed(node, layer))  # a later node's
     return layers
@@ -183,9 +194,9 @@ def _layers(graph: fx.Graph, trains: bool) -> dict[fx.Node, Layer]:
 def _has_joint_gradients(layer: Layer) -> bool:
     if len(layer.weights) != 2:
         return False
-    left, right = (fake_result(one) for one in layer.weights)
+    x, left, right = (fake_result(one).to(layer.dtype) for one in (layer.x, *layer.weights))
     bias = None if layer.bias is None else fake_result(layer.bias)
-    return have_joint_gradients(fake_result(layer.x), left, right, bias)
+    return have_joint_gradients(x, left, right, bias)
 
 
 def _erase_unread(graph: fx.Graph, nodes: Container[fx.Node]) -> None:

@@ -65,10 +65,20 @@ class Layer:
     inner: tuple[fx.Node, ...] = ()
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that it is computed in, to which weights, or all operands, may be cast."""
+        dtype: torch.dtype = fake_result(self.inner[-1]).dtype
+        return dtype
+
+    @property
+    def is_cast_by_autocast(self) -> bool:
+        """Whether autocast is what its dtype comes from."""
+        return bool(fake_result(self.x).dtype != self.dtype)
+
+    @property
     def problem(self) -> Problem:
         """The problem that the layer is."""
-        x = fake_result(self.x)
-        dtype = dtype_name(x.dtype)
+        dtype = dtype_name(self.dtype)
         patterns = (Pattern(*map(int, fake_result(one).shape)) for one in self.weights)
         after = Epilogue(self.bias is not None, self.activation, self.residual is not None)
         return Problem(Chain(tuple(patterns)), dtype, False, is_exact(dtype), after)
@@ -105,9 +115,11 @@ def product(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
         return None
     arguments: tuple[Any, ...] = (*node.args, *(False, None)[len(node.args) - 2 :])
     x, weight, last, owner = arguments
-    if last or not _are_nodes(x, weight) or not are_alike(x, weight, node):
-        return None
     own = weight if owner is None else owner
+    if last or not _are_nodes(x, weight, own) or not are_alike(x, node):
+        return None
+    if owner is None and not are_alike(weight, node):
+        return None
     before = layers.get(x)
     if before is not None and len(x.users) == 1 and not before.reshapes and _is_bare(before):
         weights, owners = (weight, *before.weights), (own, *before.owners)
@@ -123,7 +135,9 @@ def _native(node: fx.Node) -> Layer | None:
     nodes = [arguments["x"], *weights, *(one for one in named if one is not None)]
     if arguments.get("batch_last") or arguments.get("siblings", 1) != 1:
         return None
-    if arguments.get("owners") is not None or not _are_nodes(*nodes) or not are_alike(*nodes):
+    if arguments.get("owners") is not None or not _are_nodes(*nodes):
+        return None
+    if not all(map(_is_of_floats, nodes)):  # of one dtype, or cast by autocast
         return None
     return Layer(
         *(arguments["x"], weights, weights, named[0], arguments.get("activation", "none")),
@@ -252,6 +266,11 @@ def sizes_behind(emit: Emitter, x: fx.Node, features: int) -> list[Any]:
 
 def is_one_call(layer: Layer) -> bool:
     return len(layer.inner) == 1 and layer.inner[0].target in CHAINS
+
+
+def _is_of_floats(node: fx.Node) -> bool:
+    value = fake_result(node)
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _are_nodes(*values: Any) -> bool:

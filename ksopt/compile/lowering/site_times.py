@@ -17,7 +17,7 @@ _CONDITIONS = ("before", "behind", "training", "to_input", "computed")
 
 
 @dataclass(frozen=True)
-class Question:
+class SiteCase:
     """The case to time.
 
     Args:
@@ -56,7 +56,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds of a chain: its product, and the gradients of the question.
+    """Microseconds of a chain: its product, and the gradients of the case.
 
     Args:
         ksopt_us: by ksopt's operator.
@@ -78,7 +78,7 @@ class SiteKey:
 
     Attributes:
         product: its problem and range of batches.
-        conditions: those of the question's fields that are true, and the places of elementwise
+        conditions: those of the case's fields that are true, and the places of elementwise
             work.
     """
 

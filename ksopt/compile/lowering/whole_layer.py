@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from ksopt import settings
+from ksopt.compile.sites import LaunchTimes
 from ksopt.errors import KsoptError
 from ksopt.kernels import plan_autotuner, planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
@@ -95,6 +96,18 @@ def in_words(problem: Problem, batch: int, device: torch.device, weights: Weight
         return "One launch"
     product = product_in_words(problem)
     return f"{product[0].upper()}{product[1:]} beside its factors"
+
+
+def launch_times(
+    problem: Problem, batch: int, device: torch.device, weights: Weights
+) -> LaunchTimes | None:
+    """Times of what computes a problem as a whole; None where nothing does.
+
+    Args:
+        problem, batch, device, weights: as for `is_whole`.
+    """
+    choice = planner.whole_choice(problem, batch, device, weights != "stored")
+    return None if choice is None else LaunchTimes(choice.predicted_us, choice.measured_us)
 
 
 def _predicted(

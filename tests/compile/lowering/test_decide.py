@@ -12,7 +12,7 @@ import torch
 from ksopt.compile.lowering import benchmark, decide
 from ksopt.compile.lowering.benchmark import measured_times
 from ksopt.compile.lowering.decide import by_times, measured
-from ksopt.compile.lowering.site_times import Question, SiteRecord, Times
+from ksopt.compile.lowering.site_times import SiteCase, SiteRecord, Times
 from ksopt.compile.sites import Place, Site, Verdict
 from ksopt.errors import InvalidInputError
 from ksopt.jit import cache
@@ -28,12 +28,12 @@ CPU = torch.device("cpu")
 CHAIN = Chain.parse("(1,8,4,4)*(4,4,8,1)")
 
 
-def question_of(chain, dtype, batch, **how):
-    return Question(Problem(chain, dtype, False, is_exact(dtype)), batch, **how)
+def case_of(chain, dtype, batch, **how):
+    return SiteCase(Problem(chain, dtype, False, is_exact(dtype)), batch, **how)
 
 
-def path_of(question):
-    return tuning_cache.path_of(cpu.fingerprint(), question.key)
+def path_of(case):
+    return tuning_cache.path_of(cpu.fingerprint(), case.key)
 
 
 def site(batch=64):
@@ -52,28 +52,28 @@ def test_the_faster_one_is_taken_and_a_tie_is_lowered():
 def test_a_site_is_measured_once_and_stored():
     calls = []
 
-    def timer(question, device):
-        calls.append(question)
+    def timer(case, device):
+        calls.append(case)
         return Times(5.0, 8.0)
 
     for batch in (100, 128, 65):  # one power of two
-        assert measured(question_of(CHAIN, "float32", batch), CPU, timer) == Times(5.0, 8.0)
+        assert measured(case_of(CHAIN, "float32", batch), CPU, timer) == Times(5.0, 8.0)
     assert len(calls) == 1
     others = (
-        question_of(CHAIN, "float32", 129),
-        question_of(CHAIN, "bfloat16", 100),
-        question_of(CHAIN, "float32", 100, training=True),
-        question_of(CHAIN, "float32", 100, fused=("before",)),
-        question_of(CHAIN, "float32", 100, fused=("before", "behind")),
-        question_of(CHAIN, "float32", 100, training=True, fused=("behind",)),
-        question_of(CHAIN, "float32", 100, to_input=True),
-        question_of(CHAIN, "float32", 100, computed=True),
-        question_of(CHAIN, "float32", 100, to_input=True, computed=True),
+        case_of(CHAIN, "float32", 129),
+        case_of(CHAIN, "bfloat16", 100),
+        case_of(CHAIN, "float32", 100, training=True),
+        case_of(CHAIN, "float32", 100, fused=("before",)),
+        case_of(CHAIN, "float32", 100, fused=("before", "behind")),
+        case_of(CHAIN, "float32", 100, training=True, fused=("behind",)),
+        case_of(CHAIN, "float32", 100, to_input=True),
+        case_of(CHAIN, "float32", 100, computed=True),
+        case_of(CHAIN, "float32", 100, to_input=True, computed=True),
     )
-    for question in (*others, *others):
-        measured(question, CPU, timer)
+    for case in (*others, *others):
+        measured(case, CPU, timer)
     assert calls[1:] == list(others)
-    first = question_of(CHAIN, "float32", 100)
+    first = case_of(CHAIN, "float32", 100)
     path_of(first).write_text("{broken", encoding="utf-8")
     measured(first, CPU, timer)
     assert calls[-1] == first
@@ -84,13 +84,13 @@ def test_of_those_that_ask_at_once_one_measures():
     """Another process has another handle of the lock, as another thread has here."""
     calls, answers = [], []
 
-    def timer(question, device):
-        calls.append(question)
+    def timer(case, device):
+        calls.append(case)
         time.sleep(0.3)
         return Times(5.0, 8.0)
 
     def ask():
-        answers.append(measured(question_of(CHAIN, "float32", 7), CPU, timer))
+        answers.append(measured(case_of(CHAIN, "float32", 7), CPU, timer))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -116,8 +116,8 @@ def test_nothing_is_timed_where_algorithms_must_be_deterministic(monkeypatch):
 def test_the_question_says_how_a_site_is_run(monkeypatch):
     calls = []
 
-    def predicted(question, device):
-        calls.append(question)
+    def predicted(case, device):
+        calls.append(case)
         return Times(2.0, 1.0)
 
     monkeypatch.setattr(decide, "predicted", predicted)
@@ -139,22 +139,22 @@ def test_the_question_says_how_a_site_is_run(monkeypatch):
 def test_a_measurement_is_of_one_precision_and_one_version_of_the_code(monkeypatch):
     calls = []
 
-    def timer(question, device):
-        calls.append(question)
+    def timer(case, device):
+        calls.append(case)
         return Times(5.0, 8.0)
 
     before = torch.get_float32_matmul_precision()
     try:
         for precision in ("highest", "high", "highest", "high"):
             torch.set_float32_matmul_precision(precision)
-            measured(question_of(CHAIN, "float32", 5000), CPU, timer)
+            measured(case_of(CHAIN, "float32", 5000), CPU, timer)
     finally:
         torch.set_float32_matmul_precision(before)
     assert len(calls) == 2
-    question = question_of(CHAIN, "float32", 5000)
+    case = case_of(CHAIN, "float32", 5000)
     monkeypatch.setattr(SiteRecord, "depends_on", lambda: {"code of sites": "another"})
-    measured(question, CPU, timer)
-    measured(question, CPU, timer)
+    measured(case, CPU, timer)
+    measured(case, CPU, timer)
     assert len(calls) == 3
 
 
@@ -203,7 +203,7 @@ def test_a_long_compilation_leaves_time_for_more_than_one_sample(monkeypatch):
 def test_timing_is_no_recompilation_of_the_users():
     with torch._dynamo.config.patch(error_on_recompile=True):
         for text in ("(3,4,8,1)", "(3,8,4,1)"):
-            assert measured_times(question_of(Chain.parse(text), "float32", 16), CPU).ksopt_us > 0
+            assert measured_times(case_of(Chain.parse(text), "float32", 16), CPU).ksopt_us > 0
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch):
     monkeypatch.setattr(tuning_cache.os, "fsync", full)
     monkeypatch.setattr(cache, "_warned", set())
     with pytest.warns(RuntimeWarning, match="no space left"):
-        times = measured(question_of(CHAIN, "float16", 3), CPU, lambda *_: Times(1.0, 2.0))
+        times = measured(case_of(CHAIN, "float16", 3), CPU, lambda *_: Times(1.0, 2.0))
     assert times == Times(1.0, 2.0)
 
 
@@ -250,25 +250,25 @@ def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch):
 )
 def test_a_damaged_record_is_measured_again(values, tmp_path, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
-    question = question_of(CHAIN, "float32", 64, training=True, fused=("behind",))
-    measured(question, CPU, lambda *_: Times(1.0, 2.0))
+    case = case_of(CHAIN, "float32", 64, training=True, fused=("behind",))
+    measured(case, CPU, lambda *_: Times(1.0, 2.0))
     (record,) = tuning_cache.load_all(cpu.fingerprint(), SiteRecord)
-    assert record == SiteRecord(question.key, 64, Times(1.0, 2.0))
+    assert record == SiteRecord(case.key, 64, Times(1.0, 2.0))
     assert tuning_cache.load_all(cpu.fingerprint()) == []
-    path = path_of(question)
+    path = path_of(case)
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
     assert tuning_cache.load_all(cpu.fingerprint(), SiteRecord) == []
-    assert measured(question, CPU, lambda *_: Times(4.0, 3.0)) == Times(4.0, 3.0)
+    assert measured(case, CPU, lambda *_: Times(4.0, 3.0)) == Times(4.0, 3.0)
 
 
 def test_what_others_could_have_written_is_measured_again(tmp_path, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_warned", set())
-    question = question_of(CHAIN, "float32", 5000)
-    measured(question, CPU, lambda *_: Times(1.0, 2.0))
-    path_of(question).chmod(0o666)
+    case = case_of(CHAIN, "float32", 5000)
+    measured(case, CPU, lambda *_: Times(1.0, 2.0))
+    path_of(case).chmod(0o666)
     with pytest.warns(RuntimeWarning, match="writable by other users"):
-        assert measured(question, CPU, lambda *_: Times(4.0, 3.0)) == Times(4.0, 3.0)
+        assert measured(case, CPU, lambda *_: Times(4.0, 3.0)) == Times(4.0, 3.0)
 
 
 def test_on_a_cpu_the_model_lowers_and_the_clock_decides(monkeypatch):
@@ -284,9 +284,7 @@ def test_on_a_cpu_the_model_lowers_and_the_clock_decides(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"training": True}, {"to_input": True}, {"computed": True}])
 def test_the_clock_times_both_ways(how):
-    times = measured_times(
-        question_of(CHAIN, "float32", 16, fused=("before", "behind"), **how), CPU
-    )
+    times = measured_times(case_of(CHAIN, "float32", 16, fused=("before", "behind"), **how), CPU)
     assert times.ksopt_us > 0
     assert times.unfused_us > 0
 
@@ -301,8 +299,8 @@ def nothing_predicted():
 def test_measured_times_are_reported_beside_predicted_ones(monkeypatch, nothing_predicted):
     calls = []
 
-    def predicted(question, device):
-        calls.append(question)
+    def predicted(case, device):
+        calls.append(case)
         return Times(7.0, 14.0)
 
     monkeypatch.setattr(decide, "predicted", predicted)
@@ -325,7 +323,7 @@ def test_measured_times_are_reported_beside_predicted_ones(monkeypatch, nothing_
 
 
 def test_a_prediction_that_fails_is_not_reported(monkeypatch, nothing_predicted):
-    def fails(question, device):
+    def fails(case, device):
         raise RuntimeError("no such device")
 
     monkeypatch.setattr(decide, "predicted", fails)
@@ -382,16 +380,14 @@ def test_a_step_is_predicted_with_its_gradients(monkeypatch):
     one = SimpleNamespace(multi_processor_count=1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: one)
     cuda = torch.device("cuda")
-    assert decide.predicted(question_of(CHAIN, "float32", 64), cuda) == Times(6.0, 2.0)
+    assert decide.predicted(case_of(CHAIN, "float32", 64), cuda) == Times(6.0, 2.0)
     assert {changing for _, changing in calls} == {False}
     calls.clear()
-    assert decide.predicted(question_of(CHAIN, "float32", 64, training=True), cuda) == Times(
-        12.0, 4.0
-    )
+    assert decide.predicted(case_of(CHAIN, "float32", 64, training=True), cuda) == Times(12.0, 4.0)
     assert calls == [
         ("(1,8,4,4)", True), ("(4,4,8,1)", True), ("(4,8,4,1)", True), ("(1,4,8,4)", True)
     ]  # fmt: skip
-    decision = by_times(Times(12.0, 4.0), True, question_of(CHAIN, "float32", 64, training=True))
+    decision = by_times(Times(12.0, 4.0), True, case_of(CHAIN, "float32", 64, training=True))
     assert (
         decision.reason == "Measured 12.0 us with its gradients, slower than 4.0 us under Inductor."
     )

@@ -10,6 +10,8 @@ from torch import nn
 import ksopt
 from ksopt.compile import passes
 from ksopt.compile.lowering import whole_layer
+from ksopt.kernels.families.base import ANY_TYPE
+from ksopt.kernels.problem import Epilogue, Problem
 from tests.kernels import toy_chains
 
 CHAIN = "(1,8,4,4)*(4,4,8,1)"  # 32 -> 16 -> 32
@@ -31,12 +33,14 @@ class ByEinsum(nn.Module):
         self.right = nn.Parameter(torch.randn(4, 4, 8, 1) / 3)
         self.bias = nn.Parameter(torch.randn(32))
 
-    def forward(self, x):
+    def product(self, x):
         rows = x.shape[:-1]
         z = torch.einsum("...acd,abcd->...abd", x.view(*rows, 4, 8, 1), self.right)
         z = z.reshape(*rows, 1, 4, 4)
-        y = torch.einsum("...acd,abcd->...abd", z, self.left).reshape(*rows, 32)
-        return y + self.bias
+        return torch.einsum("...acd,abcd->...abd", z, self.left).reshape(*rows, 32)
+
+    def forward(self, x):
+        return self.product(x) + self.bias
 
 
 class ByLayer(nn.Module):
@@ -102,6 +106,55 @@ def test_bias_activation_and_residual_are_one_operator(name, dynamic, toy):
         assert site.one_launch == ("bias", "gelu", "residual")
         assert site.reason.endswith("One launch computes all of it, with bias, gelu, residual.")
     assert report.passes["layers_in_one_launch"] == 1
+
+
+class ByEinsumInOneDtype(ByEinsum):
+    def forward(self, x):
+        y = self.product(x)
+        return y + self.bias.to(y.dtype)
+
+
+_AUTOCAST = [  # it casts no summand of an einsum
+    (ByEinsum, Epilogue()),
+    (ByEinsumInOneDtype, Epilogue(True, "gelu")),
+    (ByLayer, Epilogue(True, "gelu")),
+]
+
+
+@pytest.mark.parametrize(("make", "epilogue"), _AUTOCAST)
+def test_inference_under_autocast_is_one_launch_in_its_dtype(
+    make, epilogue, toy, compiled_by_eager, monkeypatch
+):
+    monkeypatch.setattr(toy, "dtypes", ANY_TYPE)
+    layer, x = make(), torch.randn(6, 32)
+
+    def model(x):
+        return F.gelu(layer(x))
+
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            ys = [function(x) for function in (compiled, model)]
+            torch.testing.assert_close(*ys, rtol=0.02, atol=0.02)
+            next(layer.parameters()).mul_(2)  # what it was cast to is outdated
+    problem = Problem(ksopt.Chain.parse(CHAIN), "bfloat16", False, epilogue=epilogue)
+    assert toy.launches[0] == problem
+
+
+def test_what_follows_autocast_leaves_a_layer_its_dtype(toy, monkeypatch):
+    monkeypatch.setattr(toy, "dtypes", ANY_TYPE)
+    layer, x = ByLayer(), torch.randn(6, 32)
+
+    def model(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(x)
+        return F.gelu(y)
+
+    with torch.no_grad():
+        y, _, _ = graphs_of(model, x)
+        torch.testing.assert_close(y, model(x), rtol=0, atol=0)
+    assert y.dtype == torch.bfloat16
+    assert {problem.dtype for problem in toy.launches} == {"bfloat16"}
 
 
 @pytest.mark.parametrize(

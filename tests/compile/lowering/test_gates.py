@@ -181,7 +181,7 @@ def test_a_gate_that_is_not_faster_stays(monkeypatch):
         y = torch.compile(model, backend=backend, fullgraph=True)(x)
         torch.testing.assert_close(y, model(x))
     assert any(problem.epilogue.is_gated for problem in seen)
-    assert {one.problem.epilogue.activation for one in fused} == {"silu"}
+    assert {one.problem.epilogue.activation for one in fused if not one.by_author} == {"silu"}
 
 
 @pytest.mark.parametrize(

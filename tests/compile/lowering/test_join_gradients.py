@@ -90,6 +90,24 @@ def test_each_chain_is_one_operator_with_its_bias(joint, compiled_by_eager, mode
     assert all(site.one_launch is None for site in report.sites)
 
 
+def test_a_chain_that_autocast_casts_is_one_operator(joint, compiled_by_eager) -> None:
+    model, x = Mlp(), torch.randn(6, 32)
+    twin = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = compiled(x)
+    y.square().sum().backward()
+    twin(x.double()).square().sum().backward()
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert mine.grad is not None
+        assert mine.grad.dtype is torch.float32
+        # Some roundings to 8 bits, of which each is half a percent at most.
+        assert (mine.grad - theirs.grad).norm() < 0.02 * theirs.grad.norm()
+    names = operators(compiled_by_eager)
+    assert len(names) == 2
+    assert all("ks_chain" in one for one in names)
+
+
 def test_where_they_are_computed_apart_nothing_changes(compiled_by_eager) -> None:
     check(Mlp(), torch.randn(6, 32))
     names = operators(compiled_by_eager)

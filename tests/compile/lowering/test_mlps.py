@@ -8,6 +8,7 @@ from torch import nn
 import ksopt
 from ksopt.compile import passes
 from ksopt.compile.lowering import whole_layer
+from ksopt.compile.sites import LaunchTimes
 from ksopt.kernels import plan_autotuner
 from ksopt.kernels.problem import Epilogue, Problem, SecondLayer
 from ksopt.patterns.chain import Chain
@@ -123,6 +124,7 @@ def test_the_report_says_so():
         f"One launch computes all of it, with bias, and the layer ahead of it, {UP}."
     )
     assert (first.one_launch, second.one_launch) == (("bias", "gelu"), ("bias",))
+    assert first.launch_times == second.launch_times == LaunchTimes(predicted_us=1e-3)  # of both
 
 
 def test_layers_of_a_factor_each():
