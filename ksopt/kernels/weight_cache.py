@@ -239,11 +239,11 @@ def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
         True
     """
 
+    is_of_module = is_stored(owner_of(weight))
+
     def casted(stored: Tensor) -> Tensor:
         copy = stored.to(dtype, memory_format=torch.contiguous_format)
         return torch.nn.Parameter(copy, requires_grad=False) if is_of_module else copy
-
-    is_of_module = is_stored(owner_of(weight))
 
     return prepared(weight, f"cast {dtype}", casted)
 

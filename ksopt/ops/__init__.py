@@ -44,8 +44,9 @@ Tensor``
     ks_mm by a frozen weight. For the gradient of x it saves ``saved``, a copy of weight in x's
     dtype, so that weight may be written before the backward pass. For compiled graphs.
 
-All work in autograd (to any order), torch.compile, vmap, and on fake and meta tensors; ks_mm
-follows autocast, like torch.nn.functional.linear. ks_mm has a twin, ``ks_mm_inner``, that only
+All work in autograd (to any order), torch.compile, vmap, and on fake and meta tensors. They follow
+autocast, like torch.nn.functional.linear: ks_chain and ks_mlp cast their operands together, and
+are then what they are for such operands. ks_mm has a twin, ``ks_mm_inner``, that only
 multiplies: compiled graphs call it, so that no call spends time on finding out that no gradient is
 needed. ``ks_mm_changing`` is a second twin, for weights that are trained or computed:
 in compiled graphs too it runs the fastest candidate for a weight that is prepared at each call,
