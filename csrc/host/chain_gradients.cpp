@@ -179,6 +179,11 @@ ksopt::KnownChainGradients ksopt::chain_gradients_known(const ChainRows& handles
   return {true, owned(results->left), owned(results->right), results->bias ? owned(*results->bias) : nullptr};
 }
 
+void ksopt::forget_chain_gradients() {
+  const std::unique_lock lock(chain_grads_mutex);
+  chain_grads_launches.clear();
+}
+
 STABLE_TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def(
       "know_chain_grads(Tensor grad, Tensor between, Tensor grad_between, Tensor x, int left_a, int left_d, "

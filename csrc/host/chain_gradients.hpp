@@ -26,6 +26,7 @@ struct KnownChainGradients {
   AtenTensorHandle left, right, bias;
 };
 KnownChainGradients chain_gradients_known(const ChainRows& rows);
+void forget_chain_gradients();
 
 // Keeps Python's kernel of ks_chain_weight_grads, and puts the library's own above it.
 void keep_python_chain_gradients();

@@ -135,6 +135,11 @@ ksopt::KnownInputGradient ksopt::input_gradient_known(AtenTensorHandle grad, Ate
   return {true, owned(gradients.of_x), owned(gradients.of_between)};
 }
 
+void ksopt::forget_input_gradients() {
+  const std::unique_lock lock(input_grad_mutex);
+  input_grad_launches.clear();
+}
+
 STABLE_TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def(
       "know_input_grad(Tensor grad, Tensor left, Tensor right, int pack, int pack_blocks, int pack_threads, "

@@ -15,5 +15,6 @@ struct KnownInputGradient {
 // Of grad [*batch, b1*d1], left [1,b1,c1,d1] and right [a2,b2,c2,1]. packed: both packed for as many rows, or null.
 KnownInputGradient input_gradient_known(AtenTensorHandle grad, AtenTensorHandle left, AtenTensorHandle right,
                                         AtenTensorHandle packed);
+void forget_input_gradients();
 
 }  // namespace ksopt

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
+#include "chain_gradients.hpp"
 #include "dispatch_table.hpp"
+#include "input_gradient.hpp"
 #include "kernel_table.hpp"
 #include "dispatch.hpp"
 #include "mlp_table.hpp"
@@ -75,6 +77,12 @@ void forget_all_plans() {
   forget_plans();
   forget_mlps();
   forget_trained_chains();
+}
+
+void forget_all_gradients() {
+  forget_weight_grads();
+  ksopt::forget_chain_gradients();
+  ksopt::forget_input_gradients();
 }
 
 // Registers how torch multiplies, and returns its index; before, after, repair: plans of kernels, or NONE.
@@ -207,6 +215,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "know_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias, Tensor? bias, Tensor? residual, "
       "str hidden_activation, str activation, bool exact, bool changing, int kernel, int form) -> ()");
   m.def("forget_plans() -> ()");
+  m.def("forget_gradients() -> ()");
   m.def(
       "add_chain(int kernel, int out_features, int threads, int shared_bytes, int rows_per_unit, "
       "int most_blocks, int cluster, int pack, int pack_blocks, int pack_threads, int packed_elements, "
@@ -235,6 +244,7 @@ STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("add_torch", TORCH_BOX(&add_torch));
   m.impl("forget", TORCH_BOX(&forget_known));
   m.impl("forget_plans", TORCH_BOX(&forget_all_plans));
+  m.impl("forget_gradients", TORCH_BOX(&forget_all_gradients));
   m.impl("add_chain", TORCH_BOX(&add_chain));
   // On CPU and CUDA: what is not known of a device is in no table.
   m.impl("know", TORCH_BOX(&know_choice));

@@ -101,4 +101,9 @@ void know_weight_grad(const Tensor& grad, const Tensor& x, int64_t a, int64_t d,
                             static_cast<unsigned>(adding_threads), blocks, shares, rows_per_share, adding_blocks});
 }
 
+void forget_weight_grads() {
+  const std::unique_lock lock(weight_grad_mutex);
+  weight_grad_launches.clear();
+}
+
 }  // namespace

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ksopt import precision, settings
 from ksopt.errors import KsoptError
-from ksopt.jit import source_digest
+from ksopt.jit import host, source_digest
 from ksopt.kernels import decisions, registry, tuning_cache
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import DeviceBackend, backend_of
@@ -480,5 +480,7 @@ def _record_of(choice: GradientChoice) -> GradientRecord:
 def forget() -> None:
     """Drop this process's choices (not those on disk): later calls choose or read again."""
     _decider.forget()
+    if host.is_loaded():
+        torch.ops.ksopt_host.forget_gradients()
     for cached in (_ranked, _launch_at, loaded, _read):
         cached.cache_clear()

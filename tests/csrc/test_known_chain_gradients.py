@@ -128,6 +128,14 @@ def _assert_alike(actual, expected, result, by_python):
             assert places[one.to] == other.to
 
 
+def test_what_is_forgotten_is_not_known(device):
+    inputs = operands(ROWS)
+    device.call(inputs)
+    assert not device.call(inputs)[1]
+    gradient_autotuner.forget()
+    assert device.call(inputs)[1]
+
+
 def test_what_is_no_faster_is_computed_factor_by_factor(device):
     device.is_faster = False
     inputs = [torch.randn_like(one) for one in operands(100)]

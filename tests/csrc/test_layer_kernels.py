@@ -243,7 +243,7 @@ def test_what_does_not_fit_is_refused_in_the_same_words(plain, monkeypatch):
         {"x": plain.device.x.to_sparse()},
         {"bias": bias[1:]},
         {"bias": bias.double()},
-        {"weights": [weights[0].double(), weights[1]]},
+        {"weights": [weights[0].int(), weights[1]]},
         {"weights": [weights[0][0], weights[1]]},
         {"weights": []},
         {"residual": torch.randn(ROWS, 31)},

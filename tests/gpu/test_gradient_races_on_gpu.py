@@ -36,10 +36,8 @@ def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     monkeypatch.setenv("KSOPT_TUNE", "measure")
     assert host.load() is None
     gradient_autotuner.forget()
-    ksopt.kernels.host_products.forget()
     yield
     gradient_autotuner.forget()
-    ksopt.kernels.host_products.forget()
 
 
 def records() -> list[GradientRecord]:
@@ -78,7 +76,6 @@ def test_a_weights_gradient_is_raced_once(
         weight_grad_decomposed(grad[:4500].double(), x[:4500].double(), p.a, p.d, False),
     )
     gradient_autotuner.forget()
-    ksopt.kernels.host_products.forget()
     again = ks_mm_weight_grad(grad, x, p.a, p.d, False)
     assert torch.equal(first, again)
     is_kernel = bool(known) and known[0].choice.config is not None
