@@ -116,7 +116,7 @@ def best_kernels(
     """
     trusts = is_judged or problem.dtype not in SIXTEEN_BIT
     ranks = [
-        ranked(family, problem, batch, device)[:_KERNELS_OF_ONE]
+        _best_of(family, problem, batch, device)
         for family in families()
         if not family.is_fallback and (trusts or not family.is_judged_first)
     ]
@@ -151,6 +151,14 @@ def ranked(
     return sorted((one for one in kernels if one.predicted_us < math.inf), key=_by_prediction)
 
 
+# A compiled model asks for the same several times for each of its layers.
+@functools.lru_cache(maxsize=4096)
+def _best_of(
+    family: KernelFamily[Any], problem: Problem, batch: int, device: DeviceSpec
+) -> tuple[Candidate, ...]:
+    return tuple(ranked(family, problem, batch, device)[:_KERNELS_OF_ONE])
+
+
 @functools.lru_cache(maxsize=64)  # the same for every batch; hundreds of tiles a family
 def _fitting(family: KernelFamily[Any], problem: Problem, device: DeviceSpec) -> tuple[Any, ...]:
     every = family.configs(problem, device)
@@ -162,7 +170,7 @@ def _fallbacks(problem: Problem, batch: int, device: DeviceSpec) -> list[Candida
         candidate
         for family in families()
         if family.is_fallback
-        for candidate in ranked(family, problem, batch, device)
+        for candidate in _best_of(family, problem, batch, device)
     ]
 
 
