@@ -264,9 +264,10 @@ class GradientQuestion:
         return [one for one in several if one.predicted_us <= limit]
 
     def _raced(self) -> GradientChoice:
-        """Time the way without kernels and those near, whose results are right, on drawn operands.
+        """Time the kernels near the best whose results are right, and the way without if near.
 
-        Drawn, because gradients may overflow, as the first ones of a scaled loss do.
+        A launch for each factor has products of its own to decide on first: tens of kernels. The
+        operands are drawn, because gradients may overflow, as the first ones of a scaled loss do.
         """
         draw = torch.Generator(self.device).manual_seed(0)
         dtype = getattr(torch, self.problem.dtype)
@@ -277,10 +278,11 @@ class GradientQuestion:
         wide = torch.float32 if self.problem.dtype in SIXTEEN_BIT else torch.float64
         with precision.fp32_products("ieee"):
             truth = self.without.reference(*(one.to(wide) for one in operands))
-        plain = self.without.call(*operands)
-        entries = [BenchmarkEntry(self.without.name, partial(self.without.call, *operands))]
-        competitors: list[GradientCandidate | None] = [None]
-        for one, kernel in _built(self.problem, self._near()[:_MOST_KERNELS], self.device.index):
+        plain = self.without.reference(*operands)
+        entries: list[BenchmarkEntry] = []
+        competitors: list[GradientCandidate | None] = []
+        near = self._near()
+        for one, kernel in _built(self.problem, near[:_MOST_KERNELS], self.device.index):
             label = f"{one.family.name}({one.tile})"
             wrong = _fault(kernel(*operands), plain, truth, torch.finfo(dtype).eps / 2)
             if wrong is None:
@@ -288,6 +290,11 @@ class GradientQuestion:
                 competitors.append(one)
             else:
                 registry.warn_once(f"{label} for {self.problem} is left out: {wrong}")
+        if not entries or self.without.predicted_us <= _NEAR * near[0].predicted_us:
+            call = partial(self.without.call, *operands)
+            call()  # what it decides itself is decided before it races
+            entries.insert(0, BenchmarkEntry(self.without.name, call))
+            competitors.insert(0, None)
         timer = type_of(self.device).race_timer(self.device)
         results = race(entries, timer, candidate_rules(BUDGET_S))
         ran = [it for it in zip(competitors, results, strict=True) if it[1].measurement is not None]

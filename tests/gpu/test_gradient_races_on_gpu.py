@@ -68,7 +68,7 @@ def test_a_weights_gradient_is_raced_once(
     if known:
         (record,) = known
         least = min(one.median_us for one in record.timed)
-        assert record.timed[0].way == "pytorch"
+        assert len(record.timed) > 1
         assert record.choice.median_us <= 1.06 * least + 0.3
     monkeypatch.setattr(gradient_autotuner, "race", None)  # later calls, and another process
     assert_near(
@@ -133,4 +133,3 @@ def test_training_has_the_right_gradients_while_they_race(is_compiled: bool) -> 
         assert theirs.grad is not None
         assert_near(mine.grad, theirs.grad)
     assert records()
-    assert all(len(record.timed) > 1 for record in records())

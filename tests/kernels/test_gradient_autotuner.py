@@ -65,7 +65,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-def question(rows: int = ROWS, us: float = 100.0) -> GradientQuestion:
+def question(rows: int = ROWS, us: float = 1.4) -> GradientQuestion:
     by_pytorch = partial(weight_gradient._by_pytorch, FACTOR.a, FACTOR.d, True)
     shapes = ((rows, FACTOR.out_features), (rows, FACTOR.in_features))
     without = Without("pytorch", us, by_pytorch, by_pytorch)
@@ -118,10 +118,20 @@ def test_what_is_predicted_to_be_far_slower_is_not_timed(raced: list[list[str]])
         assert kernel_of(question(us=100.0)) == (None, True)
     with toy_gradients.registered(predicted=120.0):
         kernel_of(question(us=100.0))
-    assert len(raced) == 1
+        kernel_of(question(us=190.0, rows=2 * ROWS))
+    assert [names.count("pytorch") for names in raced] == [1, 0]
 
 
-@pytest.mark.parametrize(("mode", "us"), [("model", 100.0), ("model", 0.5), ("off", 100.0)])
+def test_where_no_kernel_is_right_nothing_else_is_left(raced: list[list[str]]) -> None:
+    with (
+        toy_gradients.registered(error=0.2),
+        pytest.warns(RuntimeWarning, match="toy_weight_grad"),
+    ):
+        assert kernel_of(question(us=190.0)) == (None, True)
+    assert raced == [["pytorch"]]
+
+
+@pytest.mark.parametrize(("mode", "us"), [("model", 1.4), ("model", 0.5), ("off", 1.4)])
 def test_what_is_not_measured_is_predicted(
     raced: list[list[str]], monkeypatch: pytest.MonkeyPatch, mode: str, us: float
 ) -> None:

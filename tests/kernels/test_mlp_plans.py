@@ -83,6 +83,7 @@ def test_without_a_family_that_takes_both_each_layer_has_its_plan(monkeypatch):
     in_tf32 = replace(PROBLEM, exact=False)
     assert plan_of(in_tf32, 100, spec=SPEC).ways == ("chain_mma",)
     monkeypatch.setattr(ChainMma, "takes_mlps", False)
+    monkeypatch.setattr(registry, "_best_of", registry._best_of.__wrapped__)
     assert len(plan_of(in_tf32, 100, spec=SPEC).ways) == 2
     # Each is one launch, which has the layer's epilogue.
     plan = plan_of(PROBLEM, 100, spec=SPEC)

@@ -10,11 +10,12 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 
 from ksopt.epilogue import with_epilogue
-from ksopt.kernels import plan_autotuner
+from ksopt.kernels import plan_autotuner, registry
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.base import register_backend, unregister_backend
 from ksopt.kernels.families.base import (
@@ -175,8 +176,12 @@ def toy_device() -> Iterator[None]:
 
 @contextlib.contextmanager
 def registered() -> Iterator[type[ToyChain]]:
-    """The toy family and its device are in their registries inside the block."""
-    with toy_device():
+    """The toy family and its device are in their registries inside the block.
+
+    Predictions are not stored there: tests change the toy's.
+    """
+    anew = registry._best_of.__wrapped__
+    with toy_device(), mock.patch.object(registry, "_best_of", anew):
         register_family(ToyChain)
         ToyChain.launches.clear()
         ToyChain.stored.clear()

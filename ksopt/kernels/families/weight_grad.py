@@ -95,7 +95,7 @@ class WeightGradFamily(GradientFamily[Launch]):
     computes: ClassVar[Gradient] = "weight"
 
     @abc.abstractmethod
-    def tiles(self, p: Pattern) -> Iterable[Any]:
+    def tiles(self, p: Pattern, spec: DeviceSpec) -> Iterable[Any]:
         """The tiles, dataclasses of type `Tile`, of a supported pattern."""
 
     @abc.abstractmethod
@@ -108,7 +108,7 @@ class WeightGradFamily(GradientFamily[Launch]):
 
     def launches(self, problem: GradientProblem, rows: int, device: DeviceSpec) -> Iterator[Launch]:
         (p,) = problem.factors
-        for tile in self.tiles(p):
+        for tile in self.tiles(p, device):
             yield from launches(tile, p, rows, device)
 
     def predicted_us(

@@ -17,7 +17,7 @@ from ksopt.kernels.families.weight_grad import WeightGradFamily
 from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
-_SHARED = 233_472  # of a multiprocessor
+_HOPPERS = 233_472  # bytes of shared memory of a multiprocessor
 # Fitted to 731 launches on an H100, within 24 % (docs/development/training.md): TFLOP/s, TB/s of
 # the L2 cache, of shared memory and of shares, and how well they overlap. Each piece of a row costs
 # the L2 cache as much as PIECE_BYTES. Memory is an H200's, as in weight_grad_wgmma16.
@@ -37,6 +37,7 @@ class Config:
         runs_k, runs_l: of each thread: a warp has 8 times as many, of a few k or l each.
         rows: of a stage.
         blocks: on a multiprocessor at a time.
+        memory: bytes of shared memory of a multiprocessor, which they fill with stages.
     """
 
     warps_k: int
@@ -46,6 +47,7 @@ class Config:
     runs_l: int
     rows: int
     blocks: int
+    memory: int = _HOPPERS
     family = "weight_grad_mma16"
 
     def __str__(self) -> str:
@@ -66,7 +68,7 @@ class Config:
 
     def stages(self, p: Pattern) -> int:
         """The number of stages: as many as fit, up to a limit."""
-        memory = _SHARED // self.blocks - RESERVED_SHARED
+        memory = self.memory // self.blocks - RESERVED_SHARED
         return min(MOST_STAGES, memory // self._stage_bytes(p))
 
     def shared_bytes(self, p: Pattern) -> int:
@@ -125,24 +127,29 @@ def _few(d: int) -> int:
 
 def unsupported(p: Pattern, dtype: str, spec: DeviceSpec) -> str | None:
     """Why no kernel computes a pattern's weight gradient; None if one does."""
-    if spec.capability < (8, 0) or spec.shared_bytes < _SHARED:
-        return "needs a GPU with 228 KiB of shared memory on a multiprocessor"
+    if spec.capability < (8, 0):
+        return "needs a GPU of compute capability 8.0 or newer"
     if dtype not in HALF:
         return f"{dtype} is not one of {', '.join(HALF)}"
     if p.d not in (2, 4, 12) and p.d % 8:
         return f"d = {p.d} is not 2, 4, 12 or a multiple of 8"
     if p.b * p.d % 8 or p.c * p.d % 8:
         return "b*d or c*d is not a multiple of 8, the elements of 16 bytes"
-    if not any(configs(p)):
+    if not any(configs(p, spec.shared_bytes)):
         return "no tile fits into shared memory"
     return None
 
 
-def configs(p: Pattern) -> Iterator[Config]:
-    """The tiles of a pattern: those whose sums fit into registers, and that are not half empty."""
+def configs(p: Pattern, memory: int = _HOPPERS) -> Iterator[Config]:
+    """The tiles of a pattern: those whose sums fit into registers, and that are not half empty.
+
+    Args:
+        p: the pattern.
+        memory: bytes of shared memory of a multiprocessor.
+    """
     for warps, runs in _shapes(p.d):
         blocks = max(1, 8 // (warps[0] * warps[1] * warps[2]))
-        tile = Config(*warps, *runs, 32, blocks)
+        tile = Config(*warps, *runs, 32, blocks, memory)
         if tile.stages(p) < (4 if p.d % 8 == 0 else 3):
             tile = replace(tile, rows=16)
         k, l, j = tile.sizes(p)
@@ -182,8 +189,8 @@ class WeightGradMma16(WeightGradFamily):
 
     name = "weight_grad_mma16"
 
-    def tiles(self, p: Pattern) -> Iterator[Config]:
-        return configs(p)
+    def tiles(self, p: Pattern, spec: DeviceSpec) -> Iterator[Config]:
+        return configs(p, spec.shared_bytes)
 
     def unsupported_pattern(self, p: Pattern, dtype: str, spec: DeviceSpec) -> str | None:
         return unsupported(p, dtype, spec)

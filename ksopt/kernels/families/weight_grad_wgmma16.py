@@ -127,7 +127,7 @@ class WeightGradWgmma16(WeightGradFamily):
 
     name = "weight_grad_wgmma16"
 
-    def tiles(self, p: Pattern) -> Iterator[Config]:
+    def tiles(self, p: Pattern, spec: DeviceSpec) -> Iterator[Config]:
         return configs()
 
     def unsupported_pattern(self, p: Pattern, dtype: str, spec: DeviceSpec) -> str | None:

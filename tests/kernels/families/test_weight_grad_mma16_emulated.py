@@ -24,6 +24,7 @@ TILES = [
     (Pattern(2, 18, 66, 4), Config(1, 4, 1, 1, 2, 32, 1)),
     (Pattern(1, 100, 36, 2), Config(2, 2, 1, 2, 1, 16, 1)),
     (Pattern(2, 22, 38, 12), Config(2, 3, 1, 1, 1, 16, 1)),
+    (Pattern(1, 70, 66, 8), Config(4, 2, 1, 2, 4, 16, 1, memory=100 * 1024)),
 ]
 CASES = [
     (p, tile, weight_grad_kernels.DTYPES[at % 2], at % 3 > 0) for at, (p, tile) in enumerate(TILES)
@@ -57,23 +58,26 @@ def test_tiles_cover_a_pattern_and_fit():
         Pattern(1, 8, 8, 48),
         Pattern(9, 40, 8, 24),
     ):
-        tiles = list(kernels.configs(p))
-        assert tiles
-        for tile in tiles:
-            assert tile.threads * tile.blocks <= 384
-            assert (tile.shared_bytes(p) + 1024) * tile.blocks <= 228 * 1024
-            assert p.d % tile.sizes(p)[2] == 0
+        for memory in (228 * 1024, 164 * 1024, 100 * 1024):
+            tiles = list(kernels.configs(p, memory))
+            assert tiles
+            for tile in tiles:
+                assert tile.threads * tile.blocks <= 384
+                assert (tile.shared_bytes(p) + 1024) * tile.blocks <= memory
+                assert p.d % tile.sizes(p)[2] == 0
 
 
 def test_what_it_does_not_compute_has_a_reason():
     assert kernels.unsupported(Pattern(1, 64, 64, 16), "bfloat16", H200) is None
-    older = DeviceSpec((8, 0), multiprocessors=108, shared_bytes=164 * 1024)
+    older = DeviceSpec((7, 5), multiprocessors=72, shared_bytes=64 * 1024)
+    ampere = DeviceSpec((8, 6), multiprocessors=84, shared_bytes=100 * 1024)
+    assert kernels.unsupported(Pattern(1, 64, 64, 16), "bfloat16", ampere) is None
     for p, dtype, spec, words in (
         (Pattern(1, 64, 64, 1), "bfloat16", H200, "d = 1 is not"),
         (Pattern(1, 64, 64, 10), "bfloat16", H200, "d = 10 is not"),
         (Pattern(1, 65, 64, 4), "float16", H200, "multiple of 8"),
         (Pattern(1, 64, 64, 8), "float32", H200, "float32 is not one of float16, bfloat16"),
-        (Pattern(1, 64, 64, 8), "float16", older, "228 KiB of shared memory"),
+        (Pattern(1, 64, 64, 8), "float16", older, "capability 8.0 or newer"),
     ):
         assert words in str(kernels.unsupported(p, dtype, spec))
 
