@@ -284,7 +284,7 @@ class GradientQuestion:
         near = self._near()
         for one, kernel in _built(self.problem, near[:_MOST_KERNELS], self.device.index):
             label = f"{one.family.name}({one.tile})"
-            wrong = _fault(kernel(*operands), plain, truth, torch.finfo(dtype).eps / 2)
+            wrong = _fault(partial(kernel, *operands), plain, truth, torch.finfo(dtype).eps / 2)
             if wrong is None:
                 entries.append(BenchmarkEntry(label, partial(kernel, *operands)))
                 competitors.append(one)
@@ -312,7 +312,15 @@ class GradientQuestion:
         return GradientChoice(family, tile, "measured", record)
 
 
-def _fault(results: Results, plain: Results, truth: Results, rounding: float) -> str | None:
+def _fault(
+    call: Callable[[], Results], plain: Results, truth: Results, rounding: float
+) -> str | None:
+    try:
+        results = call()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        return f"it does not run here: {error}"
     for result, pytorch, exact in zip(results, plain, truth, strict=True):
         if result is not None and pytorch is not None and exact is not None:
             wrong = fault_against(result, pytorch, exact.double(), rounding)
@@ -401,7 +409,8 @@ def _ranked(
         if family.unsupported_reason(problem, spec) is not None:
             continue
         for launch in family.launches(problem, rows, spec):
-            us, tile = family.predicted_us(problem, launch, rows, spec), family.tile(launch)
+            us = family.predicted_us(problem, launch, rows, spec)
+            tile = (family.name, family.tile(launch))
             if tile not in best or us < best[tile].predicted_us:
                 best[tile] = GradientCandidate(family, launch, us)
     return tuple(sorted(best.values(), key=lambda one: one.predicted_us)[:_RANKED])

@@ -122,6 +122,21 @@ def test_what_is_predicted_to_be_far_slower_is_not_timed(raced: list[list[str]])
     assert [names.count("pytorch") for names in raced] == [1, 0]
 
 
+def test_a_kernel_that_does_not_run_is_left_out(
+    raced: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(*_: object) -> None:
+        raise RuntimeError("too many resources")
+
+    monkeypatch.setattr(toy_gradients.ToyWeightGrad, "launcher", lambda *_: call)
+    with (
+        toy_gradients.registered(),
+        pytest.warns(RuntimeWarning, match="it does not run here: too many resources"),
+    ):
+        assert kernel_of(question()) == (None, True)
+    assert raced == [["pytorch"]]
+
+
 def test_where_no_kernel_is_right_nothing_else_is_left(raced: list[list[str]]) -> None:
     with (
         toy_gradients.registered(error=0.2),
