@@ -199,8 +199,10 @@ def configs(chain: Chain) -> Iterator[Config]:
 def launches_of(config: Config, chain: Chain, rows: int, spec: DeviceSpec) -> Iterator[Launch]:
     """The launches worth considering: one cluster per tile, and those that fill one wave."""
     tiles = (config.left.count(chain[0]), config.right.count(chain[1]))
-    yield launch_of(config, rows, (1, 1))
     at_a_time = config.clusters(spec)
+    if at_a_time == 0:
+        return  # a part of a GPU may have fewer multiprocessors than a cluster takes
+    yield launch_of(config, rows, (1, 1))
     for of_left in range(1, min(24, at_a_time // tiles[0]) + 1):
         of_right = (at_a_time - of_left * tiles[0]) // tiles[1]
         if of_right > 0 and (of_left, of_right) != (1, 1):

@@ -237,7 +237,8 @@ def configs(
                     stages = _most_stages(tile, s, device)
                     if _fits_registers(tile, s, after) and stages >= 2:
                         for cluster in _clusters(tile, s, after):
-                            yield replace(tile, stages=stages, cluster=cluster)
+                            if cluster <= device.multiprocessors:  # of a part of a GPU, too
+                                yield replace(tile, stages=stages, cluster=cluster)
 
 
 def template_arguments(s: Shape, tile: Config) -> tuple[str, str]:

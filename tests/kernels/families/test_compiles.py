@@ -104,3 +104,18 @@ def test_the_fastest_launch_of_a_gradient_compiles(
 def test_every_family_of_gradients_has_a_case() -> None:
     names = {family.name for kind in KINDS for family in gradient_families(kind)}
     assert names == {case.values[0].name for case in GRADIENT_CASES}
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 14])
+def test_a_part_of_a_gpu_is_predicted_for_too(multiprocessors: int) -> None:
+    """It may have fewer multiprocessors than a cluster of blocks takes."""
+    device = replace(H200, multiprocessors=multiprocessors)
+    for family in families():
+        for dtype in family.dtypes:
+            for problem in problems(family, dtype, device):
+                assert all(one.predicted_us > 0 for one in ranked(family, problem, 256, device))
+    for kind in KINDS:
+        for family in gradient_families(kind):
+            launches = list(family.launches(gradient_of(family), ROWS, device))
+            times = [family.predicted_us(gradient_of(family), x, ROWS, device) for x in launches]
+            assert all(us > 0 for us in times)
