@@ -21,6 +21,7 @@ import ksopt as package
 from ksopt import ops
 from ksopt.compile.capture.frozen_weight import FrozenValues, Watched
 from ksopt.compile.explain import check_requirement
+from ksopt.compile.lowering import traced_choices
 from ksopt.compile.lowering.decide import decide
 from ksopt.compile.lowering.out_variants import plan_results
 from ksopt.compile.lowering.whole_layer import is_whole
@@ -115,7 +116,10 @@ def compile_by_inductor(
 
     plan_results()
     # torch's on-disk caches know operators by name only: see the top of ksopt.ops.
-    tag = f"{torch.compiler.config.cache_key_tag}ksopt-{package.__version__}-{ops.CONTRACT}"
+    tag = (
+        f"{torch.compiler.config.cache_key_tag}ksopt-{package.__version__}-{ops.CONTRACT}"
+        f"{traced_choices.digest(gm.graph)}"
+    )
     settings: Any = torch.compiler.config  # its patch() is added at run time
     with settings.patch(cache_key_tag=tag):
         compiled: Any = compile_fx(gm, example_inputs, config_patches=config)

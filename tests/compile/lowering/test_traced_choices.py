@@ -1,0 +1,51 @@
+"""torch's caches on disk do not return a graph that was traced under other choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import ksopt
+from ksopt.compile.lowering import traced_choices
+from tests.kernels import toy_chains
+
+CHAIN = "(1,8,4,4)*(4,4,8,1)"
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[toy_chains.ToyChain]]:
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    with toy_chains.registered() as family:
+        yield family
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_another_choice_has_another_digest(toy, compiled_by_eager, is_trained, monkeypatch) -> None:
+    model = ksopt.KSLinear(32, 32, CHAIN).requires_grad_(is_trained)
+    torch.compile(model, backend="ksopt")(torch.randn(5, 32))
+    graph = compiled_by_eager.graphs[-1]
+    first = traced_choices.digest(graph)
+    assert first == traced_choices.digest(graph) != ""
+    monkeypatch.setattr(toy, "us", 1e9)
+    assert traced_choices.digest(graph) != first
+    monkeypatch.setenv("KSOPT_TUNE", "off")
+    assert traced_choices.digest(graph) == ""
+
+
+def test_a_graph_without_products_has_none(compiled_by_eager) -> None:
+    torch.compile(torch.nn.ReLU(), backend="ksopt")(torch.randn(5))
+    assert traced_choices.digest(compiled_by_eager.graphs[-1]) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("graph_caches")
+def test_a_stored_graph_is_not_taken_for_another_choice(toy, monkeypatch) -> None:
+    model = ksopt.KSLinear(32, 32, CHAIN)
+    x = torch.randn(6, 32)
+    for us, stored in ((1e9, 0), (1e-3, 1), (1e9, 1)):
+        monkeypatch.setattr(toy, "us", us)
+        torch._dynamo.reset()
+        torch.compile(model, backend="ksopt")(x).sum().backward()
+        assert len(toy.stored) == stored
