@@ -27,6 +27,7 @@ from ksopt.search import device_locks, metrics
 from ksopt.search.device_locks import Presence
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective, Outcome
+from ksopt.search.problems import problem_of
 from ksopt.search.pruning import Pruning
 from ksopt.search.results import ChainFacts
 from ksopt.search.samplers import priors as prior_facts
@@ -135,8 +136,7 @@ class TrialRun:
         request = self.request
         assert request.batch is not None  # it is resolved
         if isinstance(chain, Chain):
-            batch_last = request.layout == "batch_last"
-            self.compilers.soon([chain], request.dtype, batch_last, request.batch)
+            self.compilers.soon([problem_of(chain, request)], request.batch)
 
     def step(self) -> int | None:
         """Measure one chain; return the number of its trial, or None if there is none to draw."""

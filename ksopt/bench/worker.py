@@ -15,6 +15,7 @@ from ksopt.bench.pool import Task
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
 from ksopt.kernels.compile_ahead import Compilers
+from ksopt.kernels.problem import is_exact
 from ksopt.measure.roofline import Roofline
 from ksopt.reference import is_batch_last
 from ksopt.system.user_code import import_plugins
@@ -56,8 +57,8 @@ def compile_for(subjects: Sequence[Subject], request: BenchRequest, compilers: C
     with precision.fp32_products(request.fp32_products):
         for subject in subjects:
             for layout in request.layouts:
-                last = is_batch_last(layout)
-                compilers.soon([subject.chain], request.torch_name, last, subject.batch)
+                kind = (request.torch_name, is_batch_last(layout), is_exact(request.torch_name))
+                compilers.soon([subject.problem(*kind)], subject.batch)
 
 
 class KernelsRunner:

@@ -22,12 +22,10 @@ from typing import Any
 
 import torch
 
-from ksopt import precision
 from ksopt.errors import KsoptError
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import registry
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
-from ksopt.patterns.chain import Chain
 from ksopt.system import worker_process
 from ksopt.system.worker_process import WorkerProcess
 
@@ -90,18 +88,18 @@ class Compilers:
         self._processes = [_started(self.target) for _ in range(count)]
         self._turns = itertools.cycle(self._processes)
 
-    def soon(self, chains: Iterable[Chain], dtype: str, batch_last: bool, batch: int) -> None:
-        """Queue the factors of chains for compilation, in order, without those queued before.
+    def soon(self, problems: Iterable[Problem], batch: int) -> None:
+        """Queue problems for compilation, in order, without those queued before.
+
+        The factors of a problem come first: their kernels are chosen before they race with a launch
+        that computes all of it.
 
         Args:
-            chains: The chains that will be measured.
-            dtype: torch's name of the element type.
-            batch_last: The layout.
+            problems: What will be measured.
             batch: Rows of x.
         """
-        exact = dtype != "float32" or precision.is_exact()
-        for pattern in (pattern for chain in chains if self._processes for pattern in chain):
-            problem = Problem.of_factor(pattern, dtype, batch_last, exact)
+        every = (one for whole in problems for one in (*whole.factors(), whole))
+        for problem in every if self._processes else ():
             if (problem, batch) not in self._queued:
                 self._queued.add((problem, batch))
                 key = ProblemKey.of_problem(problem, batch)

@@ -24,6 +24,7 @@ from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search import device_locks, finals
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
+from ksopt.search.problems import problem_of
 from ksopt.search.request import SearchRequest
 from ksopt.search.study import DEFAULT_BATCH, run_search
 from ksopt.search.worker_processes import SpareProcess
@@ -95,8 +96,7 @@ class Bench:
         chains = [Chain.parse(text) for text in task["chains"]]
         ahead = [*chains, *map(Chain.parse, task["next"])]
         assert request.batch is not None
-        batch_last = request.layout == "batch_last"
-        self._compilers.soon(ahead, request.dtype, batch_last, request.batch)
+        self._compilers.soon([problem_of(chain, request) for chain in ahead], request.batch)
         objective = Objective(request, self.device, seed=task["seed"])
         for chain in chains:
             row = self._measured(objective, chain)

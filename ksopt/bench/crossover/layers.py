@@ -6,6 +6,7 @@ x is [rows, n], W [n, n]; every way computes GELU by its tanh approximation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from ksopt.nn import KSLinear
 from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_reference
 
-ACTIVATION = "gelu_tanh"
+ACTIVATION: Final = "gelu_tanh"
 _FP8 = torch.float8_e4m3fn
 _FP8_LARGEST = torch.finfo(_FP8).max
 # FP8 has three bits behind the point: each operand is off by up to 1/16, the product by less. It is

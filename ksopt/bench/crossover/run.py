@@ -12,12 +12,13 @@ import torch
 from ksopt.bench import journal
 from ksopt.bench.crossover import sampling
 from ksopt.bench.crossover.interpolation import Grid
+from ksopt.bench.crossover.layers import ACTIVATION
 from ksopt.bench.crossover.measuring import measure_site
 from ksopt.bench.crossover.request import CrossoverRequest, Site
 from ksopt.bench.crossover.results import FORM, SiteResult
 from ksopt.kernels.compile_ahead import Compilers, Target
+from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.measure import device as devices
-from ksopt.precision import fp32_products
 
 # Beside those of every benchmark, the modules that a time can depend on.
 _CODE = ("ksopt.nn.layers", "ksopt.bench.crossover.layers", "ksopt.bench.crossover.measuring")
@@ -91,8 +92,10 @@ def tie_margins(
 
 def _compile(request: CrossoverRequest, site: Site, compilers: Compilers) -> None:
     chains = [chain for budget in request.budgets for chain in budget.chains(site.width)]
-    with fp32_products("tf32" if site.plane.precision == "tf32" else "ieee"):
-        compilers.soon(chains, site.plane.torch_name, False, site.rows)
+    dtype, exact = site.plane.torch_name, site.plane.precision != "tf32"
+    after = Epilogue(bias=True, activation=ACTIVATION)
+    layers = [Problem(chain, dtype, False, exact, after) for chain in chains]
+    compilers.soon(layers, site.rows)
 
 
 def _sentence(
