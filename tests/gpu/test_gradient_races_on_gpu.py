@@ -68,7 +68,6 @@ def test_a_weights_gradient_is_raced_once(
     if known:
         (record,) = known
         least = min(one.median_us for one in record.timed)
-        assert len(record.timed) > 1
         assert record.choice.median_us <= 1.06 * least + 0.3
     monkeypatch.setattr(gradient_autotuner, "race", None)  # later calls, and another process
     assert_near(
