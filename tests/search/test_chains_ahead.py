@@ -10,6 +10,7 @@ import pytest
 from ksopt.kernels import compile_ahead
 from ksopt.kernels.compile_ahead import Target
 from ksopt.kernels.problem import DeviceSpec, ProblemKey
+from ksopt.patterns.chain import Chain
 from ksopt.search import SearchResult, trial_loop
 from ksopt.search.objectives import Objective
 from ksopt.search.options import STUDY
@@ -48,9 +49,10 @@ def test_a_search_has_the_next_chains_compiled(
     result = search(trials=7)
     (layer,) = result.layers
     assert [trial.state for trial in layer.trials] == ["complete"] * 7
-    patterns = {pattern for trial in layer.trials for pattern in trial.facts.chain}
-    assert {ProblemKey.from_json(job["key"]).problem.pattern for job in idle.jobs} == patterns
-    assert len(idle.jobs) == len(patterns)  # each once
+    chains = [trial.facts.chain for trial in layer.trials]
+    expected = {*chains, *(Chain((pattern,)) for chain in chains for pattern in chain)}
+    assert {ProblemKey.from_json(job["key"]).problem.chain for job in idle.jobs} == expected
+    assert len(idle.jobs) == len(expected)  # each once
     assert {job["batch"] for job in idle.jobs} == {16}
 
 
