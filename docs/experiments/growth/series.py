@@ -263,7 +263,7 @@ ALL: dict[str, Series] = {
     "compile-inductor": Series("blocks", _BLOCKS, lambda n: compiling(n, "inductor")),
     "compile-ksopt": Series("blocks", _BLOCKS, deciding),
     "compile-width": Series(
-        "features", (256, 512, 1024, 2048), lambda n: compiling(_WIDE_BLOCKS, width=n)
+        "features", tuple(2**k for k in range(8, 14)), lambda n: compiling(_WIDE_BLOCKS, width=n)
     ),
     "search-list": Series("blocks", _BLOCKS, listing),
     "search-model": Series("blocks", _BLOCKS, searching),
