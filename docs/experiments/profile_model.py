@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ksopt.bench.models.build import Built, build, size_of
 from ksopt.bench.models.measuring import loss
+from ksopt.jit import host
 
 _WAYS = {"dense": "inductor", "ks": "ksopt", "linear": "ksopt"}
 
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--host", type=int, default=0, help="functions of the host's profile, too")
     parser.add_argument("--ways", nargs="+", default=list(_WAYS), choices=_WAYS)
     options = parser.parse_args()
+    host.load()  # which would be built while the first step is timed
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = size_of(options.model, layers=options.layers, batch=options.batch, length=options.length)
     built = build(size, getattr(torch, options.dtype), device, rule=options.chain)
@@ -58,9 +60,12 @@ def main() -> None:
         forward = autocast(partial(run, built.inputs))
         step = partial(_step, forward, model, built) if options.train else forward
         with contextlib.nullcontext() if options.train else torch.inference_mode():
-            for _ in range(4):
+            began = time.perf_counter()
+            for at in range(4):
                 torch.compiler.cudagraph_mark_step_begin()
                 step()
+                if at == 0:
+                    print(f"{twin}: the first took {time.perf_counter() - began:.1f} s", flush=True)
             took = _step_us(step)
             with profile(activities=[ProfilerActivity.CUDA]) as profiled:
                 torch.compiler.cudagraph_mark_step_begin()
