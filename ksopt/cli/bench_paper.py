@@ -15,7 +15,7 @@ EPILOG = """\
 examples:
   ksopt bench paper --figure 6 --quick                   # a sample, on a GPU some minutes
   ksopt bench paper --table 3 5 --quick --minutes 10     # again: goes on where it stopped
-  ksopt bench paper --all --workers 8 --out paper        # all patterns, on 8 GPUs
+  ksopt bench paper --all --out paper                    # all patterns, on all GPUs
   ksopt bench paper --table 7 --device cpu               # small stand-ins
 
 Tables: 3, 4, 5, 6, 7, 8. Figures: 4, 6, 7, 9 to 17.
@@ -30,8 +30,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     option_fields.add_arguments(command, PaperOptions)
     effort = command.add_argument_group("the run").add_argument
     effort(
-        "--workers", type=int, default=1, metavar="N",
-        help="GPUs to measure on at once (%(default)s)",
+        "--workers", type=int, metavar="N",
+        help="GPUs to measure on at once (all, unless --device names one)",
     )  # fmt: skip
     effort(
         "--minutes", type=float, metavar="M",
@@ -76,9 +76,10 @@ def run(args: argparse.Namespace) -> int:
             print(remark, file=sys.stderr)
         saved = SavedRequest.of(request).merge_into(args.out)
         progress = progress_lines(args.quiet)
+        workers = runs.gpus_of(args.device) if args.workers is None else args.workers
         try:
             outcome = runs.run_paper(
-                request, args.out, workers=args.workers, minutes=args.minutes, progress=progress
+                request, args.out, workers=workers, minutes=args.minutes, progress=progress
             )
         except InvalidInputError:
             raise

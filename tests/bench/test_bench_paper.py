@@ -14,6 +14,7 @@ from ksopt import baselines
 from ksopt.bench import benchmark, implementations, paper_patterns
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.reproduction import models, module_cases
+from ksopt.bench.reproduction import run as runs
 from ksopt.bench.reproduction.options import PaperOptions
 from ksopt.bench.reproduction.products import FIRST, LAST
 from ksopt.bench.reproduction.request import PaperRequest
@@ -256,6 +257,18 @@ def test_small_models_and_the_papers_do_not_share_a_folder(tmp_path: Path) -> No
     assert SavedRequest.read(tmp_path).remarks == ("small", "other")
     with pytest.raises(Exception, match="holds small models, and the paper's models are asked"):
         dataclasses.replace(saved, is_small=False).merge_into(tmp_path)
+
+
+def test_all_gpus_share_the_work_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    named = {device: runs.gpus_of(device) for device in ("auto", "cuda", "cuda:0", "cuda:2", "cpu")}
+    assert named == {"auto": 3, "cuda": 3, "cuda:0": 1, "cuda:2": 1, "cpu": 1}
+
+
+def test_no_worker_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("--table", "3", "--workers", "0", *CPU, "--out", str(tmp_path))
+    assert main.main(["bench", "paper", *words]) == 2
+    assert "workers must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.slow

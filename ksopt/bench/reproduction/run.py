@@ -44,6 +44,16 @@ class Outcome:
     failures: tuple[str, ...] = ()
 
 
+def gpus_of(device: str) -> int:
+    """The number of GPUs that a value of ``--device`` stands for; 1 where it names one device.
+
+    Example:
+        >>> gpus_of("cuda:1"), gpus_of("cpu")
+        (1, 1)
+    """
+    return max(1, torch.cuda.device_count()) if device in ("auto", "cuda") else 1
+
+
 def run_paper(
     request: PaperRequest,
     out: Path,
