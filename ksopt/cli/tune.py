@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the parser is built for every command: it must not load tor
 
     from ksopt.compile.lowering.site_times import SiteRecord
     from ksopt.kernels.explain import ChoiceReport
-    from ksopt.kernels.gradient_autotuner import GradientRecord
+    from ksopt.kernels.gradient_record import GradientRecord
     from ksopt.kernels.problem import Problem, ProblemKey
     from ksopt.tune import TuneRequest
 
@@ -210,7 +210,7 @@ def _recorded(
     """What is on disk, restricted to the named factors, layers and batches."""
     from ksopt.compile.lowering.site_times import SiteRecord
     from ksopt.kernels.explain import from_record
-    from ksopt.kernels.gradient_autotuner import GradientRecord
+    from ksopt.kernels.gradient_record import GradientRecord
     from ksopt.kernels.problem import bits_of
     from ksopt.kernels.tuning_cache import Record
     from ksopt.tune import all_recorded

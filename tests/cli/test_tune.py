@@ -14,7 +14,7 @@ from ksopt.kernels import tuning_cache, weight_cache
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.base import BACKENDS, backend_of
 from ksopt.kernels.families.gradient_base import GradientProblem
-from ksopt.kernels.gradient_autotuner import GradientKey, GradientRecord
+from ksopt.kernels.gradient_record import GradientKey, GradientRecord
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import Problem, ProblemKey
 from ksopt.kernels.tuning_cache import Timed

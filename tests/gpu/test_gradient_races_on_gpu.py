@@ -15,7 +15,7 @@ from ksopt.kernels import chain_gradients, gradient_autotuner, input_gradients, 
 from ksopt.kernels import weight_gradients as weights
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families.input_grad_tile import Shape
-from ksopt.kernels.gradient_autotuner import GradientRecord
+from ksopt.kernels.gradient_record import GradientRecord
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops import ks_mm_weight_grad
 from ksopt.ops.chain_gradients import ks_chain_weight_grads

@@ -18,15 +18,14 @@ from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families import gradient_base
 from ksopt.kernels.families.gradient_base import GradientProblem, gradient_families
 from ksopt.kernels.gradient_autotuner import (
-    GradientKey,
     GradientQuestion,
-    GradientRecord,
     Without,
     expected,
     fastest,
     kernel_of,
     ranked,
 )
+from ksopt.kernels.gradient_record import GradientKey, GradientRecord
 from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import EntryResult
 from ksopt.measure.measurement import Measurement
