@@ -253,7 +253,7 @@ class Objective:
 
     def _factors_us(self, chain: Replacement) -> tuple[float | None, ...]:
         return tuple(
-            None if record is None else record.chosen(changing=False).median_us
+            None if record is None else record.chosen(repacked=False).median_us
             for record in self.choices(chain)
         )
 

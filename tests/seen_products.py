@@ -46,7 +46,7 @@ def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (cpu, "run_known"),
         (dispatch, "run_known"),
-        (dispatch, "run_known_changing"),
+        (dispatch, "run_known_repacked"),
         (host_plans, "run"),
         (trained, "run"),
     ):
@@ -100,17 +100,17 @@ class SeenProducts:
         by_library: whether the host library serves what is known to it; else all is Python's.
 
     Attributes:
-        changing: of each product, whether its weight was taken for one that changes.
+        repacked: of each product, whether its weight was taken for one that changes.
         by_python: how many products Python has multiplied.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, by_library: bool) -> None:
-        self.changing: list[bool] = []
+        self.repacked: list[bool] = []
         self.by_python = 0
         run = dispatch.run
 
         def run_by_python(*args):
-            self.changing.append(weight_scopes.thread_state.changing)
+            self.repacked.append(weight_scopes.thread_state.repacked)
             self.by_python += 1
             return run(*args)
 
@@ -127,32 +127,32 @@ class SeenProducts:
     def _see_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # One operator computes a layer that is trained: here it is left to its products.
         monkeypatch.setattr(trained, "run", lambda *_: None)
-        run_known, run_known_changing = dispatch.run_known, dispatch.run_known_changing
+        run_known, run_known_repacked = dispatch.run_known, dispatch.run_known_repacked
         run_layer = host_plans.run
 
         def known(*args):
             y = run_known(*args)
             if y is not None:
-                self.changing.append(weight_scopes.thread_state.changing)
+                self.repacked.append(weight_scopes.thread_state.repacked)
             return y
 
-        def known_changing(*args):
-            y = run_known_changing(*args)
+        def known_repacked(*args):
+            y = run_known_repacked(*args)
             if y is not None:
-                self.changing.append(True)
+                self.repacked.append(True)
             return y
 
         def known_layer(x, weights, *args):
             y = run_layer(x, weights, *args)
             if y is not None:
-                self.changing += [weight_scopes.thread_state.changing] * len(weights)
+                self.repacked += [weight_scopes.thread_state.repacked] * len(weights)
             return y
 
         monkeypatch.setattr(dispatch, "run_known", known)
-        monkeypatch.setattr(dispatch, "run_known_changing", known_changing)
+        monkeypatch.setattr(dispatch, "run_known_repacked", known_repacked)
         monkeypatch.setattr(host_plans, "run", known_layer)
 
     def clear(self) -> None:
         """Clear the record."""
-        self.changing.clear()
+        self.repacked.clear()
         self.by_python = 0

@@ -27,7 +27,7 @@ std::shared_mutex cache_mutex;
 // Addresses of tensors that may have cached forms; for some of them Python has dropped the forms since.
 std::unordered_set<const TensorImpl*> roots;
 std::atomic<int64_t> forgotten{0};
-thread_local std::optional<bool> marked_changing;
+thread_local std::optional<bool> marked_repacked;
 
 // The state of a weight when a form of it was prepared. The reference keeps the tensor that counts its versions
 // from being mistaken for a later one at its address.
@@ -146,9 +146,9 @@ Tensor root_of(const Tensor& weight, const Tensor* owner) {
   return root_of(owner == nullptr || weight.is_view() ? weight : *owner);
 }
 
-std::optional<bool> are_marked_changing() { return marked_changing; }
+std::optional<bool> are_marked_repacked() { return marked_repacked; }
 
-void mark_changing(bool changing) { marked_changing = changing; }
+void mark_repacked(bool repacked) { marked_repacked = repacked; }
 
 bool may_be_cached(const Tensor& root) {
   const std::shared_lock lock(cache_mutex);
@@ -208,7 +208,7 @@ TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def("clear_cached() -> ()", clear_cached);
   m.def("times_forgotten() -> int", times_forgotten);
   m.def("prepared_of(Tensor weight, Tensor? owner) -> (Tensor[], int[])", prepared_of);
-  m.def("mark_changing(bool changing) -> ()", ksopt::mark_changing);
+  m.def("mark_repacked(bool repacked) -> ()", ksopt::mark_repacked);
   m.def(
       "note_prepared(Tensor[] weights, Tensor[] owners, int[] versions, Tensor token, Tensor prepared, int form, "
       "int stream) -> ()",

@@ -16,9 +16,9 @@ at::Tensor root_of(const at::Tensor& weight);
 at::Tensor root_of(const at::Tensor& weight, const at::Tensor* owner);
 
 // Whether this thread is in a scope of changing weights (ksopt/kernels/weight_scopes.py); none until Python has called
-// mark_changing.
-std::optional<bool> are_marked_changing();
-void mark_changing(bool changing);
+// mark_repacked.
+std::optional<bool> are_marked_repacked();
+void mark_repacked(bool repacked);
 
 // Whether a tensor may have cached forms, which a training step has to drop.
 bool may_be_cached(const at::Tensor& root);

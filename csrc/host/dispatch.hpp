@@ -21,7 +21,7 @@ struct PreparedWeight {
 struct Taken {
   bool batch_last;
   bool exact;     // fp32 products
-  bool changing;  // it is about to change
+  bool repacked;  // it is about to change
   bool stored = false;  // of a layer: they are a module's parameters
 };
 

@@ -178,7 +178,7 @@ struct Step {
 
 // The step for such operands, whose weight is one of those with prepared forms; none if it is not known, or needs
 // Python.
-std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, bool changing, const PreparedForms& forms,
+std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, bool repacked, const PreparedForms& forms,
                             int64_t of) {
   const auto prepared_in = [&](int64_t form) { return find_prepared(forms, of, form, x.device); };
   if (weight.dim() != 4) return std::nullopt;
@@ -190,7 +190,7 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
   Choice choice{};
   {
     const std::shared_lock lock(known_mutex);
-    const auto& table = known[changing];
+    const auto& table = known[repacked];
     const auto it = table.find({a, b, c, d, x.dtype, x.batch_last, exact, bits_of(x.batch), x.place});
     if (it == table.end()) return std::nullopt;
     choice = it->second;
@@ -206,26 +206,26 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
   if (choice.form != 0) {
     if (std::optional<Tensor> prepared = prepared_in(choice.form)) return Step{choice, &weight, std::move(prepared)};
   }
-  if (choice.packing != NONE && changing) return Step{choice, &weight, std::nullopt, true};
+  if (choice.packing != NONE && repacked) return Step{choice, &weight, std::nullopt, true};
   // For a weight that is cached, Python caches the elements in order, too, once.
-  if (choice.repacks && changing) return Step{choice, &weight, std::nullopt};
+  if (choice.repacks && repacked) return Step{choice, &weight, std::nullopt};
   return std::nullopt;
 }
 
 // y, if the table has an entry for these operands and it can run on them. In all other cases the caller
 // checks, chooses and reports errors. An eager call spends its time here.
 std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact,
-                                   bool changing, const PreparedForms& forms, const std::optional<Tensor>& out) {
+                                   bool repacked, const PreparedForms& forms, const std::optional<Tensor>& out) {
   if (x.dim() == 0 || weight.dim() != 4 || !x.is_contiguous()) return std::nullopt;
   const Rows rows = rows_of(x, batch_last);
   const int64_t out_features = weight.size(0) * weight.size(1) * weight.size(3);
   if (out && !takes_product(*out, x, weight, out_features, batch_last)) return std::nullopt;
-  const auto step = step_of(rows, weight, exact, changing, forms, 0);
+  const auto step = step_of(rows, weight, exact, repacked, forms, 0);
   return step ? step->run(x, batch_last, out) : std::nullopt;
 }
 
 // Registers the choice of `launch_known` for operands like these, if it takes such; none: removes it.
-void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing,
+void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool repacked,
           std::optional<Choice> choice) {
   const bool any_rows = choice && choice->any_rows;
   if (!x.is_contiguous() || x.numel() == 0 || (!any_rows && !is_aligned(x, batch_last))) return;
@@ -234,9 +234,9 @@ void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bo
                           batch_last, exact, bits_of(batch), place_of(x)};
   const std::unique_lock lock(known_mutex);
   if (choice) {
-    known[changing][key] = *choice;
+    known[repacked][key] = *choice;
   } else {
-    known[changing].erase(key);
+    known[repacked].erase(key);
   }
 }
 

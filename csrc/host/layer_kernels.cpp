@@ -67,19 +67,19 @@ std::vector<Tensor> roots_of(const Layer& layer) {
 }
 
 // y, where ksopt/ops/implementation.py (chain) would take it from the table.
-std::optional<Tensor> known(const Layer& layer, bool changing, bool stored) {
+std::optional<Tensor> known(const Layer& layer, bool repacked, bool stored) {
   const bool is_ordinary = !at::globalContext().deterministicAlgorithms() &&
                            (layer.owners.empty() || layer.owners.size() == layer.weights.size());
   if (!is_ordinary) return std::nullopt;
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
     std::vector<ksopt::CachedWeight> cached;  // of weights that change nothing is
-    if (!changing) cached = ksopt::cached_of(layer.weights, roots_of(layer));
+    if (!repacked) cached = ksopt::cached_of(layer.weights, roots_of(layer));
     ksopt::LayerHandles handles{ksopt::handle_of(&layer.x), {}, ksopt::handle_of(layer.bias),
                                 ksopt::handle_of(layer.residual), layer.activation, layer.siblings};
     for (const Tensor& weight : layer.weights) handles.weights.push_back(ksopt::handle_of(&weight));
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
-        ksopt::layer_known(handles, {layer.batch_last, ksopt::is_exact(layer.x), changing, stored},
+        ksopt::layer_known(handles, {layer.batch_last, ksopt::is_exact(layer.x), repacked, stored},
                            ksopt::handles_of(cached), ksopt::handle_of(layer.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
   } catch (const std::exception&) {  // the path that checks and decides reports the error
@@ -98,11 +98,11 @@ void layer_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, S
   std::optional<Tensor> y;
   const Layer layer = layer_of(*stack, WRITES);
   // Without owners the weights are computed by the graph and not cached.
-  if (const auto changing = layer.owners.empty() ? true : ksopt::are_marked_changing()) {
+  if (const auto repacked = layer.owners.empty() ? true : ksopt::are_marked_repacked()) {
     const bool records = WRITES && at::GradMode::is_enabled() &&
                          layer.any([](const Tensor& one) { return one.requires_grad(); });
     // Python reports why it refuses these. Weights with owners in a graph are stored by its module.
-    if (!records) y = known(layer, *changing, !layer.owners.empty());
+    if (!records) y = known(layer, *repacked, !layer.owners.empty());
     if (y && WRITES) layer.out->unsafeGetTensorImpl()->bump_version();
   }
   if (!y) {
@@ -113,15 +113,15 @@ void layer_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, S
   if constexpr (!WRITES) torch::jit::push(*stack, std::move(*y));
 }
 
-// The known plan, for eager layers, which enter Python; `changing` is the state of this thread's scope.
+// The known plan, for eager layers, which enter Python; `repacked` is the state of this thread's scope.
 std::optional<Tensor> run_layer(const Tensor& x, std::vector<Tensor> weights, const std::optional<Tensor>& bias,
                                 const std::optional<Tensor>& residual, std::string activation, bool batch_last,
-                                int64_t siblings, std::optional<std::vector<Tensor>> owners, bool changing, bool stored,
+                                int64_t siblings, std::optional<std::vector<Tensor>> owners, bool repacked, bool stored,
                                 const std::optional<Tensor>& out) {
-  ksopt::mark_changing(changing);
+  ksopt::mark_repacked(repacked);
   return known({x, std::move(weights), tensor_if_any(bias), tensor_if_any(residual), activation, batch_last, siblings,
                 owners ? std::move(*owners) : std::vector<Tensor>(), tensor_if_any(out)},
-               changing, stored);
+               repacked, stored);
 }
 
 }  // namespace
@@ -143,6 +143,6 @@ void register_layers(torch::Library& library) {
 TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def(
       "run_layer(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
-      "int siblings, Tensor[]? owners, bool changing, bool stored, Tensor? out=None) -> Tensor?",
+      "int siblings, Tensor[]? owners, bool repacked, bool stored, Tensor? out=None) -> Tensor?",
       torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, run_layer));
 }

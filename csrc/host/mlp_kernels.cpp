@@ -54,7 +54,7 @@ MlpOperands mlp_of(const torch::jit::Stack& stack, bool writes) {
 }
 
 // The result, where ksopt/ops/mlp.py would take it from the table.
-std::optional<at::Tensor> known_mlp(const MlpOperands& mlp, bool changing) {
+std::optional<at::Tensor> known_mlp(const MlpOperands& mlp, bool repacked) {
   const bool is_ordinary = !at::globalContext().deterministicAlgorithms() &&
                            (mlp.owners.empty() || mlp.owners.size() == mlp.weights.size());
   if (!is_ordinary) return std::nullopt;
@@ -65,7 +65,7 @@ std::optional<at::Tensor> known_mlp(const MlpOperands& mlp, bool changing) {
       roots.push_back(ksopt::root_of(mlp.weights[at], mlp.owners.empty() ? nullptr : &mlp.owners[at]));
     }
     std::vector<ksopt::CachedWeight> cached;  // of weights that change nothing is
-    if (!changing) cached = ksopt::cached_of(mlp.weights, roots);
+    if (!repacked) cached = ksopt::cached_of(mlp.weights, roots);
     ksopt::MlpHandles handles{ksopt::handle_of(&mlp.x),
                               {},
                               mlp.factors,
@@ -76,7 +76,7 @@ std::optional<at::Tensor> known_mlp(const MlpOperands& mlp, bool changing) {
                               mlp.activation};
     for (const at::Tensor& weight : mlp.weights) handles.weights.push_back(ksopt::handle_of(&weight));
     const std::unique_ptr<at::Tensor> y(reinterpret_cast<at::Tensor*>(
-        ksopt::mlp_known(handles, {false, ksopt::is_exact(mlp.x), changing}, ksopt::handles_of(cached),
+        ksopt::mlp_known(handles, {false, ksopt::is_exact(mlp.x), repacked}, ksopt::handles_of(cached),
                          ksopt::handle_of(mlp.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
   } catch (const std::exception&) {  // the path that checks and decides reports the error
@@ -95,9 +95,9 @@ void mlp_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, tor
   std::optional<at::Tensor> y;
   const MlpOperands mlp = mlp_of(*stack, WRITES);
   // Without owners the weights are computed by the graph and not cached.
-  if (const auto changing = mlp.owners.empty() ? true : ksopt::are_marked_changing()) {
+  if (const auto repacked = mlp.owners.empty() ? true : ksopt::are_marked_repacked()) {
     const bool records = WRITES && at::GradMode::is_enabled() && mlp.require_gradients();
-    if (!records) y = known_mlp(mlp, *changing);  // which Python refuses in words
+    if (!records) y = known_mlp(mlp, *repacked);  // which Python refuses in words
     if (y && WRITES) mlp.out->unsafeGetTensorImpl()->bump_version();
   }
   if (!y) {

@@ -41,7 +41,7 @@ PlanKey plan_key(const Mlp& mlp, const Rows& x, bool exact) {
 std::array<std::unordered_map<PlanKey, PlanChoice, PlanKeyHash>, 2> known_mlps;
 
 // The result, if a launch that computes it is in the table and can run; otherwise the caller computes it.
-std::optional<Tensor> run_known_mlp(const Mlp& mlp, bool exact, bool changing, const PreparedForms& forms,
+std::optional<Tensor> run_known_mlp(const Mlp& mlp, bool exact, bool repacked, const PreparedForms& forms,
                                     const std::optional<Tensor>& out) {
   if (!mlp.is_ordinary()) return std::nullopt;
   const Rows x = rows_of(mlp.x, false);
@@ -60,26 +60,26 @@ std::optional<Tensor> run_known_mlp(const Mlp& mlp, bool exact, bool changing, c
   PlanChoice choice{};
   {
     const std::shared_lock lock(known_mutex);
-    const auto& table = known_mlps[changing];
+    const auto& table = known_mlps[repacked];
     const auto it = table.find(plan_key(mlp, x, exact));
     if (it == table.end()) return std::nullopt;
     choice = it->second;
   }
   std::vector<Tensor> weights = mlp.weights;
   weights.insert(weights.end(), mlp.last_weights.begin(), mlp.last_weights.end());
-  return launch_chain(choice, mlp.second(), x, {weights, 2, changing, forms}, out, mlp.hidden_bias);
+  return launch_chain(choice, mlp.second(), x, {weights, 2, repacked, forms}, out, mlp.hidden_bias);
 }
 
 // Registers the kernel of `run_known_mlp` for operands like these; NONE: removes it.
-void know_mlp_of(const Mlp& mlp, bool exact, bool changing, const PlanChoice& choice) {
+void know_mlp_of(const Mlp& mlp, bool exact, bool repacked, const PlanChoice& choice) {
   if (!mlp.is_ordinary()) return;
   const Rows x = rows_of(mlp.x, false);
   if (!features_of_result(mlp, x)) return;
   const std::unique_lock lock(known_mutex);
   if (choice.kernel == NONE) {
-    known_mlps[changing].erase(plan_key(mlp, x, exact));
+    known_mlps[repacked].erase(plan_key(mlp, x, exact));
   } else {
-    known_mlps[changing][plan_key(mlp, x, exact)] = choice;
+    known_mlps[repacked][plan_key(mlp, x, exact)] = choice;
   }
 }
 

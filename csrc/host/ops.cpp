@@ -27,9 +27,9 @@ std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan
   return launch_plan(plan, common_stride(x, first, last) ? x : torch::stable::contiguous(x), weight, out);
 }
 
-void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing, int64_t plan,
+void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool repacked, int64_t plan,
                  int64_t form, int64_t kind, bool repacks, bool any_rows, int64_t packing) {
-  know(x, weight, batch_last, exact, changing,
+  know(x, weight, batch_last, exact, repacked,
        plan < 0 ? std::nullopt : std::optional(Choice{plan, form, kind, repacks, any_rows, packing}));
 }
 
@@ -42,11 +42,11 @@ void know_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tenso
 
 void know_mlp(const Tensor& x, std::vector<Tensor> weights, std::vector<Tensor> last_weights,
               std::optional<Tensor> hidden_bias, std::optional<Tensor> bias, std::optional<Tensor> residual,
-              std::string hidden_activation, std::string activation, bool exact, bool changing, int64_t kernel,
+              std::string hidden_activation, std::string activation, bool exact, bool repacked, int64_t kernel,
               int64_t form) {
   know_mlp_of({x, std::move(weights), std::move(last_weights), std::move(hidden_bias), std::move(bias),
                std::move(residual), activation_of(hidden_activation), activation_of(activation)},
-              exact, changing, {kernel, form});
+              exact, repacked, {kernel, form});
 }
 
 // Registers a chain's kernel and returns its index.
@@ -142,7 +142,7 @@ AtenTensorHandle owned(const Tensor& tensor) {
 
 AtenTensorHandle ksopt::multiply_known(AtenTensorHandle x, AtenTensorHandle weight, const Taken& taken,
                                        const std::vector<PreparedWeight>& prepared, AtenTensorHandle out) {
-  const auto y = launch_known(borrowed(x), borrowed(weight), taken.batch_last, taken.exact, taken.changing,
+  const auto y = launch_known(borrowed(x), borrowed(weight), taken.batch_last, taken.exact, taken.repacked,
                               borrowed(prepared), borrowed_if_any(out));
   return y ? owned(*y) : nullptr;
 }
@@ -155,7 +155,7 @@ AtenTensorHandle ksopt::layer_known(const LayerHandles& layer, const Taken& take
   const auto bias = borrowed_if_any(layer.bias), residual = borrowed_if_any(layer.residual);
   const int64_t activation = activation_of(layer.activation);
   const auto y = run_known_plan({x, weights, bias, residual, activation, taken.batch_last, layer.siblings},
-                                taken.exact, weights_of(taken.changing, taken.stored), borrowed(prepared),
+                                taken.exact, weights_of(taken.repacked, taken.stored), borrowed(prepared),
                                 borrowed_if_any(out));
   return y ? owned(*y) : nullptr;
 }
@@ -169,7 +169,7 @@ AtenTensorHandle ksopt::mlp_known(const MlpHandles& mlp, const Taken& taken,
   const Mlp operands{borrowed(mlp.x), std::move(weights[0]), std::move(weights[1]), borrowed_if_any(mlp.hidden_bias),
                      borrowed_if_any(mlp.bias), borrowed_if_any(mlp.residual), activation_of(mlp.hidden_activation),
                      activation_of(mlp.activation)};
-  const auto y = run_known_mlp(operands, taken.exact, taken.changing, borrowed(prepared), borrowed_if_any(out));
+  const auto y = run_known_mlp(operands, taken.exact, taken.repacked, borrowed(prepared), borrowed_if_any(out));
   return y ? owned(*y) : nullptr;
 }
 
@@ -205,7 +205,7 @@ ksopt::KnownChain ksopt::trained_chain_known(AtenTensorHandle x, AtenTensorHandl
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor?");
   m.def(
-      "know(Tensor x, Tensor weight, bool batch_last, bool exact, bool changing, int plan, int form, "
+      "know(Tensor x, Tensor weight, bool batch_last, bool exact, bool repacked, int plan, int form, "
       "int kind=0, bool repacks=False, bool any_rows=False, int packing=-1) -> ()");
   m.def("forget() -> ()");
   m.def(
@@ -213,7 +213,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "int siblings, bool exact, int of_weights, int kernel, int form) -> ()");
   m.def(
       "know_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias, Tensor? bias, Tensor? residual, "
-      "str hidden_activation, str activation, bool exact, bool changing, int kernel, int form) -> ()");
+      "str hidden_activation, str activation, bool exact, bool repacked, int kernel, int form) -> ()");
   m.def("forget_plans() -> ()");
   m.def("forget_gradients() -> ()");
   m.def(

@@ -142,10 +142,10 @@ struct PlanChoice {
 };
 
 // How weights are prepared: cached, at each call, or, for parameters of modules, cached at any preparation cost.
-enum class Weights : int64_t { cached, changing, stored };
+enum class Weights : int64_t { cached, repacked, stored };
 
-Weights weights_of(bool changing, bool stored) {
-  return changing ? Weights::changing : stored ? Weights::stored : Weights::cached;
+Weights weights_of(bool repacked, bool stored) {
+  return repacked ? Weights::repacked : stored ? Weights::stored : Weights::cached;
 }
 
 using KnownPlans = std::unordered_map<PlanKey, PlanChoice, PlanKeyHash>;
@@ -169,7 +169,7 @@ bool is_readable(const std::optional<Tensor>& summand) {
 struct LaunchedWeights {
   const std::vector<Tensor>& all;
   size_t chains;
-  bool changing;
+  bool repacked;
   const PreparedForms& forms;
 };
 
@@ -188,7 +188,7 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
   const int32_t device = x.device;
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  const std::optional<Tensor> packed = weights.changing
+  const std::optional<Tensor> packed = weights.repacked
                                            ? packed_weights(chain.packing, weights.all, weights.chains)
                                            : find_prepared(weights.forms, ksopt::ALL, choice.form, device);
   if (!packed) return std::nullopt;
@@ -222,7 +222,7 @@ Tensor gated(const Layer& layer, const Tensor& first, const Tensor& second, cons
 }
 
 // A product for each factor, and torch's operations behind them: as ksopt/kernels/by_factors.py.
-std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool changing, const PreparedForms& forms,
+std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool repacked, const PreparedForms& forms,
                                   const std::optional<Tensor>& out) {
   // Nothing is launched before all factors are found in the table.
   std::vector<Step> steps;
@@ -231,7 +231,7 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
     Rows rows = x;
     for (size_t at = first + length; at-- > first;) {
       const Tensor& weight = layer.weights[at];
-      auto step = step_of(rows, weight, exact, changing, forms, static_cast<int64_t>(at));
+      auto step = step_of(rows, weight, exact, repacked, forms, static_cast<int64_t>(at));
       if (!step) return std::nullopt;
       steps.push_back(std::move(*step));
       rows.features = weight.size(0) * weight.size(1) * weight.size(3);
@@ -313,10 +313,10 @@ std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights wei
     if (it == table.end()) return std::nullopt;
     choice = it->second;
   }
-  const bool changing = weights == Weights::changing;
-  if (choice.kernel == FACTORS) return run_factors(layer, x, exact, changing, forms, out);
+  const bool repacked = weights == Weights::repacked;
+  if (choice.kernel == FACTORS) return run_factors(layer, x, exact, repacked, forms, out);
   if (choice.kernel == MERGED) return run_merged(choice, layer, x, exact, forms, out);
-  const LaunchedWeights all{layer.weights, static_cast<size_t>(layer.siblings), changing, forms};
+  const LaunchedWeights all{layer.weights, static_cast<size_t>(layer.siblings), repacked, forms};
   return launch_chain(choice, layer, x, all, out);
 }
 

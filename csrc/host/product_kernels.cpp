@@ -25,11 +25,11 @@ using ksopt::handle_of;
 using torch::jit::Stack;
 
 // The operators, as `NAMES` and ksopt/ops/schemas.py name them.
-enum Operator : size_t { INNER, FROZEN, CHANGING, INNER_OUT, CHANGING_OUT, COUNT };
-constexpr std::array<const char*, COUNT> NAMES = {"ks_mm_inner", "ks_mm_frozen", "ks_mm_changing", "ks_mm_inner.out",
-                                                  "ks_mm_changing.out"};
-constexpr bool writes(Operator op) { return op == INNER_OUT || op == CHANGING_OUT; }
-constexpr bool is_changing(Operator op) { return op == CHANGING || op == CHANGING_OUT; }
+enum Operator : size_t { INNER, FROZEN, REPACKED, INNER_OUT, REPACKED_OUT, COUNT };
+constexpr std::array<const char*, COUNT> NAMES = {"ks_mm_inner", "ks_mm_frozen", "ks_mm_repacked", "ks_mm_inner.out",
+                                                  "ks_mm_repacked.out"};
+constexpr bool writes(Operator op) { return op == INNER_OUT || op == REPACKED_OUT; }
+constexpr bool is_repacked(Operator op) { return op == REPACKED || op == REPACKED_OUT; }
 
 // Python's. Never freed: what they hold belongs to the interpreter, which ends first.
 using Kernels = std::array<std::optional<c10::SafeKernelFunction>, COUNT>;
@@ -53,16 +53,16 @@ Call call_of(Operator op, const Stack& stack) {
           owner.isNone() ? nullptr : &owner.toTensor(), writes(op) ? &arguments[4].toTensor() : nullptr};
 }
 
-// y, where ksopt/ops/implementation.py (product, frozen, changing) would take it from the tables.
-std::optional<Tensor> known(const Call& call, bool changing) {
+// y, where ksopt/ops/implementation.py (product, frozen, repacked) would take it from the tables.
+std::optional<Tensor> known(const Call& call, bool repacked) {
   if (at::globalContext().deterministicAlgorithms()) return std::nullopt;
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
     std::vector<ksopt::CachedWeight> cached;  // of a weight that changes nothing is
-    if (!changing) cached = ksopt::cached_of(call.weight, ksopt::root_of(call.weight, call.owner));
+    if (!repacked) cached = ksopt::cached_of(call.weight, ksopt::root_of(call.weight, call.owner));
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
         ksopt::multiply_known(handle_of(&call.x), handle_of(&call.weight),
-                              {call.batch_last, ksopt::is_exact(call.x), changing}, ksopt::handles_of(cached),
+                              {call.batch_last, ksopt::is_exact(call.x), repacked}, ksopt::handles_of(cached),
                               handle_of(call.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
   } catch (const std::exception&) {  // the path that checks and decides reports the error
@@ -75,10 +75,10 @@ std::optional<Tensor> served(Operator op, const Call& call) {
   const bool records = call.out != nullptr && at::GradMode::is_enabled() &&
                        (call.x.requires_grad() || call.weight.requires_grad() || call.out->requires_grad());
   if (records) return std::nullopt;  // which Python refuses in words
-  if (!is_changing(op)) {
+  if (!is_repacked(op)) {
     // Without an owner the weight is computed by the graph and not cached.
-    const auto changing = call.owner == nullptr ? true : ksopt::are_marked_changing();
-    return changing ? known(call, *changing) : std::nullopt;
+    const auto repacked = call.owner == nullptr ? true : ksopt::are_marked_repacked();
+    return repacked ? known(call, *repacked) : std::nullopt;
   }
   // Where forms of the weight are cached, Python drops them.
   if (ksopt::may_be_cached(ksopt::root_of(call.owner == nullptr ? call.weight : *call.owner))) return std::nullopt;
@@ -110,10 +110,10 @@ void register_in(torch::Library& library) {
 // The known product, for eager products, which enter Python. Where the weight is cached, this thread is in no scope of
 // changing weights; that a weight changes may also follow from the operator.
 std::optional<Tensor> run_product(const Tensor& x, const Tensor& weight, bool batch_last,
-                                  const std::optional<Tensor>& owner, bool changing,
+                                  const std::optional<Tensor>& owner, bool repacked,
                                   const std::optional<Tensor>& out) {
-  if (!changing) ksopt::mark_changing(false);
-  return known({x, weight, batch_last, owner ? &*owner : nullptr, out ? &*out : nullptr}, changing);
+  if (!repacked) ksopt::mark_repacked(false);
+  return known({x, weight, batch_last, owner ? &*owner : nullptr, out ? &*out : nullptr}, repacked);
 }
 
 // ks_mm_weight_grad_inner and ks_mm_weight_bias_grad_inner, on CUDA.
@@ -223,9 +223,9 @@ void serve_products(bool served) {
         std::make_unique<torch::Library>(torch::Library::IMPL, "ksopt", key, __FILE__, __LINE__));
     register_in<INNER>(library);
     register_in<FROZEN>(library);
-    register_in<CHANGING>(library);
+    register_in<REPACKED>(library);
     register_in<INNER_OUT>(library);
-    register_in<CHANGING_OUT>(library);
+    register_in<REPACKED_OUT>(library);
     ksopt::register_layers(library);
     ksopt::register_mlps(library);
     if (key == c10::DispatchKey::CUDA) {
@@ -243,7 +243,7 @@ void serve_products(bool served) {
 TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def("serve_products(bool served) -> ()", serve_products);
   m.def(
-      "run_product(Tensor x, Tensor weight, bool batch_last, Tensor? owner, bool changing, Tensor? out=None) -> "
+      "run_product(Tensor x, Tensor weight, bool batch_last, Tensor? owner, bool repacked, Tensor? out=None) -> "
       "Tensor?",
       torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, run_product));
 }

@@ -76,7 +76,7 @@ struct Known {
       }
     }
     static const auto op =
-        operator_of<Tensor(const Tensor&, const Tensor&, bool, const MaybeTensor&)>("ksopt::ks_mm_changing");
+        operator_of<Tensor(const Tensor&, const Tensor&, bool, const MaybeTensor&)>("ksopt::ks_mm_repacked");
     return op.call(x, weight, form.batch_last, std::nullopt);
   }
 

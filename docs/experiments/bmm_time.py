@@ -58,7 +58,7 @@ def measure(pattern: Pattern, by_library: bool) -> None:
     x, weight = torch.randn(8, pattern.in_features), torch.randn(pattern.weight_shape)
     out = torch.empty(8, pattern.out_features)
     key = cuda.problem_key_of(x, weight, False)
-    cached, changing = (
+    cached, repacked = (
         Choice(
             Candidate("bmm", key.problem, 1.0),
             _preparing(multiplier("bmm", key.problem), weight_is),
@@ -66,13 +66,13 @@ def measure(pattern: Pattern, by_library: bool) -> None:
         )
         for weight_is in ("cached", "repacked")
     )
-    cuda.remember(key, x.get_device(), Decision(cached, changing))
+    cuda.remember(key, x.get_device(), Decision(cached, repacked))
     torch.ops.ksopt_host.serve_products(by_library)
     dispatch.run_known = cuda.run_known if by_library else nothing_known
-    dispatch.run_known_changing = cuda.run_known_changing if by_library else nothing_known
+    dispatch.run_known_repacked = cuda.run_known_repacked if by_library else nothing_known
     calls = {
         "ks_mm_inner.out": lambda: ops.ks_mm_inner_out(x, weight, out=out),
-        "ks_mm_changing.out": lambda: ops.ks_mm_changing_out(x, weight, out=out),
+        "ks_mm_repacked.out": lambda: ops.ks_mm_repacked_out(x, weight, out=out),
         "ks_mm": lambda: ops.ks_mm(x, weight),
         "past the dispatcher": lambda: ops.multiply(x, weight),
     }
@@ -84,7 +84,7 @@ def measure_order(pattern: Pattern, stored_in_order: bool) -> None:
     """Print the times of an empty kernel, with a weight stored as [a, b, c, d] or not."""
     cuda.forget()
     weight_cache.refresh()
-    dispatch.run_known, dispatch.run_known_changing = cuda.run_known, cuda.run_known_changing
+    dispatch.run_known, dispatch.run_known_repacked = cuda.run_known, cuda.run_known_repacked
     x, out = torch.randn(1, pattern.in_features), torch.empty(1, pattern.out_features)
     owner = torch.randn(pattern.weight_shape)
     if not stored_in_order:
@@ -98,7 +98,7 @@ def measure_order(pattern: Pattern, stored_in_order: bool) -> None:
     place = (owner, weight.shape, weight.stride(), 0)
     calls = {
         "ks_mm_inner.out": lambda: ops.ks_mm_inner_out(x, view(*place), owner, out=out),
-        "ks_mm_changing.out": lambda: ops.ks_mm_changing_out(x, view(*place), owner, out=out),
+        "ks_mm_repacked.out": lambda: ops.ks_mm_repacked_out(x, view(*place), owner, out=out),
     }
     times = ", ".join(f"{name} {least_us(call):.1f}" for name, call in calls.items())
     print(f"{pattern} weight {'' if stored_in_order else 'not '}in order: {times}", flush=True)

@@ -12,6 +12,7 @@ no machine code.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import struct
@@ -66,7 +67,7 @@ def described(patterns: list[str]) -> dict[str, Any]:
     predicted, code = {}, {}
     for case, problem, family in cases(patterns):
         times = [
-            (family.predicted_us(problem, tile, ROWS, device), at, str(tile))
+            (family.predicted_us(problem, tile, ROWS, device), at, dataclasses.astuple(tile))
             for at, tile in enumerate(family.configs(problem, device))
         ]
         predicted[case] = repr(min(times, default=None))

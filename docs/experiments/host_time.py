@@ -107,9 +107,9 @@ def of_operators(device: str) -> Calls:
     """The products that compiled graphs call, by a small weight, and a layer of two of them."""
     x, weight = torch.randn(ROWS, 64, device=device), torch.randn(8, 8, 8, 1, device=device)
     out = torch.empty(ROWS, 64, device=device)
-    for op in (ops.ks_mm_inner, ops.ks_mm_frozen, ops.ks_mm_changing):
+    for op in (ops.ks_mm_inner, ops.ks_mm_frozen, ops.ks_mm_repacked):
         yield str(op), lambda op=op: op(x, weight)
-    for op in (ops.ks_mm_inner_out, ops.ks_mm_changing_out):
+    for op in (ops.ks_mm_inner_out, ops.ks_mm_repacked_out):
         yield str(op), lambda op=op: op(x, weight, out=out)
     layer = ([weight, torch.randn_like(weight)], torch.randn(64, device=device), None, "gelu")
     yield str(ops.ks_chain_inner), lambda: ops.ks_chain_inner(x, *layer)

@@ -135,8 +135,8 @@ def fault_of(kernel: kernels.InputGradient, o: Operands) -> str | None:
 
 def by_factors(o: Operands, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The two launches that the kernel replaces."""
-    between = implementation.changing(grad, o.left.transpose(1, 2))
-    return implementation.changing(between, o.right.transpose(1, 2)), between
+    between = implementation.repacked(grad, o.left.transpose(1, 2))
+    return implementation.repacked(between, o.right.transpose(1, 2)), between
 
 
 def compile_all(todo: Sequence[tuple[Shape, Config]], dtype: str) -> None:

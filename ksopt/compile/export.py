@@ -93,7 +93,7 @@ def export_pass(program: torch.export.ExportedProgram, *, tune: Any = None) -> A
     # Traced again: what was inserted becomes ATen operators, as an exported program must have.
     program = program.run_decompositions({})
     for node in program.graph.nodes:
-        if node.target in (ops.ks_mm_inner, ops.ks_mm_changing, ops.ks_mm_frozen):
+        if node.target in (ops.ks_mm_inner, ops.ks_mm_repacked, ops.ks_mm_frozen):
             node.target = ops.ks_mm  # the program may yet be run where gradients are recorded
     program.graph_module.recompile()
     return program

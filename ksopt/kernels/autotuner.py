@@ -188,7 +188,7 @@ def raced(
     Raises:
         UnavailableError: none of them ran.
     """
-    with weight_scopes.changing(False):
+    with weight_scopes.repacked(False):
         results = race(
             [one.entry() for one in competitors], type_of(device).race_timer(device), rules
         )
@@ -208,7 +208,7 @@ def raced(
         repacked=pick(results, "repacked", _previous(previous, "repacked")),
         stored=pick(results, "stored", _previous(previous, "stored")) if has_stored else None,
     )
-    chosen = record.chosen(changing=False)
+    chosen = record.chosen(repacked=False)
     log.info("%s: %s is the fastest of %d ways", key.problem.chain, chosen.label, len(ran))
     return record, [one for one, _ in ran]
 
@@ -297,7 +297,7 @@ class _Repacking:
     call: Any
 
     def __call__(self, *arguments: Any) -> Tensor:
-        with weight_scopes.changing():
+        with weight_scopes.repacked():
             y: Tensor = self.call(*arguments)
             return y
 

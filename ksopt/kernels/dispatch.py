@@ -25,12 +25,12 @@ def run_known(
     return backend.run_known(x, weight, batch_last, out, owner)
 
 
-def run_known_changing(
+def run_known_repacked(
     x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
 ) -> Tensor | None:
-    """See `DeviceBackend.run_known_changing`."""
+    """See `DeviceBackend.run_known_repacked`."""
     backend = BACKENDS["cuda" if x.is_cuda else x.device.type]
-    return backend.run_known_changing(x, weight, batch_last, out)
+    return backend.run_known_repacked(x, weight, batch_last, out)
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:

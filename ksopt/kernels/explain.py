@@ -86,7 +86,7 @@ def choice_report(
     *,
     batch_last: bool = False,
     device: torch.device | str = "cuda",
-    changing: bool = False,
+    repacked: bool = False,
     exact: bool | None = None,
     spec: DeviceSpec | None = None,
 ) -> ChoiceReport:
@@ -101,7 +101,7 @@ def choice_report(
         batch: rows of x.
         batch_last: the layout.
         device: where it is computed.
-        changing: whether the weight changes from call to call, as in training.
+        repacked: whether the weight changes from call to call, as in training.
         exact: for float32, whether to FP32 accuracy; None takes torch's setting at this moment.
         spec: predict for this device, which need not be here, and look up nothing.
 
@@ -122,9 +122,9 @@ def choice_report(
     problem = Problem.of_factor(pattern, dtype, batch_last, is_exact(dtype, exact))
     key = backend.key(problem, batch)
     if spec is None:
-        known = backend.measured(key, place, mode, changing)
+        known = backend.measured(key, place, mode, repacked)
         if known is not None:
-            return from_record(*known, changing)
+            return from_record(*known, repacked)
         spec = None if mode == "off" else backend.spec(place)
     chosen = backend.unmeasured(key, batch, spec, mode)
     return ChoiceReport(
@@ -140,15 +140,15 @@ def choice_report(
     )
 
 
-def from_record(record: Record, source: Source, changing: bool = False) -> ChoiceReport:
+def from_record(record: Record, source: Source, repacked: bool = False) -> ChoiceReport:
     """The report of a measured choice.
 
     Args:
         record: what was.
         source: "measured" or "recorded".
-        changing: whether the weight changes from call to call.
+        repacked: whether the weight changes from call to call.
     """
-    chosen = record.chosen(changing)
+    chosen = record.chosen(repacked)
     return ChoiceReport(
         record.key,
         record.batch,
@@ -158,13 +158,13 @@ def from_record(record: Record, source: Source, changing: bool = False) -> Choic
         chosen.median_us,
         record.timed,
         source,
-        _why(record, chosen, changing),
+        _why(record, chosen, repacked),
     )
 
 
-def _why(record: Record, chosen: Timed, changing: bool) -> str:
+def _why(record: Record, chosen: Timed, repacked: bool) -> str:
     reused = ("cached", "stored")
-    rivals = [one for one in record.timed if not (changing and one.weight in reused)]
+    rivals = [one for one in record.timed if not (repacked and one.weight in reused)]
     fastest = min(rivals, key=lambda one: one.median_us)
     words = [f"measured {chosen.median_us:.1f} us at batch {record.batch}"]
     if not record.key.problem.is_factor:

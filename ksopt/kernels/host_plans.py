@@ -24,7 +24,7 @@ from ksopt.kernels.weight_cache import is_stored
 from ksopt.kernels.weight_scopes import sync_host, thread_state
 
 _FACTORS, _NONE = -2, -1  # of csrc/host/plan_table.hpp
-_CACHED, _CHANGING, _STORED = range(3)  # ``Weights`` there
+_CACHED, _REPACKED, _STORED = range(3)  # ``Weights`` there
 
 # The overload's implementation, which saves a call of Python. None until the table has a plan.
 _run_layer: Callable[..., Tensor | None] | None = None
@@ -53,7 +53,7 @@ def run(
     around = (bias, residual, activation, batch_last, siblings)
     try:
         stored = owners is not None or all(map(is_stored, weights))
-        return _run_layer(x, weights, *around, owners, thread_state.changing, stored, out)
+        return _run_layer(x, weights, *around, owners, thread_state.repacked, stored, out)
     except (RuntimeError, AttributeError):  # the path that checks and decides reports the error
         return None
 
@@ -78,7 +78,7 @@ def know(
     layer = (x, operands.weights, operands.bias, operands.residual)
     around = (activation, batch_last, siblings)
     exact = x.dtype is not torch.float32 or precision.is_exact()
-    for mode in (_CACHED, _CHANGING, _STORED):
+    for mode in (_CACHED, _REPACKED, _STORED):
         kernel, form = _FACTORS, 0
         if decision is not None:
             stored = decision.cached if decision.stored is None else decision.stored
@@ -109,11 +109,11 @@ def know_mlp(
     layers = (x, weights[:factors], weights[factors:])
     around = (operands.hidden_bias, operands.bias, operands.residual)
     exact = x.dtype is not torch.float32 or precision.is_exact()
-    for changing in (False, True):
+    for repacked in (False, True):
         kernel, form = _NONE, 0
         if decision is not None:
-            kernel, form = _entry(decision.repacked if changing else decision.cached)
-        how = (hidden_activation, activation, exact, changing, kernel, form)
+            kernel, form = _entry(decision.repacked if repacked else decision.cached)
+        how = (hidden_activation, activation, exact, repacked, kernel, form)
         torch.ops.ksopt_host.know_mlp(*layers, *around, *how)
     sync_host()
 

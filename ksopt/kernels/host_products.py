@@ -41,12 +41,12 @@ def run_known(
     if _run_product is None:
         return None
     try:
-        return _run_product(x, weight, batch_last, owner, thread_state.changing, out)
+        return _run_product(x, weight, batch_last, owner, thread_state.repacked, out)
     except RuntimeError:  # the path that checks and decides reports the error
         return None
 
 
-def run_known_changing(
+def run_known_repacked(
     x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
 ) -> Tensor | None:
     """`run_known` for weights that change, whatever the scope."""
@@ -58,12 +58,12 @@ def run_known_changing(
         return None
 
 
-def know(x: Tensor, weight: Tensor, batch_last: bool, changing: bool, entry: Entry | None) -> None:
+def know(x: Tensor, weight: Tensor, batch_last: bool, repacked: bool, entry: Entry | None) -> None:
     """Register the entry for products of these operands.
 
     Args:
         x, weight, batch_last: a product's.
-        changing: whether the entry is for weights that change.
+        repacked: whether the entry is for weights that change.
         entry: the decision, for a loaded library; None where the library cannot carry it out,
             which removes an earlier entry.
     """
@@ -72,7 +72,7 @@ def know(x: Tensor, weight: Tensor, batch_last: bool, changing: bool, entry: Ent
         return
     exact = x.dtype != torch.float32 or precision.is_exact()
     known = astuple(_NOTHING if entry is None else entry)
-    torch.ops.ksopt_host.know(x, weight, batch_last, exact, changing, *known)
+    torch.ops.ksopt_host.know(x, weight, batch_last, exact, repacked, *known)
     if entry is not None:
         sync_host()
         _run_product = torch.ops.ksopt_host.run_product.default._op

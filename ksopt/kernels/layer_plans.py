@@ -45,19 +45,19 @@ def is_whole(
     batch_last: bool,
     siblings: int,
     check: Callable[[], object] | None = None,
-    changing: bool = False,
+    repacked: bool = False,
 ) -> bool:
     """Whether a plan of one launch takes operands, which may be fake: then it is predicted.
 
     Args:
         operands, activation, batch_last, siblings, check: as for `whole_call`.
-        changing: of fake ones, whether weights will be prepared at each call.
+        repacked: of fake ones, whether weights will be prepared at each call.
     """
     x = operands.x
     if is_real(x):
         decision, _ = _decision_of_call(operands, activation, batch_last, siblings, check)
         return decision is not None and call_of(decision, operands) is not None
-    plan = plan_of_fakes(operands, activation, batch_last, siblings, changing)
+    plan = plan_of_fakes(operands, activation, batch_last, siblings, repacked)
     return plan is not None and plan.is_whole
 
 
@@ -66,15 +66,15 @@ def plan_of_fakes(
     activation: str = "none",
     batch_last: bool = False,
     siblings: int = 1,
-    changing: bool = False,
+    repacked: bool = False,
 ) -> ExecutionPlan | None:
     """The `plan_of` the problem of operands, which may be fake; None where it is unknown."""
     if not has_known_weights(operands):
         return None
-    return plan_for(problem_of(operands, activation, batch_last, siblings), operands.x, changing)
+    return plan_for(problem_of(operands, activation, batch_last, siblings), operands.x, repacked)
 
 
-def chosen_for_changing(operands: Operands) -> tuple[Candidate | None, bool]:
+def chosen_for_repacked(operands: Operands) -> tuple[Candidate | None, bool]:
     """The kernel for a whole layer whose weights change; None for one launch per factor.
 
     Args:

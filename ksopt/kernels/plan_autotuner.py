@@ -84,11 +84,11 @@ def decision_of(
 def call_of(decision: Decision, operands: Operands) -> Any:
     """The `ChainCall` for weights as they are now; None for several launches."""
     x = operands.x
-    changing = weight_cache.are_marked_changing() or (
-        x.is_cuda and weight_cache.are_changing(x.get_device())
+    repacked = weight_cache.are_marked_repacked() or (
+        x.is_cuda and weight_cache.are_repacked(x.get_device())
     )
-    choice = decision.repacked if changing else decision.cached
-    if decision.stored is not None and not changing:
+    choice = decision.repacked if repacked else decision.cached
+    if decision.stored is not None and not repacked:
         problem = decision.stored.candidate.problem
         choice = decision.stored if merged.may_keep(problem, operands.weights) else choice
     return None if choice.name in APART else choice.call

@@ -24,7 +24,7 @@ def plan_of(
     batch: int,
     *,
     device: torch.device | str = "cuda",
-    changing: bool = False,
+    repacked: bool = False,
     spec: DeviceSpec | None = None,
 ) -> ExecutionPlan:
     """The plan of a problem with contiguous operands, as far as it is known without computing.
@@ -33,7 +33,7 @@ def plan_of(
         problem: what is computed.
         batch: rows of x.
         device: where.
-        changing: whether the weights change from call to call, as in training.
+        repacked: whether the weights change from call to call, as in training.
         spec: predict for this device, which need not be here, and look up nothing.
 
     Example:
@@ -50,12 +50,12 @@ def plan_of(
         ['(2,48,192,1)', '(1,192,48,2)']
     """
     place = torch.device(device)
-    whole = whole_choice(problem, batch, place, changing, spec)
+    whole = whole_choice(problem, batch, place, repacked, spec)
     if whole is not None and whole.way not in APART:
         return ExecutionPlan(problem, batch, (Launch(problem, whole),))
     if problem.second is not None:
         one, two = (
-            plan_of(layer, batch, device=device, changing=changing, spec=spec)
+            plan_of(layer, batch, device=device, repacked=repacked, spec=spec)
             for layer in problem.layers()
         )
         together = (*one.launches, *two.launches)
@@ -69,7 +69,7 @@ def plan_of(
                 batch,
                 batch_last=problem.batch_last,
                 device=place,
-                changing=changing,
+                repacked=repacked,
                 exact=problem.exact,
                 spec=spec,
             ),
@@ -83,13 +83,13 @@ def whole_choice(
     problem: Problem,
     batch: int,
     device: torch.device,
-    changing: bool = False,
+    repacked: bool = False,
     spec: DeviceSpec | None = None,
 ) -> ChoiceReport | None:
     """The known or predicted choice for a whole problem, which may be `FACTORS`.
 
     Args:
-        problem, batch, device, changing, spec: as for `plan_of`.
+        problem, batch, device, repacked, spec: as for `plan_of`.
 
     Returns:
         None where nothing computes all of it, and for one factor's product alone.
@@ -107,18 +107,18 @@ def whole_choice(
     if spec is None and mode == "measure":
         known = plan_autotuner.known_record(key, device)
         if known is not None:
-            return from_record(*known, changing)
+            return from_record(*known, repacked)
     several = registry.best_predicted(problem, batch, own_spec)
-    best = next(one for one in several if not (changing and one.takes_parameters))
+    best = next(one for one in several if not (repacked and one.takes_parameters))
     reason = f"predicted to take {best.predicted_us:.1f} us"
     return ChoiceReport(
         key, batch, best.name, best.config, best.predicted_us, None, (), "model", reason
     )
 
 
-def plan_for(problem: Problem, x: Tensor, changing: bool = False) -> ExecutionPlan | None:
+def plan_for(problem: Problem, x: Tensor, repacked: bool = False) -> ExecutionPlan | None:
     """The `plan_of` a problem with the rows of x, which may be fake; None if they are unknown."""
     batch = (size_hint(x.numel()) or 0) // problem.chain.in_features
     if problem.is_factor or batch == 0 or x.device.type not in BACKENDS:
         return None
-    return plan_of(problem, batch, device=x.device, changing=changing)
+    return plan_of(problem, batch, device=x.device, repacked=repacked)

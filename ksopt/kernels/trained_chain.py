@@ -51,7 +51,7 @@ def run(
         packed: elements of the weights for x's gradient; 0 for none.
     """
     operands = Operands(x, tuple(weights), bias, None)
-    chosen, is_final = layer_plans.chosen_for_changing(operands)
+    chosen, is_final = layer_plans.chosen_for_repacked(operands)
     if chosen is None:
         return None
     problem = chosen.problem
@@ -103,7 +103,7 @@ def is_one_launch(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> 
     """Whether one launch is expected to compute operands, which may be fake."""
     if len(weights) != 2:
         return False
-    plan = layer_plans.plan_of_fakes(Operands(x, tuple(weights), bias, None), changing=True)
+    plan = layer_plans.plan_of_fakes(Operands(x, tuple(weights), bias, None), repacked=True)
     return plan is not None and has_kernel(plan, x.device)
 
 

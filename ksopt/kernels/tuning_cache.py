@@ -172,9 +172,9 @@ class Record:
         """The indices of all choices."""
         return {self.cached, self.repacked, *([] if self.stored is None else [self.stored])}
 
-    def chosen(self, changing: bool) -> Timed:
+    def chosen(self, repacked: bool) -> Timed:
         """The choice for weights that change, or for a module's parameters."""
-        if changing:
+        if repacked:
             return self.timed[self.repacked]
         return self.timed[self.cached if self.stored is None else self.stored]
 

@@ -9,7 +9,7 @@ not know what it is a view of, and counts versions of its own: see `weight_scope
 
 A weight is prepared on every call:
 
-- while autograd records a weight's gradient or computes it (see `weight_scopes.changing`);
+- while autograd records a weight's gradient or computes it (see `weight_scopes.repacked`);
 - for what a compiled graph computes (see `ksopt.ops.graph_inputs`);
 - while a CUDA graph is captured: the preparation becomes part of the graph, because the weight may
   have changed when the graph is replayed (cuda_graph_weights.py has the exceptions);
@@ -127,18 +127,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def are_marked_changing() -> bool:
-    """Whether this is inside `weight_scopes.changing`."""
-    return thread_state.changing
+def are_marked_repacked() -> bool:
+    """Whether this is inside `weight_scopes.repacked`."""
+    return thread_state.repacked
 
 
-def are_changing(device: int) -> bool:
+def are_repacked(device: int) -> bool:
     """Whether weights on CUDA are not cached: marked as changing, or a graph is captured.
 
     Args:
         device: the weights', which need not be the current one.
     """
-    return thread_state.changing or (thread_state.recorder is None and is_capturing(device))
+    return thread_state.repacked or (thread_state.recorder is None and is_capturing(device))
 
 
 def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
@@ -404,7 +404,7 @@ def _is_plain(tensor: Tensor) -> bool:
 def is_cacheable(weight: Tensor, owner: Tensor) -> bool:
     """Whether forms of a weight may be cached; ``owner`` is its `owner_of`."""
     return not (
-        thread_state.changing
+        thread_state.repacked
         or not _is_plain(weight)
         or owner.is_inference()
         or weight.is_neg()  # its memory holds other values

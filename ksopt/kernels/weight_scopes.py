@@ -32,7 +32,7 @@ class Recorder(Protocol):
 
 
 class _ThreadState(threading.local):
-    changing = False
+    repacked = False
     frozen = False
     owner: Tensor | None = None
     owners: tuple[Tensor, ...] = ()
@@ -44,18 +44,18 @@ thread_state = _ThreadState()
 
 # The overload's implementation, once the library is loaded. All products of a thread enter Python
 # until it has called this once.
-_mark_changing: Callable[[bool], None] | None = None
+_mark_repacked: Callable[[bool], None] | None = None
 
 
 def sync_host() -> None:
-    """Copy this thread's state of ``changing`` to the host library, if that is loaded."""
-    if _mark_changing is not None:
-        _mark_changing(thread_state.changing)
+    """Copy this thread's state of ``repacked`` to the host library, if that is loaded."""
+    if _mark_repacked is not None:
+        _mark_repacked(thread_state.repacked)
 
 
 def _follow_host() -> None:
-    global _mark_changing
-    _mark_changing = torch.ops.ksopt_host.mark_changing.default._op
+    global _mark_repacked
+    _mark_repacked = torch.ops.ksopt_host.mark_repacked.default._op
 
 
 host.when_loaded(_follow_host)
@@ -81,7 +81,7 @@ class _Scope:  # a class, because a generator costs twice as much
         setattr(thread_state, self._what, self._before)
 
 
-class changing(_Scope):
+class repacked(_Scope):
     """A scope in which weights are about to change: nothing is cached.
 
     Args:
@@ -89,7 +89,7 @@ class changing(_Scope):
     """
 
     __slots__ = ()
-    _what = "changing"
+    _what = "repacked"
 
     def __enter__(self) -> None:
         super().__enter__()

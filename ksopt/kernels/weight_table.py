@@ -87,7 +87,7 @@ def note_prepared(
         result: the tensor that weight_cache.py has returned.
         versions: of all but the first weight, when it was prepared.
     """
-    if _note_in_library is None or weight_cache.are_marked_changing():
+    if _note_in_library is None or weight_cache.are_marked_repacked():
         return
     first = weights[0]
     owners = [weight_cache.owner_of(weight) for weight in weights]

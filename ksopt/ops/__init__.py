@@ -48,7 +48,7 @@ All work in autograd (to any order), torch.compile, vmap, and on fake and meta t
 autocast, like torch.nn.functional.linear: ks_chain and ks_mlp cast their operands together, and
 are then what they are for such operands. ks_mm has a twin, ``ks_mm_inner``, that only
 multiplies: compiled graphs call it, so that no call spends time on finding out that no gradient is
-needed. ``ks_mm_changing`` is a second twin, for weights that are trained or computed:
+needed. ``ks_mm_repacked`` is a second twin, for weights that are trained or computed:
 in compiled graphs too it runs the fastest candidate for a weight that is prepared at each call,
 caches nothing, and drops the weight's cached forms. ``ks_mm_frozen`` is a third, for
 weights that gradients pass through.
@@ -64,7 +64,7 @@ between, where one kernel of ksopt's computes both faster (:mod:`ksopt.kernels.i
 packed is both weights as the kernel reads them, if the forward pass packed them.
 ``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of both factors of a chain.
 
-``ks_mm_inner.out`` and ``ks_mm_changing.out`` write y into a tensor, ``(Tensor x,
+``ks_mm_inner.out`` and ``ks_mm_repacked.out`` write y into a tensor, ``(Tensor x,
 Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled
 graphs call them with memory that Inductor has planned. ``out`` has y's shape and x's dtype and
 device. Nothing is copied if it is contiguous, aligned to 16 bytes, and shares no memory with x and
@@ -87,12 +87,12 @@ from ksopt.ops.mlp import ks_mlp, ks_mlp_inner, ks_mlp_out
 from ksopt.ops.saved_weight import ks_mm_saving
 from ksopt.ops.schemas import (
     ks_mm,
-    ks_mm_changing,
-    ks_mm_changing_out,
     ks_mm_frozen,
     ks_mm_inner,
     ks_mm_inner_out,
     ks_mm_once,
+    ks_mm_repacked,
+    ks_mm_repacked_out,
     ks_mm_weight_grad,
 )
 
@@ -112,12 +112,12 @@ __all__ = [
     "ks_mlp_inner",
     "ks_mlp_out",
     "ks_mm",
-    "ks_mm_changing",
-    "ks_mm_changing_out",
     "ks_mm_frozen",
     "ks_mm_inner",
     "ks_mm_inner_out",
     "ks_mm_once",
+    "ks_mm_repacked",
+    "ks_mm_repacked_out",
     "ks_mm_saving",
     "ks_mm_weight_grad",
     "multiply",

@@ -17,9 +17,9 @@ from ksopt.ops.graph_inputs import lasting
 from ksopt.ops.schemas import (
     LIBRARY,
     ks_mm,
-    ks_mm_changing,
     ks_mm_frozen,
     ks_mm_inner,
+    ks_mm_repacked,
     ks_mm_weight_grad,
     ks_mm_weight_grad_inner,
 )
@@ -35,15 +35,15 @@ class _KsMm(torch.autograd.Function):
     ) -> Tensor:
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         # A frozen weight, through which gradients reach x, is cached for both passes.
-        ctx.changing = needs_weight or weight_cache.are_marked_changing()
-        if not ctx.changing:
+        ctx.repacked = needs_weight or weight_cache.are_marked_repacked()
+        if not ctx.repacked:
             weight, owner = _with_lasting_owner(x, weight, owner)
-        product = ks_mm_changing if ctx.changing else ks_mm_frozen
+        product = ks_mm_repacked if ctx.repacked else ks_mm_frozen
         y = product(x, weight, batch_last, owner)
         ctx.save_for_backward(
             x if needs_weight else None,
             weight if needs_x else None,
-            owner if needs_x and not ctx.changing else None,
+            owner if needs_x and not ctx.repacked else None,
         )
         ctx.a, _, _, ctx.d = weight.shape
         ctx.batch_last = batch_last
@@ -55,8 +55,8 @@ class _KsMm(torch.autograd.Function):
         x, weight, owner = ctx.saved_tensors
         grad_x = grad_weight = None
         if weight is not None:
-            changing = ctx.changing or owner is None or weight_cache.are_marked_changing()
-            with weight_scopes.changing(changing), weight_scopes.frozen(not changing):
+            repacked = ctx.repacked or owner is None or weight_cache.are_marked_repacked()
+            with weight_scopes.repacked(repacked), weight_scopes.frozen(not repacked):
                 grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last, owner)
         if x is not None:
             grad_weight = ks_mm_weight_grad(grad, x, ctx.a, ctx.d, ctx.batch_last)
@@ -103,7 +103,7 @@ class _KsMmWeightGrad(torch.autograd.Function):
         (grad_weight,) = grads
         grad, x = ctx.saved_tensors
         grad_grad = grad_x = None
-        with weight_scopes.changing():  # the weight of this product is a gradient
+        with weight_scopes.repacked():  # the weight of this product is a gradient
             if x is not None:
                 grad_grad = ks_mm(x, grad_weight, ctx.batch_last)
             if grad is not None:
@@ -153,8 +153,8 @@ def _register_autograd(
 def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
     """The twin operator that carries the state of `weight_scopes` into a compiled graph."""
     twin = ks_mm_frozen if weight_scopes.thread_state.frozen else ks_mm_inner
-    if weight_cache.are_marked_changing():
-        twin = ks_mm_changing
+    if weight_cache.are_marked_repacked():
+        twin = ks_mm_repacked
     else:
         weight, owner = _with_lasting_owner(x, weight, owner)
     y: Tensor = twin(x, weight, batch_last, owner)

@@ -75,7 +75,7 @@ def _multiplied(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None)
         return out.copy_(dispatch.run(x, weight, batch_last))
 
 
-def changing(
+def repacked(
     x: Tensor,
     weight: Tensor,
     batch_last: bool = False,
@@ -93,10 +93,10 @@ def changing(
 def _once(
     x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None, out: Tensor | None
 ) -> Tensor:
-    y = dispatch.run_known_changing(x, weight, batch_last, out)
+    y = dispatch.run_known_repacked(x, weight, batch_last, out)
     if y is not None:
         return y
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         return product(x, weight, batch_last, owner, out)
 
 
@@ -260,7 +260,7 @@ def chain_inner(
     arguments = (x, weights, bias, residual, activation, batch_last, siblings, owners, out)
     if owners is not None:
         return chain(*arguments)
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         return chain(*arguments)
 
 

@@ -32,8 +32,8 @@ def _kernel(
 
 
 def _by_factors(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    between = implementation.changing(grad, left.transpose(1, 2))
-    return implementation.changing(between, right.transpose(1, 2)), between
+    between = implementation.repacked(grad, left.transpose(1, 2))
+    return implementation.repacked(between, right.transpose(1, 2)), between
 
 
 def _by_pytorch(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -101,7 +101,7 @@ def _run(
 ) -> Tensor:
     """The result of both layers by their plan; weights without owners are not cached."""
     if owners is None:
-        with weight_scopes.changing():
+        with weight_scopes.repacked():
             return _planned(
                 *(x, weights, last_weights, hidden_bias, bias, residual),
                 *(hidden_activation, activation, None, out),

@@ -92,7 +92,7 @@ def define(
 _PRODUCT = "(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor"
 define(("ks_mm",), _PRODUCT, implementation.product, implementation.fake)
 define(("ks_mm_inner",), _PRODUCT, implementation.inner, implementation.fake)
-define(("ks_mm_changing",), _PRODUCT, implementation.changing, implementation.fake)
+define(("ks_mm_repacked",), _PRODUCT, implementation.repacked, implementation.fake)
 define(("ks_mm_frozen",), _PRODUCT, implementation.frozen, implementation.fake)
 define(
     ("ks_mm_weight_grad", "ks_mm_weight_grad_inner"),
@@ -114,7 +114,7 @@ _WRITING = (
 )
 for _name, _kernel in (
     ("ks_mm_inner", implementation.inner),
-    ("ks_mm_changing", implementation.changing),
+    ("ks_mm_repacked", implementation.repacked),
 ):
     define(
         (f"{_name}.out",), _WRITING, implementation.writing(_kernel), implementation.writing_fake
@@ -126,8 +126,8 @@ for _name, _kernel in (
 ks_mm = torch.ops.ksopt.ks_mm.default
 ks_mm_inner = torch.ops.ksopt.ks_mm_inner.default
 ks_mm_inner_out = torch.ops.ksopt.ks_mm_inner.out
-ks_mm_changing = torch.ops.ksopt.ks_mm_changing.default
-ks_mm_changing_out = torch.ops.ksopt.ks_mm_changing.out
+ks_mm_repacked = torch.ops.ksopt.ks_mm_repacked.default
+ks_mm_repacked_out = torch.ops.ksopt.ks_mm_repacked.out
 ks_mm_frozen = torch.ops.ksopt.ks_mm_frozen.default
 ks_mm_weight_grad = torch.ops.ksopt.ks_mm_weight_grad.default
 ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
@@ -135,7 +135,7 @@ ks_mm_weight_bias_grad_inner = torch.ops.ksopt.ks_mm_weight_bias_grad_inner.defa
 
 
 def _ks_mm_once(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         y: Tensor = ks_mm(x, weight, batch_last)
         return y
 

@@ -24,7 +24,7 @@ from ksopt.ops.schemas import (
     LIBRARY,
     implement,
     ks_mm,
-    ks_mm_changing,
+    ks_mm_repacked,
     ks_mm_weight_bias_grad_inner,
     ks_mm_weight_grad,
 )
@@ -41,8 +41,8 @@ def _kernel(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, packed:
         result = trained_chain.run(x, (left, right), bias, packed)
     if result is not None:
         return result
-    between = implementation.changing(x, right)
-    y = implementation.changing(between, left)
+    between = implementation.repacked(x, right)
+    y = implementation.repacked(between, left)
     y = y if bias is None else y.add_(bias)
     return y, between, trained_chain.packed_of_grad(x, left, right, packed)
 
@@ -77,8 +77,8 @@ class _TrainedChain(torch.autograd.Function):
         ctx: Any, x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, is_whole: bool
     ) -> tuple[Tensor, ...]:
         if not is_whole:
-            between = ks_mm_changing(x, right)
-            y = ks_mm_changing(between, left)
+            between = ks_mm_repacked(x, right)
+            y = ks_mm_repacked(between, left)
             y = y if bias is None else y + bias
             ctx.mark_non_differentiable(between)
             ctx.save_for_backward(x, between, left, right, None)
@@ -107,7 +107,7 @@ class _TrainedChain(torch.autograd.Function):
             known = packed if packed is not None and packed.numel() else None
             grad_x, grad_between = ks_chain_input_grad(grad, left, right, known)
         else:
-            with weight_scopes.changing():
+            with weight_scopes.repacked():
                 grad_between = ks_mm(grad, left.transpose(1, 2))
                 if of_x:
                     grad_x = ks_mm(grad_between, right.transpose(1, 2))

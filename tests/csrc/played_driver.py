@@ -242,12 +242,12 @@ def stand_ins(library):
     return [
         (torch.ops, "ksopt_host", ops),
         (dispatch, "run_known", cuda.run_known),
-        (dispatch, "run_known_changing", cuda.run_known_changing),
+        (dispatch, "run_known_repacked", cuda.run_known_repacked),
         (dispatch, "run", cuda.run),
         (weight_cache, "is_capturing", lambda _: False),
         (host_products, "_run_product", None),
         (host_plans, "_run_layer", None),
-        (weight_scopes, "_mark_changing", ops.mark_changing.default._op),
+        (weight_scopes, "_mark_repacked", ops.mark_repacked.default._op),
         (weight_table, "_note_in_library", ops.note_prepared.default._op),
     ]
 
@@ -288,9 +288,9 @@ def multiplies_by(library, pattern):
         (ctypes.c_int * 4).in_dll(library.driver, "pattern")[at] = value
 
 
-def known(library, x, weight, last=False, changing=False, out=None):
+def known(library, x, weight, last=False, repacked=False, out=None):
     """y, where the library's table knows the product."""
-    return library.ops.run_product(x, weight, last, None, changing, out)
+    return library.ops.run_product(x, weight, last, None, repacked, out)
 
 
 def note(library, weight, prepared, form, stream=0):

@@ -82,18 +82,18 @@ class Dispatched(Device):
         if torch.is_grad_enabled():
             return super().product()
         # What compiled graphs hold for such a scope.
-        twin = ops.ks_mm_changing if weight_scopes.thread_state.changing else ops.ks_mm_frozen
+        twin = ops.ks_mm_repacked if weight_scopes.thread_state.repacked else ops.ks_mm_frozen
         return twin(self.x, self.weight, False, self.weight)
 
     def known(self):
-        twin = ops.ks_mm_changing if weight_scopes.thread_state.changing else ops.ks_mm_inner
+        twin = ops.ks_mm_repacked if weight_scopes.thread_state.repacked else ops.ks_mm_inner
 
         def entered(*_):
             raise EnteredPython
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dispatch, "run_known", entered)
-            patch.setattr(dispatch, "run_known_changing", entered)
+            patch.setattr(dispatch, "run_known_repacked", entered)
             try:
                 return twin(self.x, self.weight, False, self.weight)
             except EnteredPython:
@@ -161,8 +161,8 @@ def a_write_behind_a_training_forward(device):
     device.weight.requires_grad_(False)
 
 
-def marked_changing(device):
-    with weight_scopes.changing():
+def marked_repacked(device):
+    with weight_scopes.repacked():
         device.weight.data.mul_(0.5)
         device.check(device.product())
     weight_cache.refresh()
@@ -187,7 +187,7 @@ EVENTS = [
     the_same_memory_by_another_name,
     a_training_step,
     a_write_behind_a_training_forward,
-    marked_changing,
+    marked_repacked,
     a_state_dict,
 ]
 
@@ -233,7 +233,7 @@ def test_where_the_changing_weight_takes_another_way_the_cached_one_is_known(dev
     device.check(device.product())
     before = device.packs
     device.check(device.known())
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         assert device.known() is None
         device.check(device.product())
     assert device.packs == before
@@ -245,7 +245,7 @@ def test_a_weight_that_changes_is_packed_by_a_launch(device):
     memory = torch.zeros(PATTERN.nnz + 1)
     shifted = memory[1:].view(PATTERN.weight_shape).copy_(device.weight)
     in_another_order = device.weight.detach().transpose(1, 3).contiguous().transpose(1, 3)
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         for weight in (device.weight, shifted, in_another_order):
             weight.data.mul_(-3)
             y = cuda.run_known(device.x, weight, False)
@@ -263,7 +263,7 @@ def test_a_weight_that_changes_is_put_into_the_order_of_groups(played):
     decide(x, weight, PackingLauncher(kernel))
     read = weight.permute(0, 3, 1, 2).contiguous().view(PATTERN.weight_shape)
     torch.testing.assert_close(ops.ks_mm(x, weight), ks_reference(x, read))
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         for _ in range(2):
             weight.data.mul_(-2)
             y = cuda.run_known(x, weight, False)
@@ -292,11 +292,11 @@ def test_graphs_products_see_the_scopes_of_their_weights(serving, multiply):
     for _ in range(2):
         device.check(multiply(device.x, device.weight))
     packs = device.packs
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         device.weight.data.mul_(0.5)
         device.check(multiply(device.x, device.weight))
         assert device.packs == packs + 1
-        with weight_scopes.changing(False):
+        with weight_scopes.repacked(False):
             device.weight.data.mul_(2)
             device.check(device.known())
         device.weight.data.mul_(0.5)
@@ -344,7 +344,7 @@ def test_what_a_thread_says_is_no_other_threads(serving):
         device.check(device.product())
         known.append(device.known() is not None)
 
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         thread = threading.Thread(target=torch.no_grad()(look))
         thread.start()
         thread.join()

@@ -186,7 +186,7 @@ def test_what_a_launch_a_factor_computes_faster_it_computes(device, monkeypatch)
     grad = torch.randn(1005, FEATURES).bfloat16()
     products = []
     monkeypatch.setattr(
-        "ksopt.ops.implementation.changing",
+        "ksopt.ops.implementation.repacked",
         lambda x, weight: products.append(weight) or ks_reference(x, weight),
     )
     for _ in range(2):

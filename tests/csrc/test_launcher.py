@@ -114,7 +114,7 @@ def test_a_known_plan_is_taken_for_such_operands_until_it_is_not(library, tf32):
     assert known(library, x, WEIGHT) is None
     tf32(False)
     assert known(library, x, WEIGHT, last=True) is None
-    assert known(library, x, WEIGHT, changing=True) is None
+    assert known(library, x, WEIGHT, repacked=True) is None
     assert known(library, torch.zeros(9, 16), WEIGHT) is None  # another situation
     assert known(library, torch.zeros(8, 16), WEIGHT) is not None
     library.ops.know(torch.zeros(6, 16), WEIGHT, False, True, False, -1, 0)

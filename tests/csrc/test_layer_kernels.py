@@ -159,10 +159,10 @@ def test_weights_that_are_marked_as_changing(plain):
     """Nothing is taken that was cached of them, for torch may not have counted the change."""
     plain.warm()
     packs = plain.device.packs
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         plain.device.weights[0].data.mul_(3)
         plain.run()
-        with weight_scopes.changing(False):
+        with weight_scopes.repacked(False):
             plain.device.weights[0].data.div_(3)
             assert not plain.run()
         plain.device.weights[1].data.mul_(3)
@@ -179,13 +179,13 @@ def test_weights_that_change_are_packed_by_a_launch(graph, has_owners):
     device = graph.device
     owners = {} if has_owners else {"owners": None}
     for _ in range(2):
-        with weight_scopes.changing(has_owners):
+        with weight_scopes.repacked(has_owners):
             graph.run(**owners)
     is_whole = isinstance(device, Whole)
     packs, launches = (variable(device.library, name) for name in ("packs", "launches"))
     before = packs.value, launches.value
     packed_by_python = device.call.packs if is_whole else 0
-    with weight_scopes.changing(has_owners):
+    with weight_scopes.repacked(has_owners):
         for factor in (3, -0.5):
             device.weights[0].data.mul_(factor)
             device.weights[-1].data.add_(factor)

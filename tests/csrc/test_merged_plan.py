@@ -78,7 +78,7 @@ def test_it_writes_into_memory_that_it_is_handed(device):
 
 
 def test_weights_that_change_are_not_merged(device):
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         device.run()
         device.run()
     assert device.packs == 0

@@ -219,7 +219,7 @@ def test_views_are_known_by_their_owners(device):
 def test_weights_that_change_are_packed_at_each_call(device, writes):
     device.warm(writes=writes)
     packs = variable(device.library, "packs")
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         device.run(writes=writes)  # this thread's state is set
         before, packed_by_python = packs.value, device.call.packs
         for factor in (3, -0.5):

@@ -116,7 +116,7 @@ def test_what_is_known_is_for_such_operands(device, deterministic):
     assert device.known(device.x[:0]) is None
     odd = torch.randn(ROWS * 32 + 1)[1:].view(ROWS, 32)
     assert device.known(odd) is None  # not aligned
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         packs = device.packs
         device.check(device.known())
         assert device.packs == packs + (1 if isinstance(device, Whole) else 2)

@@ -108,10 +108,10 @@ OFFERED = [
 ]
 
 
-def know(played, x, weight, last, table_entry, changing=True, any_rows=False):
+def know(played, x, weight, last, table_entry, repacked=True, any_rows=False):
     """Let the table know of an entry; weights are prepared again where they change."""
-    rest = (table_entry.plan, table_entry.form, table_entry.kind, changing, any_rows)
-    played.ops.know(x, weight, last, True, changing, *rest)
+    rest = (table_entry.plan, table_entry.form, table_entry.kind, repacked, any_rows)
+    played.ops.know(x, weight, last, True, repacked, *rest)
 
 
 @pytest.mark.sweep
@@ -125,9 +125,9 @@ def test_products_of_weights_that_are_prepared_where_they_have_to_be(
     x, pattern = x_of(small, last, dims)
     weight = stored(torch.randn(pattern.weight_shape))
     know(played, x, weight, last, entry(way, pattern, last, 5, by_groups))
-    check(known(played, x, weight, last, changing=True), x, weight, last)
+    check(known(played, x, weight, last, repacked=True), x, weight, last)
     out = results(x, pattern, last)
-    y = known(played, x, weight, last, changing=True, out=out)
+    y = known(played, x, weight, last, repacked=True, out=out)
     assert y.data_ptr() == out.data_ptr()
     check(out, x, weight, last)
     assert known(played, x, weight, last) is None  # that of cached weights
@@ -137,7 +137,7 @@ def test_products_of_weights_that_are_prepared_where_they_have_to_be(
 def test_a_cached_weight_that_no_product_can_read_has_to_be_at_hand(played, stored):
     x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
     weight = stored(torch.randn(pattern.weight_shape))
-    know(played, x, weight, False, entry("bmm", pattern, False, 5), changing=False)
+    know(played, x, weight, False, entry("bmm", pattern, False, 5), repacked=False)
     assert known(played, x, weight) is None
     prepared = Matrices.of(pattern).prepare(weight)
     note(played, weight, prepared, form=6)
@@ -154,9 +154,9 @@ def test_one_row(played, small, by_groups, way):
     weight = torch.randn(pattern.weight_shape)
     for x in (torch.randn(1, pattern.in_features), torch.randn(pattern.in_features)):
         know(played, x, weight, False, entry(way, pattern, False, 5, by_groups))
-        check(known(played, x, weight, changing=True), x, weight, False)
+        check(known(played, x, weight, repacked=True), x, weight, False)
         out = results(x, pattern, False)
-        check(known(played, x, weight, changing=True, out=out), x, weight, False)
+        check(known(played, x, weight, repacked=True, out=out), x, weight, False)
 
 
 @pytest.mark.parametrize("way", ["expand", "dense"])
@@ -164,9 +164,9 @@ def test_zeros_times_infinity_are_left_to_python(played, way):
     x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
     weight = torch.randn(pattern.weight_shape)
     know(played, x, weight, False, entry(way, pattern, False, 5))
-    assert known(played, x, weight, changing=True) is not None
+    assert known(played, x, weight, repacked=True) is not None
     x[3, 5] = torch.inf
-    assert known(played, x, weight, changing=True) is None
+    assert known(played, x, weight, repacked=True) is None
 
 
 @pytest.mark.parametrize("by", ["blocks", "matrix"])
@@ -183,11 +183,11 @@ def test_a_kernel_mends_what_zeros_spoil(played, by):
     torch.testing.assert_close(product(x, weight), expected, equal_nan=True)
     know(played, x, weight, False, product.entry())
     launches = variable(played, "launches").value
-    y = known(played, x, weight, changing=True)
+    y = known(played, x, weight, repacked=True)
     assert variable(played, "launches").value == launches + 1
     torch.testing.assert_close(y, expected, equal_nan=True)
     out = results(x, pattern, False)
-    known(played, x, weight, changing=True, out=out)
+    known(played, x, weight, repacked=True, out=out)
     torch.testing.assert_close(out, expected, equal_nan=True)
 
 
@@ -197,10 +197,10 @@ def test_rows_at_any_address_are_taken_where_they_are_known(played):
     odd = torch.randn(8 * 30 + 1)[1:].view(8, 30)
     table_entry = entry("bmm", Pattern(2, 3, 5, 3), False, 0)
     know(played, x, weight, False, table_entry)
-    assert known(played, x, weight, changing=True) is None
+    assert known(played, x, weight, repacked=True) is None
     know(played, x, weight, False, table_entry, any_rows=True)
     for rows in (x, odd):
-        check(known(played, rows, weight, changing=True), rows, weight, False)
+        check(known(played, rows, weight, repacked=True), rows, weight, False)
 
 
 @pytest.mark.parametrize(("c", "unaligned"), [(5, True), (8, False)])
@@ -222,7 +222,7 @@ def test_ways_are_registered_once(played):
     assert len({one.plan for one in (first, *entries)}) == 5
 
 
-def decide(pattern, x, weight, last, changing_name="bmm", cached_repacks=False, cached_name="bmm"):
+def decide(pattern, x, weight, last, repacked_name="bmm", cached_repacks=False, cached_name="bmm"):
     """A way for cached weights and another for those that change, decided for these operands."""
     problem_key = cuda.problem_key_of(x, weight, last)
 
@@ -231,7 +231,7 @@ def decide(pattern, x, weight, last, changing_name="bmm", cached_repacks=False, 
         return Choice(Candidate(name, problem_key.problem, 1.0), call, "model")
 
     cached_choice = choice(cached_name, "repacked" if cached_repacks else "cached")
-    decision = Decision(cached_choice, choice(changing_name, "repacked"))
+    decision = Decision(cached_choice, choice(repacked_name, "repacked"))
     cuda.remember(problem_key, x.get_device(), decision)
 
 
@@ -243,13 +243,13 @@ def decide(pattern, x, weight, last, changing_name="bmm", cached_repacks=False, 
 def test_the_operator_prepares_once_and_is_right_after_a_change(played, way, small, stored, last):
     x, pattern = x_of(small, last)
     weight = nn.Parameter(stored(torch.randn(pattern.weight_shape)), requires_grad=False)
-    decide(pattern, x, weight, last, changing_name=way, cached_name=way)
+    decide(pattern, x, weight, last, repacked_name=way, cached_name=way)
     check(ops.ks_mm(x, weight, last), x, weight, last)
     check(cuda.run_known(x, weight, last), x, weight, last)
     weight.mul_(-3)
     check(ops.ks_mm(x, weight, last), x, weight, last)
     check(cuda.run_known(x, weight, last), x, weight, last)
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         check(cuda.run_known(x, weight, last), x, weight, last)
 
 
@@ -263,7 +263,7 @@ def test_a_changing_weight_takes_the_way_that_was_chosen_for_it(played):
     cuda.remember(problem_key, x.get_device(), Decision(decision.cached, own))
     ops.ks_mm(x, weight)
     assert cuda.run_known(x, weight, False) is not None
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         assert cuda.run_known(x, weight, False) is None  # which the library cannot do
         check(ops.ks_mm(x, weight), x, weight, False)
 

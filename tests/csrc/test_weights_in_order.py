@@ -97,7 +97,7 @@ def test_the_library_puts_weights_that_change_in_order_by_itself(device):
     ops.ks_mm(device.x, device.weight)
     weight_cache.refresh()
     for _ in range(3):
-        with weight_scopes.changing():
+        with weight_scopes.repacked():
             device.check(device.known())
         device.stored.data.mul_(1.5)  # which torch does not count
     assert weight_cache.cached_bytes(device.x.device) == 0
@@ -121,21 +121,21 @@ def test_the_librarys_own_kernels_take_them_without_python(serving, monkeypatch)
     device = Device(serving)
     ops.ks_mm(device.x, device.weight)
     monkeypatch.setattr(dispatch, "run_known", None)
-    monkeypatch.setattr(dispatch, "run_known_changing", None)
+    monkeypatch.setattr(dispatch, "run_known_repacked", None)
     reinterpret = torch._C._dynamo.guards._reinterpret_tensor
     for _ in range(3):  # cached with its owner
         view = reinterpret(device.stored, device.weight.shape, device.weight.stride(), 0)
         device.check(ops.ks_mm_inner(device.x, view, False, device.stored))
         device.check(ops.ks_mm_frozen(device.x, view, False, device.stored))
     with pytest.raises(TypeError):  # Python's to forget
-        ops.ks_mm_changing(device.x, view, False, device.stored)
+        ops.ks_mm_repacked(device.x, view, False, device.stored)
     assert weight_cache.cached_bytes(device.x.device) == 0
     for _ in range(3):
-        device.check(ops.ks_mm_changing(device.x, view, False, device.stored))
+        device.check(ops.ks_mm_repacked(device.x, view, False, device.stored))
         device.stored.data.mul_(1.5)  # which torch does not count
     with pytest.raises(TypeError):
         ops.ks_mm_inner(device.x, view, False, device.stored)
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         for _ in range(3):
             device.check(ops.ks_mm_inner(device.x, view, False, device.stored))
             device.stored.data.mul_(1.5)

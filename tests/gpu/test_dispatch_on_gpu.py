@@ -167,13 +167,13 @@ def test_every_way_is_right_aligned_or_not_and_sees_a_changed_weight(shape, exac
             if not exact:  # cuBLAS is allowed TF32, and need not use it for products as small
                 theirs = max(theirs, TF32_ROUNDING)
             for way, call in built:
-                changing = weight.clone()
+                repacked = weight.clone()
                 for _ in range(2):  # the second time with what was cached
                     poison(rows * pattern.out_features, dtype)
-                    error = relative_error(call(x, changing), truth)
+                    error = relative_error(call(x, repacked), truth)
                     assert error <= ALLOWED_RATIO * theirs, f"{way.label}: {error:.2e}"
-                changing.mul_(2)
-                assert relative_error(call(x, changing), twice) <= ALLOWED_RATIO * theirs
+                repacked.mul_(2)
+                assert relative_error(call(x, repacked), twice) <= ALLOWED_RATIO * theirs
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 

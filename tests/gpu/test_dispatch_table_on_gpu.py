@@ -239,7 +239,7 @@ def test_the_librarys_own_kernels_know_it_without_python(case, monkeypatch):
     operands = (case.x, case.weight, case.last)
     with monkeypatch.context() as patch:  # Python's kernels fail
         patch.setattr(dispatch, "run_known", None)
-        patch.setattr(dispatch, "run_known_changing", None)
+        patch.setattr(dispatch, "run_known_repacked", None)
         for _ in range(2):
             case.check(y=ops.ks_mm_inner(*operands, case.weight))
             case.check(y=ops.ks_mm_frozen(*operands, case.weight))
@@ -247,14 +247,14 @@ def test_the_librarys_own_kernels_know_it_without_python(case, monkeypatch):
             ops.ks_mm_inner(*operands, case.weight)
         case.check(y=ops.ks_mm_inner(*operands))  # a weight that a graph computes is packed
         with pytest.raises(TypeError):  # Python drops what is cached
-            ops.ks_mm_changing(*operands)
+            ops.ks_mm_repacked(*operands)
         with pytest.raises(TypeError):  # what was cached is forgotten now
             ops.ks_mm_inner(*operands, case.weight)
     for _ in range(2):
         case.weight.mul_(2)
         case.check(y=ops.ks_mm_inner(*operands))
         case.check(y=ops.ks_mm_inner(*operands, case.weight))
-        case.check(y=ops.ks_mm_changing(*operands))
+        case.check(y=ops.ks_mm_repacked(*operands))
 
 
 def test_weights_that_change_are_packed_at_each_call(case):
@@ -262,7 +262,7 @@ def test_weights_that_change_are_packed_at_each_call(case):
     in_another_order = case.weight.transpose(1, 3).contiguous().transpose(1, 3)
     memory = torch.zeros(case.weight.numel() + 1).to(case.weight)
     shifted = memory[1:].view(case.weight.shape).copy_(case.weight)
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         for weight in (case.weight, in_another_order, shifted):
             for factor in (-2, 0.5):
                 weight.data.mul_(factor)

@@ -173,7 +173,7 @@ def test_it_races_with_the_layers_and_the_faster_one_is_taken():
     ways = {one.way for one in record.timed}
     assert ways >= {"layers", "chain_mlp_wgmma16"}
     plan = planner.plan_of(problem, 25_088)
-    assert plan.is_whole == (record.chosen(changing=False).way != "layers")
+    assert plan.is_whole == (record.chosen(repacked=False).way != "layers")
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

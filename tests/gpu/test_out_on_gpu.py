@@ -101,7 +101,7 @@ def test_every_way_writes_into_it_and_takes_no_memory_for_y(shape, last, dtype):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
-@pytest.mark.parametrize("op", [ops.ks_mm_inner_out, ops.ks_mm_changing_out])
+@pytest.mark.parametrize("op", [ops.ks_mm_inner_out, ops.ks_mm_repacked_out])
 def test_the_operators_take_any_memory(shape, last, op, monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "model")
     for dtype, rows in itertools.product(DTYPES, (7, 1001)):

@@ -221,7 +221,7 @@ def test_another_stream_waits_for_what_is_prepared(case):
 
 def test_weights_that_change_and_deterministic_algorithms(case, deterministic):
     case.warm()
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         case.run()
     with deterministic():
         assert case.known() is None

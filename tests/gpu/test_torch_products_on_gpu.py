@@ -100,8 +100,8 @@ def test_what_is_known_is_right_and_right_after_a_change(name, last, pattern, st
     case = Case(name, pattern, dtype, last, stored)
     case.check(ops.ks_mm(case.x, case.weight, last))
     out = torch.full_like(case.known(), torch.nan)
-    for changing in (False, True):
-        with weight_scopes.changing(changing):
+    for repacked in (False, True):
+        with weight_scopes.repacked(repacked):
             case.check(case.known())
             assert case.known(out.fill_(torch.nan)).data_ptr() == out.data_ptr()
             case.check(out)
@@ -139,7 +139,7 @@ def test_the_current_stream_is_the_one_that_multiplies(name, last):
     with torch.cuda.stream(stream):
         torch.cuda._sleep(100_000_000)
         case.x.copy_(new)
-        with weight_scopes.changing():
+        with weight_scopes.repacked():
             y = case.known()
     stream.synchronize()
     case.check(y)

@@ -88,9 +88,9 @@ def test_a_changing_weight_is_put_in_order_at_each_call(case):
     weight_cache.refresh()
     for _ in range(2):
         out = torch.full((ROWS, PATTERN.out_features), torch.nan, device="cuda", dtype=case.dtype)
-        ops.ks_mm_changing_out(case.x, case.weight, case.memory, out=out)
+        ops.ks_mm_repacked_out(case.x, case.weight, case.memory, out=out)
         case.check(out)
-        with weight_scopes.changing():
+        with weight_scopes.repacked():
             case.check(case.known())
         case.memory.data.mul_(1.5)  # which torch does not count
     assert weight_cache.cached_bytes(case.x.device) == 0

@@ -40,7 +40,7 @@ class Clock:
         self.built.append(name)
 
         def call(x, weight):
-            self.now_ms += ms + (preparing_ms if weight_cache.are_changing(0) else 0.0)
+            self.now_ms += ms + (preparing_ms if weight_cache.are_repacked(0) else 0.0)
             self.calls.append(name)
             self.now_ms += self.hiccups.get((name, self.calls.count(name)), 0.0)
             return name

@@ -363,7 +363,7 @@ def test_inference_mode_autocast_and_changing_weights(layer, by_python):
         y = layer(x)
         assert y.dtype == torch.bfloat16
         close(y, by_python(layer, x))
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         assert known(x, layer) is not None
         close(layer(x), by_python(layer, x))
 

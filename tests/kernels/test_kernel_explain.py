@@ -85,10 +85,10 @@ def test_weights_that_change_have_their_own_report(device):
     device.ms |= {"bmm": 0.5, "mma16": [0.9]}
     device.preparing_ms = {"bmm": 1.0}
     product()
-    stored, changing = report(), report(changing=True)
-    assert (stored.way, changing.way) == ("bmm", "mma16")
+    stored, repacked = report(), report(repacked=True)
+    assert (stored.way, repacked.way) == ("bmm", "mma16")
     assert "its weight is prepared once a version" in stored.reason
-    assert "1.67 times as fast as the best of PyTorch, bmm (1500.0 us)" in changing.reason
+    assert "1.67 times as fast as the best of PyTorch, bmm (1500.0 us)" in repacked.reason
 
 
 def test_the_model_decides_alone_if_it_is_set_to(device, monkeypatch):
@@ -167,7 +167,7 @@ def test_on_a_cpu_it_is_the_rule_until_it_was_tuned(mode, monkeypatch):
     record = cpu.tune(torch.randn(40, 32), torch.randn(pattern.weight_shape), False, 0.02)
     choice = choice_report(pattern, "float32", 40, device="cpu")
     if mode == "measure":
-        assert (choice.source, choice.way) == ("recorded", record.chosen(changing=True).way)
+        assert (choice.source, choice.way) == ("recorded", record.chosen(repacked=True).way)
         assert set(choice.rivals) >= {"bmm", "expand"}
     else:
         assert f"KSOPT_TUNE={mode}" in choice.reason
@@ -176,7 +176,7 @@ def test_on_a_cpu_it_is_the_rule_until_it_was_tuned(mode, monkeypatch):
 def test_a_tuned_cpu_does_not_time_again(monkeypatch):
     pattern, x = Pattern(2, 8, 8, 2), torch.randn(40, 32)
     weight = torch.randn(pattern.weight_shape)
-    way = cpu.tune(x, weight, False, 0.02).chosen(changing=True).way
+    way = cpu.tune(x, weight, False, 0.02).chosen(repacked=True).way
 
     def never(*_):
         raise AssertionError("it was timed again")

@@ -348,8 +348,8 @@ def test_the_race_counts_it_and_says_what_it_costs(device, layer, monkeypatch):
     assert plan.ways == ("merged",)
     product = "one dense matrix" if layer.chain.is_dense_support else "one factor, (1,12,5,2),"
     assert f"multiplied to {product} of 0.0 MiB" in plan.launches[0].choice.reason
-    changing = planner.plan_of(problem, 8, device="cpu", changing=True)
-    assert "merged" not in changing.ways
+    repacked = planner.plan_of(problem, 8, device="cpu", repacked=True)
+    assert "merged" not in repacked.ways
 
 
 def test_far_from_the_fastest_it_is_not_tried(monkeypatch):

@@ -140,7 +140,7 @@ def test_plans_race_and_the_winner_is_recorded(toy):
     record = tuning_cache.load(cpu.fingerprint(), key_of(PROBLEM, inputs.x))
     assert {one.way for one in record.timed} == {"layers", "toy_mlp"}
     assert {one.weight for one in record.timed if one.way == "layers"} == {"cached", "repacked"}
-    won = record.chosen(changing=False).way
+    won = record.chosen(repacked=False).way
     assert (call is None) == (won == "layers")
     for layer in PROBLEM.layers():
         key = ProblemKey.of_problem(layer, 32)

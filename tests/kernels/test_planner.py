@@ -114,7 +114,7 @@ def test_plans_race_and_the_winner_is_recorded(toy):
     key = key_of(PROBLEM, inputs.x)
     record = tuning_cache.load(cpu.fingerprint(), key)
     assert {one.way for one in record.timed} == {"factors", "toy_chain"}
-    won = record.chosen(changing=False).way
+    won = record.chosen(repacked=False).way
     assert (call is None) == (won == "factors")
     assert call_of(inputs) is call
     plan = plan_of(PROBLEM, 32, device="cpu")

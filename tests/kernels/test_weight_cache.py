@@ -318,8 +318,8 @@ def test_what_is_prepared_in_inference_mode_serves_outside(prepare):
 
 def test_weights_that_are_about_to_change_are_prepared_every_time(prepare):
     weight = new_weight()
-    with weight_scopes.changing():
-        with weight_scopes.changing():
+    with weight_scopes.repacked():
+        with weight_scopes.repacked():
             ask(weight, prepare)
         ask(weight, prepare)
         other = threading.Thread(target=ask, args=(weight, prepare))
@@ -332,10 +332,10 @@ def test_weights_that_are_about_to_change_are_prepared_every_time(prepare):
 
 def test_what_does_not_change_inside_is_cached(prepare):
     weight = new_weight()
-    with weight_scopes.changing(), weight_scopes.changing(False):
+    with weight_scopes.repacked(), weight_scopes.repacked(False):
         first = ask(weight, prepare)
     assert ask(weight, prepare) is first
-    assert weight_scopes.thread_state.changing is False
+    assert weight_scopes.thread_state.repacked is False
 
 
 @pytest.mark.parametrize("by_library", [False, True])
@@ -348,7 +348,7 @@ def test_autograd_marks_weights_as_changing(by_library, prepare, monkeypatch):
         seen.clear()
         ask(layer.weights[0], prepare)
         layer(x).sum().backward()
-        assert seen.changing == [True] * 4
+        assert seen.repacked == [True] * 4
         assert not weight_cache._by_weight
     assert seen.by_python == (0 if by_library else 4)
     layer.requires_grad_(False)
@@ -358,10 +358,10 @@ def test_autograd_marks_weights_as_changing(by_library, prepare, monkeypatch):
         with torch.no_grad():
             layer(x)
         layer(x.detach())
-        assert seen.changing == [False] * 4
+        assert seen.repacked == [False] * 4
         assert len(weight_cache._by_weight) == 1
     assert seen.by_python == (0 if by_library else 4)
-    assert weight_scopes.thread_state.changing is False
+    assert weight_scopes.thread_state.repacked is False
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
@@ -429,7 +429,7 @@ def test_a_compiled_training_step_forgets_too(prepare):
     ask(weight, prepare)
     with torch.autograd._unsafe_preserve_version_counter(weight):
         weight.mul_(2)
-    ksopt.ops.ks_mm_changing(torch.randn(5, 16), weight)
+    ksopt.ops.ks_mm_repacked(torch.randn(5, 16), weight)
     ask(weight, prepare)
     assert prepare.count == 2
 

@@ -126,6 +126,6 @@ def test_slices_of_one_parameter_are_cached_side_by_side():
 
 def test_nothing_is_cached_of_weights_that_change():
     packing = Packing(weight(1), weight(2))
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         assert [packing(), packing()] == [1, 2]
     assert weight_cache.cached_bytes(torch.device("cpu")) == 0

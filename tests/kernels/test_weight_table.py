@@ -152,7 +152,7 @@ def test_notes_go_with_the_weight_and_keep_nothing_alive():
 
 def test_what_was_prepared_while_weights_change_is_not_noted():
     weight = new_weight()
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         held = ask(weight)
     assert at_once(weight) == []
     assert held.shape == (2, 5, 3, 4)

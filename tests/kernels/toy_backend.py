@@ -30,7 +30,7 @@ class ToyBackend(DeviceBackend):
     def fingerprint(self, device):
         return {"device": "toy"}
 
-    def measured(self, key, device, mode, changing):
+    def measured(self, key, device, mode, repacked):
         record = load(self.fingerprint(device), key)
         return None if record is None else (record, "recorded")
 

@@ -24,8 +24,8 @@ from ksopt.kernels import weight_cache, weight_groups
 from ksopt.kernels.backends import cpu
 from ksopt.reference import ks_reference
 
-KINDS = ["ks_mm_inner", "ks_mm_frozen", "ks_mm_changing", "ks_mm_inner.out", "ks_mm_changing.out"]
-CHANGING = ["ks_mm_changing", "ks_mm_changing.out"]
+KINDS = ["ks_mm_inner", "ks_mm_frozen", "ks_mm_repacked", "ks_mm_inner.out", "ks_mm_repacked.out"]
+REPACKED = ["ks_mm_repacked", "ks_mm_repacked.out"]
 SHAPE = (2, 3, 4, 5)
 
 
@@ -202,7 +202,7 @@ def test_a_deterministic_product_is_pythons(kind, deterministic):
     close(y, x, weight)
 
 
-@pytest.mark.parametrize("kind", ["ks_mm_inner.out", "ks_mm_changing.out"])
+@pytest.mark.parametrize("kind", ["ks_mm_inner.out", "ks_mm_repacked.out"])
 class TestWriting:
     """What holds of those that write into memory which is given."""
 
@@ -283,7 +283,7 @@ def of(weight):
     return weight_cache.prepared(weight, "doubled", doubled)
 
 
-@pytest.mark.parametrize("kind", CHANGING)
+@pytest.mark.parametrize("kind", REPACKED)
 class TestForgetting:
     """A product by a weight that is trained forgets what is cached of it."""
 
@@ -375,12 +375,12 @@ x, weight = torch.randn(7, 40), torch.randn(2, 3, 4, 5)
 def of(): return weight_cache.prepared(weight, "doubled", lambda w: 2 * w)
 with torch.no_grad():
     for _ in range(2):
-        ops.ks_mm_changing(x, torch.randn(2, 3, 4, 5))
+        ops.ks_mm_repacked(x, torch.randn(2, 3, 4, 5))
     first = of()
     assert host.load() is None
-    ops.ks_mm_changing(x, torch.randn(2, 3, 4, 5))
+    ops.ks_mm_repacked(x, torch.randn(2, 3, 4, 5))
     assert of() is first
-    ops.ks_mm_changing(x, weight)
+    ops.ks_mm_repacked(x, weight)
     assert of() is not first
 """
     settings = {**os.environ, "KSOPT_TUNE": "off"}
@@ -404,7 +404,7 @@ def test_a_compiled_step_of_training_calls_them(monkeypatch):
                 y = compiled(leaf)
                 y.square().sum().backward()
             if at > 1:
-                assert not {"changing", "product", "run_known_changing"} & set(python.entered)
+                assert not {"repacked", "product", "run_known_repacked"} & set(python.entered)
             other = x.clone().requires_grad_()
             twin(other).square().sum().backward()
             torch.testing.assert_close(leaf.grad, other.grad, rtol=1e-4, atol=1e-4)

@@ -113,12 +113,12 @@ def test_graphs_have_what_is_predicted_to_be_faster(
     traced = Traced()
     check(torch.compile(model, backend=traced, fullgraph=True), model, torch.randn(9, 32))
     ahead, back = traced.forward, traced.backward
-    assert ahead["ks_mm_changing"] == 2
+    assert ahead["ks_mm_repacked"] == 2
     assert ahead["add"] == int(bias)  # which a compiler fuses with the activation
     assert "ks_chain_keeping" not in ahead
     assert back["ks_chain_weight_grads"] == int(of_weights)
     assert back["ks_chain_input_grad"] == int(of_input)
-    assert back["ks_mm_changing"] == (0 if of_input else 2)
+    assert back["ks_mm_repacked"] == (0 if of_input else 2)
     assert back["bmm"] == (0 if of_weights else 2)
     assert back["sum"] == int(bias and not of_weights)
 
@@ -145,7 +145,7 @@ def test_only_what_is_needed_is_computed(predict: Predict) -> None:
     model = ksopt.KSLinear(32, 32, CHAIN)
     traced = Traced()
     torch.compile(model, backend=traced, fullgraph=True)(torch.randn(9, 32)).sum().backward()
-    assert traced.backward["ks_chain_weight_grads"] == traced.backward["ks_mm_changing"] == 1
+    assert traced.backward["ks_chain_weight_grads"] == traced.backward["ks_mm_repacked"] == 1
     assert traced.backward["ks_chain_input_grad"] == 0
     assert model.bias is not None
     model.bias.requires_grad_(False)

@@ -21,7 +21,7 @@ CALLS = {
     "ks_mm": ops.ks_mm,
     "ks_mm_once": ops.ks_mm_once,
     "ks_mm_inner": ops.ks_mm_inner,
-    "ks_mm_changing": ops.ks_mm_changing,
+    "ks_mm_repacked": ops.ks_mm_repacked,
     "ks_mm_frozen": ops.ks_mm_frozen,
     "multiply": ops.multiply,
     "ks_linear": lambda x, weight: ks_linear(x, [weight]),
@@ -72,7 +72,7 @@ def test_their_gradients(lazily):
 
 
 @pytest.mark.parametrize("lazily", LAZY)
-@pytest.mark.parametrize("write", [ops.ks_mm_inner_out, ops.ks_mm_changing_out])
+@pytest.mark.parametrize("write", [ops.ks_mm_inner_out, ops.ks_mm_repacked_out])
 def test_into_memory_that_is_passed(write, lazily):
     (x, weight), lazy = operands(), LAZY[lazily]
     for out in (torch.empty(5, 12), lazy(torch.zeros(5, 12))):

@@ -102,7 +102,7 @@ def test_opcheck(shape, layout, requires_grad):
     torch.library.opcheck(torch.ops.ksopt.ks_mm_weight_grad.default, (g, x, a, d, last))
     if not requires_grad:
         torch.library.opcheck(ops.ks_mm_inner, (x, weight, last))
-        for twin in (ops.ks_mm_changing, ops.ks_mm_frozen):
+        for twin in (ops.ks_mm_repacked, ops.ks_mm_frozen):
             torch.library.opcheck(twin, (x, weight, last))
         # In graphs that torch has cached before the name was left.
         torch.library.opcheck(torch.ops.ksopt.ks_mm_weight_grad_inner, (g, x, a, d, last))
@@ -122,7 +122,7 @@ def test_opcheck_with_an_owner(layout, dtype, requires_grad):
     last = layout == "batch_last"
     owner = torch.randn(5, 2, 3, 4, requires_grad=requires_grad)
     x = make_x((2, 3, 4, 5), layout, (7,), dtype).requires_grad_(requires_grad)
-    twins = [] if requires_grad else [ops.ks_mm_inner, ops.ks_mm_changing, ops.ks_mm_frozen]
+    twins = [] if requires_grad else [ops.ks_mm_inner, ops.ks_mm_repacked, ops.ks_mm_frozen]
     for op in (ops.ks_mm, *twins):
         torch.library.opcheck(op, (x, owner.permute(1, 2, 3, 0), last, owner))
     torch.library.opcheck(ops.ks_mm_once, (x, owner.to(dtype).permute(1, 2, 3, 0), last))

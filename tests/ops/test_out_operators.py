@@ -18,7 +18,7 @@ from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
-OPS = [ops.ks_mm_inner_out, ops.ks_mm_changing_out]
+OPS = [ops.ks_mm_inner_out, ops.ks_mm_repacked_out]
 # With b = 1, c = 1, d = 1 or a*d = 1 some ways permute nothing, or multiply otherwise.
 SHAPES = [
     *[(1, 1, 1, 1), (2, 3, 4, 5), (1, 7, 3, 2), (3, 4, 5, 1), (1, 9, 8, 1), (2, 1, 3, 4)],

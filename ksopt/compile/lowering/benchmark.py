@@ -62,7 +62,7 @@ def _both_us(case: SiteCase, device: torch.device) -> dict[str, float]:
     weights = [random(*pattern.weight_shape) for pattern in chain]
     before = random(chain.in_features) if "before" in case.fused else None
     behind = random(chain.out_features) if "behind" in case.fused else None
-    product = by_changing if case.changing else by_cached
+    product = by_repacked if case.repacked else by_cached
     weight_grads = (_weight_grad, batched_weight_grad) if case.training else (None, None)
 
     def ours(x: Tensor, grad: Tensor | None, *weights: Tensor) -> list[Tensor]:
@@ -171,9 +171,9 @@ def by_cached(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
     return y
 
 
-def by_changing(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
+def by_repacked(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
     """y by ksopt's operator, the weight prepared at each call."""
-    y: Tensor = ops.ks_mm_changing(x, weight, False, owner)
+    y: Tensor = ops.ks_mm_repacked(x, weight, False, owner)
     return y
 
 

@@ -162,7 +162,7 @@ def predicted(case: SiteCase, device: torch.device) -> Times:
             for factor in problem.factors()
         }
         theirs += sum(rivals[factor] for factor in problem.factors())
-        plan = plan_of(problem, case.batch, device=device, changing=case.changing)
+        plan = plan_of(problem, case.batch, device=device, repacked=case.repacked)
         for launch in plan.launches:
             ours += launch.us or rivals[launch.problem]
     return Times(ours, theirs)

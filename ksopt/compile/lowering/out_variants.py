@@ -23,7 +23,7 @@ log = logging.getLogger("ksopt.compile")
 
 _WRITING = {
     ops.ks_mm_inner: ops.ks_mm_inner_out,
-    ops.ks_mm_changing: ops.ks_mm_changing_out,
+    ops.ks_mm_repacked: ops.ks_mm_repacked_out,
 }
 
 

@@ -42,7 +42,7 @@ class SiteCase:
         return self.training or self.to_input
 
     @property
-    def changing(self) -> bool:
+    def repacked(self) -> bool:
         """Whether the weights are prepared at each call."""
         return self.training or self.computed
 

@@ -33,7 +33,7 @@ def _choices(layer: Layer | None, trains: bool) -> Iterator[str]:
     if x.device.type not in BACKENDS or rows == 0:
         return
     what = f"{problem} {rows}"
-    whole = planner.whole_choice(problem, rows, x.device, changing=trains)
+    whole = planner.whole_choice(problem, rows, x.device, repacked=trains)
     if whole is not None:
         yield f"{what} by {whole.way}"
     if not trains:

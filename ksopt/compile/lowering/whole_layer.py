@@ -56,18 +56,18 @@ def is_whole(
     spec = backend_of(device.type).spec(device)
     if spec is None or batch == 0 or tune == "off":
         return False
-    changing = weights != "stored"
-    if planner.whole_choice(problem, batch, device, changing) is None:
+    repacked = weights != "stored"
+    if planner.whole_choice(problem, batch, device, repacked) is None:
         return False
     if weights == "trained" and not trained_chain.has_kernel(
-        planner.plan_of(problem, batch, device=device, changing=True), device
+        planner.plan_of(problem, batch, device=device, repacked=True), device
     ):
         return False
 
     def times(one: Problem) -> tuple[float, float]:
         if tune == "measure" and not torch.are_deterministic_algorithms_enabled():
-            return _measured(one, batch, device, spec, changing)
-        return _predicted(one, batch, spec, changing)
+            return _measured(one, batch, device, spec, repacked)
+        return _predicted(one, batch, spec, repacked)
 
     whole, apart = times(problem)
     if problem.siblings > 1:
@@ -111,11 +111,11 @@ def launch_times(
 
 
 def _predicted(
-    problem: Problem, batch: int, spec: DeviceSpec, changing: bool
+    problem: Problem, batch: int, spec: DeviceSpec, repacked: bool
 ) -> tuple[float, float]:
     """Predicted us as a whole, and of several launches with one kernel behind those of a layer."""
     several = registry.best_kernels(problem, batch, spec)
-    several += [] if changing else registry.by_merging(problem, batch, spec)
+    several += [] if repacked else registry.by_merging(problem, batch, spec)
     (parts,) = registry.plain(problem, batch, spec)
     times = [(one.name, one.predicted_us) for one in several]
     whole, merged = _least(times, merging=False), _least(times, merging=True)
@@ -128,14 +128,14 @@ def _predicted(
 
 
 def _measured(
-    problem: Problem, batch: int, device: torch.device, spec: DeviceSpec, changing: bool
+    problem: Problem, batch: int, device: torch.device, spec: DeviceSpec, repacked: bool
 ) -> tuple[float, float]:
     """Measured us as a whole and of several launches; infinite if there are none."""
     try:
         record = plan_autotuner.tuned(problem, batch, device)
     except (KsoptError, torch.OutOfMemoryError):
         record = None
-    others = ("cached", "stored") if changing else ("repacked",)
+    others = ("cached", "stored") if repacked else ("repacked",)
     timed = [] if record is None else [one for one in record.timed if one.weight not in others]
 
     parts = min((one.median_us for one in timed if one.way in APART), default=math.inf)

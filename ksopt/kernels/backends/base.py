@@ -63,10 +63,10 @@ class DeviceBackend(DeviceType, ABC):
         """
         return None
 
-    def run_known_changing(
+    def run_known_repacked(
         self, x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
     ) -> Tensor | None:
-        """`run_known` where weights change, in or out of the scope `weight_scopes.changing`."""
+        """`run_known` where weights change, in or out of the scope `weight_scopes.repacked`."""
         return None
 
     @abstractmethod
@@ -122,7 +122,7 @@ class DeviceBackend(DeviceType, ABC):
 
     @abstractmethod
     def measured(
-        self, key: ProblemKey, device: torch.device, mode: str, changing: bool
+        self, key: ProblemKey, device: torch.device, mode: str, repacked: bool
     ) -> tuple[Record, Source] | None:
         """The measurement for a key, of this process or from disk, if it is usable.
 
@@ -130,7 +130,7 @@ class DeviceBackend(DeviceType, ABC):
             key: a problem's key.
             device: where it is computed.
             mode: of ``KSOPT_TUNE``.
-            changing: whether the weight changes from call to call.
+            repacked: whether the weight changes from call to call.
         """
 
     @abstractmethod

@@ -46,7 +46,7 @@ from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, backend_of, r
 from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.decisions import Decider, Question, load
 from ksopt.kernels.families import pytorch_ops
-from ksopt.kernels.host_products import run_known, run_known_changing
+from ksopt.kernels.host_products import run_known, run_known_repacked
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, bits_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.interleaved import Rules, quickest, warm_up_calls
@@ -113,8 +113,8 @@ def _register_with_host(decision: Decision, x: Tensor, weight: Tensor, batch_las
     entry = pytorch_ops.entry(name, p, batch_last, 0, by_groups)
     if entry is not None:
         entry = replace(entry, repacks=True, any_rows=True)
-        for changing in (False, True):
-            host_products.know(x, weight, batch_last, changing, entry)
+        for repacked in (False, True):
+            host_products.know(x, weight, batch_last, repacked, entry)
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
@@ -170,7 +170,7 @@ class _Question(Question):
     def recorded(self) -> Decision | None:
         """The product that ``ksopt tune`` chose, if there is one and it still exists."""
         record = load(self.key, self.device, self.backend)
-        name = None if record is None else record.chosen(changing=True).way
+        name = None if record is None else record.chosen(repacked=True).way
         if name not in pytorch_ops.names(self.key.problem, "cpu"):
             return None
         return _decision(self.key.problem, name, "recorded", record)
@@ -289,7 +289,7 @@ def _fastest(
     record, _ = raced(
         key, rows, competitors, x.device, rules, lambda results, *_: quickest(results)
     )
-    return _decision(problem, record.chosen(changing=True).way, "measured", record)
+    return _decision(problem, record.chosen(repacked=True).way, "measured", record)
 
 
 @register_backend
@@ -299,7 +299,7 @@ class CpuBackend(DeviceBackend):
     device_type = "cpu"
 
     run_known = staticmethod(run_known)
-    run_known_changing = staticmethod(run_known_changing)
+    run_known_repacked = staticmethod(run_known_repacked)
     run = staticmethod(run)
     tune = staticmethod(tune)
     forget = staticmethod(forget)
@@ -313,7 +313,7 @@ class CpuBackend(DeviceBackend):
         return ProblemKey.of_problem(replace(problem, exact=True), batch)
 
     def measured(
-        self, key: ProblemKey, device: torch.device, mode: str, changing: bool
+        self, key: ProblemKey, device: torch.device, mode: str, repacked: bool
     ) -> tuple[Record, Source] | None:
         """The record of `tune`: measurements of a first product stay in the process."""
         record = tuning_cache.load(fingerprint(), key) if mode == "measure" else None

@@ -31,7 +31,7 @@ from ksopt.kernels import host_products, registry, tuning_cache, weight_cache
 from ksopt.kernels.autotuner import Choice, Decision, Source, measured
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, backend_of, register_backend
 from ksopt.kernels.decisions import Decider, Question, by_rule, known_record, load
-from ksopt.kernels.host_products import run_known, run_known_changing
+from ksopt.kernels.host_products import run_known, run_known_repacked
 from ksopt.kernels.launcher import NO_PACKING, TORCH, Enterable
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
@@ -48,14 +48,14 @@ _registered: set[_Key] = set()  # decisions registered with the host library
 
 
 def _register_with_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
-    for changing, choice in ((False, decision.cached), (True, decision.repacked)):
+    for repacked, choice in ((False, decision.cached), (True, decision.repacked)):
         entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
-        if entry is not None and changing:
+        if entry is not None and repacked:
             # No prepared form of a changing weight is cached: each call prepares it.
             entry = replace(entry, repacks=True) if entry.kind == TORCH else entry
             prepares = entry.repacks or entry.packing != NO_PACKING
             entry = entry if prepares or entry.form == 0 else None
-        host_products.know(x, weight, batch_last, changing, entry)
+        host_products.know(x, weight, batch_last, repacked, entry)
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
@@ -88,7 +88,7 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
         _registered.add(key)
         _register_with_host(decision, x, weight, batch_last)
     # The same object wherever the choice prepares no weight.
-    if decision.cached is decision.repacked or not weight_cache.are_changing(key[-1]):
+    if decision.cached is decision.repacked or not weight_cache.are_repacked(key[-1]):
         return decision.cached
     return decision.repacked
 
@@ -218,7 +218,7 @@ class CudaBackend(DeviceBackend):
 
     # The functions themselves: a call more would show in the host's time of a product.
     run_known = staticmethod(run_known)
-    run_known_changing = staticmethod(run_known_changing)
+    run_known_repacked = staticmethod(run_known_repacked)
     run = staticmethod(run)
     choice_for = staticmethod(choice_for)
     tune = staticmethod(tune)
@@ -248,7 +248,7 @@ class CudaBackend(DeviceBackend):
         return spec_of(_index(device))
 
     def measured(
-        self, key: ProblemKey, device: torch.device, mode: str, changing: bool
+        self, key: ProblemKey, device: torch.device, mode: str, repacked: bool
     ) -> tuple[Record, Source] | None:
         """The measurement behind this process's decision, or a record that can still be built."""
         decision = None if mode == "off" else known(key, _index(device))

@@ -125,7 +125,7 @@ def test_the_question_says_how_a_site_is_run(monkeypatch):
     for how in ({"training": True}, {"to_input": True}, {"computed": True}, {}):
         one = dataclasses.replace(site(), **how)
         reasons.append(decide.decide(one, torch.device("cuda"), "model").reason)
-    assert [(q.with_gradients, q.changing) for q in calls] == [
+    assert [(q.with_gradients, q.repacked) for q in calls] == [
         (True, True), (True, False), (False, True), (False, False)
     ]  # fmt: skip
     assert [reason.removesuffix(", slower than 1.0 us under Inductor.") for reason in reasons] == [
@@ -356,7 +356,7 @@ def test_both_ways_compute_the_same_step():
         with torch.no_grad():
             for multiply, weight_grad in (
                 (benchmark.batched_product, benchmark.batched_weight_grad),
-                (benchmark.by_changing, benchmark._weight_grad),
+                (benchmark.by_repacked, benchmark._weight_grad),
                 (benchmark.by_cached, benchmark._weight_grad),
             ):
                 actual = benchmark.step(x, grad, weights, around, multiply, weight_grad)
@@ -370,8 +370,8 @@ def test_both_ways_compute_the_same_step():
 def test_a_step_is_predicted_with_its_gradients(monkeypatch):
     calls = []
 
-    def report(pattern, dtype, batch, *, device, changing, **_):
-        calls.append((str(pattern), changing))
+    def report(pattern, dtype, batch, *, device, repacked, **_):
+        calls.append((str(pattern), repacked))
         return SimpleNamespace(measured_us=None, predicted_us=3.0)
 
     monkeypatch.setattr(planner, "choice_report", report)
@@ -381,7 +381,7 @@ def test_a_step_is_predicted_with_its_gradients(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: one)
     cuda = torch.device("cuda")
     assert decide.predicted(case_of(CHAIN, "float32", 64), cuda) == Times(6.0, 2.0)
-    assert {changing for _, changing in calls} == {False}
+    assert {repacked for _, repacked in calls} == {False}
     calls.clear()
     assert decide.predicted(case_of(CHAIN, "float32", 64, training=True), cuda) == Times(12.0, 4.0)
     assert calls == [

@@ -13,7 +13,7 @@ from ksopt.compile.lowering import out_variants
 from ksopt.compile.lowering.out_variants import plan_results
 from ksopt.nn import KSLinear
 
-TWINS = ("ks_mm_inner", "ks_mm_changing")
+TWINS = ("ks_mm_inner", "ks_mm_repacked")
 WRITTEN = "torch.ops.ksopt.ks_mm_inner.out("
 
 
@@ -50,7 +50,7 @@ def test_the_code_calls_the_variants_and_nothing_else(no_gradients):
     model, x = Blocks(), torch.randn(30, 64)
     run, y, code = compiled(model, x)
     assert code.count(WRITTEN) == 2
-    assert code.count("torch.ops.ksopt.ks_mm_changing.out(") == 1
+    assert code.count("torch.ops.ksopt.ks_mm_repacked.out(") == 1
     assert code.count("torch.ops.ksopt.") == 3
     torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-5)
     for _ in range(3):  # results in memory that earlier calls have used

@@ -86,14 +86,14 @@ def test_compiled_graphs_tell_the_kernels_that_weights_change(
     y = compiled(leaf)
     torch.testing.assert_close(y, twin(other))
     if not trained:
-        assert seen.changing == [masked]
+        assert seen.repacked == [masked]
         assert seen.by_python == (0 if by_library else 1)
         return
     y.sum().backward()
     twin(other).sum().backward()
     torch.testing.assert_close(model.weight.grad, twin.weight.grad)
     torch.testing.assert_close(leaf.grad, other.grad)
-    assert seen.changing == [True, True]  # forward, and the gradient of x
+    assert seen.repacked == [True, True]  # forward, and the gradient of x
     assert seen.by_python == (0 if by_library else 2)
 
 

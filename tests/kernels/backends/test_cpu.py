@@ -35,7 +35,7 @@ def test_a_first_product_is_measured_and_not_recorded(operands):
 
 
 def test_a_tuned_choice_is_read_from_disk(operands):
-    way = cpu.tune(*operands, False, 0.01).chosen(changing=True).way
+    way = cpu.tune(*operands, False, 0.01).chosen(repacked=True).way
     cpu.forget()
     cpu.run(*operands, False)
     (decision,) = cpu._decisions.values()

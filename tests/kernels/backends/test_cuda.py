@@ -167,7 +167,7 @@ def test_the_weight_is_cached_only_where_that_pays(device):
     device.preparing_ms = {"bmm": 0.3, "bmm_paper": 0.02}
     x, weight = operands(torch.float16)
     assert cuda.run(x, weight, False) == "bmm"
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         assert cuda.run(x, weight, False) == "bmm_paper"
         assert cuda.choice_for(x, weight, False).name == "bmm_paper"
     decision = next(iter(cuda._decisions.values()))
@@ -180,14 +180,14 @@ def test_the_weight_is_cached_only_where_that_pays(device):
     cuda.run(x, weight, False)
     (decision,) = cuda._decisions.values()
     # Not distinguished: for free.
-    assert decision.cached.record.chosen(changing=False).weight == "cached"
-    assert decision.cached.record.chosen(changing=True).weight == "repacked"
+    assert decision.cached.record.chosen(repacked=False).weight == "cached"
+    assert decision.cached.record.chosen(repacked=True).weight == "repacked"
 
 
 def test_a_first_product_in_training_times_cached_weights_as_cached(device):
     device.ms |= {"bmm": 0.5, "mma16": [0.9]}
     device.preparing_ms = {"bmm": 1.0}
-    with weight_scopes.changing():
+    with weight_scopes.repacked():
         assert cuda.run(*operands(), False) == "mma16 0"
     assert cuda.run(*operands(), False) == "bmm"
 
@@ -269,8 +269,8 @@ class HostLibrary:
     def __init__(self):
         self.plans = []
 
-    def know(self, x, weight, batch_last, exact, changing, plan, form, *how):
-        self.plans.append((x.shape, batch_last, exact, changing, plan))
+    def know(self, x, weight, batch_last, exact, repacked, plan, form, *how):
+        self.plans.append((x.shape, batch_last, exact, repacked, plan))
 
     def forget(self):
         self.plans.clear()
@@ -283,7 +283,7 @@ def test_the_host_library_unlearns_a_kernel_that_is_no_longer_the_choice(device,
     device.ms["bmm"] = 0.3
     x, weight = operands()
     cuda.tune(x, weight, False, 0.5)
-    assert library.plans == [(x.shape, False, True, changing, -1) for changing in (False, True)]
+    assert library.plans == [(x.shape, False, True, repacked, -1) for repacked in (False, True)]
 
 
 def test_what_the_host_library_cannot_do_goes_the_way_that_says_why(monkeypatch):
@@ -348,7 +348,7 @@ def test_a_recorded_way_that_is_no_more_is_measured_again(device, monkeypatch, w
         monkeypatch.setattr(cuda.registry, "families", lambda: ())
     elif what == "config":
         real = mma16.configs
-        values = tuning_cache.load_all(stand_ins.IDENTITY)[0].chosen(changing=False).config
+        values = tuning_cache.load_all(stand_ins.IDENTITY)[0].chosen(repacked=False).config
         monkeypatch.setattr(
             mma16,
             "configs",

@@ -210,7 +210,7 @@ def _sum(
 @rule(
     torch.ops.ksopt.ks_mm,
     torch.ops.ksopt.ks_mm_inner,
-    torch.ops.ksopt.ks_mm_changing,
+    torch.ops.ksopt.ks_mm_repacked,
     torch.ops.ksopt.ks_mm_frozen,
 )
 def _ks_mm(
