@@ -34,17 +34,20 @@ class GradientProblem:
         dtype: of all operands, such as "bfloat16".
         with_bias: whether the gradient of a bias added to the product, the sum of the rows of y's
             gradient, is computed beside that of a weight.
+        siblings: how many chains of these factors read the same.
     """
 
     gradient: Gradient
     factors: tuple[Pattern, ...]
     dtype: str
     with_bias: bool = False
+    siblings: int = 1
 
     def __str__(self) -> str:
         chain = "*".join(map(str, self.factors))
+        times = f"{self.siblings} x " if self.siblings > 1 else ""
         bias = " and bias" if self.with_bias else ""
-        return f"{self.gradient}{bias} of {chain} {self.dtype}"
+        return f"{self.gradient}{bias} of {times}{chain} {self.dtype}"
 
 
 class GradientFamily(abc.ABC, Generic[LaunchT]):
@@ -90,8 +93,8 @@ class GradientFamily(abc.ABC, Generic[LaunchT]):
         Returns:
             Called with the operands: for "weight" (grad [rows, M], x [rows, N]) -> (the weight's
             gradient, the bias's or None); for "chain_weights" (grad, between, grad_between, x) ->
-            (left, right, bias or None); for "chain_input" (grad, left weight, right weight) ->
-            (input's gradient, that of what is between the factors). Its ``entry``, or its
+            (left, right, bias or None); for "chain_input" (grads, weights), of all siblings, ->
+            (input's gradient, those of what is between the factors). Its ``entry``, or its
             ``launches(rows)``, is what the host library needs to launch it.
 
         Raises:
