@@ -11,11 +11,15 @@ struct InputGradArguments {
   void* to;              // dx [batch, IN], contiguous
   int64 batch, grad_strides[4];
   int64 rows_per_block;  // a multiple of 64
+  // Where what the chains read is an activation of h: both [batch, IN], contiguous. dx is then the gradient of h.
+  const void* h;
+  void* activated;
 };
 
-// Chains (1, b1, c1, d1) * (a2, b2, c2, 1) that read the same.
-template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_> struct InputGradPattern {
+// Chains (1, b1, c1, d1) * (a2, b2, c2, 1) that read the same, an ACTIVATION of what was there before.
+template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_, int ACTIVATION_ = 0> struct InputGradPattern {
   static constexpr int A2 = A2_, B2 = B2_, C2 = C2_, B1 = B1_, D1 = D1_, SIBLINGS = SIBLINGS_;
+  static constexpr int ACTIVATION = ACTIVATION_;
   static constexpr int MIDDLE = A2 * B2, IN = A2 * C2, OUT = B1 * D1;  // features, of a chain
   static_assert(D1 == 1 || D1 == 2 || D1 == 4 || D1 == 8, "");
   static_assert(B2 % 32 == 0 && MIDDLE % D1 == 0 && C2 % 8 == 0 && OUT % 8 == 0, "");

@@ -5,7 +5,7 @@
 //   dz[n, l, j] = sum over k of dY[n, k, j] K1[k, l, j],    z's features in the order (l, j) = l * d1 + j;
 //   dx[n, i, c] = sum over k of dz[n, i, k] K2[i, k, c],    z's features in the order (i, k) = i * b2 + k.
 // Both are written: dz is for the gradient of K2. Of several chains that read the same ("siblings") dx is the sum, and
-// each has its own dz.
+// each has its own dz. Where they read an activation of h, dx is h's gradient, and the activation is computed again.
 //
 // A warpgroup that multiplies has 64 rows:
 //   1. dz, of all classes j, sibling after sibling. A thread reads runs of 8 features of dY, sorts them by class in registers, and brings
@@ -18,6 +18,7 @@
 #pragma once
 
 #include "chain_wgmma16.cuh"
+#include "epilogue.cuh"
 #include "input_grad_tile.cuh"
 
 // Which rows and columns a block has.
@@ -84,6 +85,9 @@ __device__ __forceinline__ void load_input_grad(const InputGradArguments& argume
     for (int s = 0; s < P::SIBLINGS; ++s) {
       const int rows = rows_inside<Tile::ROWS>(own.end - row0);
       load_rows_of_grad<P, Tile>(arguments, ring, row0, rows, left + s * Tile::OF_ONE, s);
+    }
+    if (P::ACTIVATION != IDENTITY && blockIdx.x % Tile::OF_ROWS == 0) {
+      prefetch_rows<P::IN, Tile::ROWS>(arguments.h, P::IN, row0, own.end);
     }
 #pragma unroll
     for (int s = 0; s < P::SIBLINGS; ++s) {
@@ -237,41 +241,79 @@ __device__ __forceinline__ void store_between(uint16* to, const uint32 (&z)[Tile
   }
 }
 
-// Writes a chunk of dx: `to` is the thread's first feature in its first row, `first` the column that it is.
+// Of a chunk of dx, what was activated; `at` is the thread's first feature in its first row, `first` its column.
+template <typename P, typename Tile> struct ChunkOfH {
+  static constexpr bool NEEDED = P::ACTIVATION != IDENTITY;
+  uint32 words[NEEDED ? Tile::NC / 32 : 1][2][4];
+  __device__ __forceinline__ void load(const void* h, int64 at, int first, int64 left) {
+    if constexpr (NEEDED) {
+#pragma unroll
+      for (int run = 0; run < Tile::NC / 32; ++run)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if ((P::C2 % Tile::NC != 0 && first + run * 32 >= P::C2) || half * 8 >= left) continue;
+          load_16_bytes(words[run][half], static_cast<const uint16*>(h) + at + half * 8 * P::IN + run * 32);
+        }
+    }
+  }
+};
+
+// Writes a chunk of dx, as above, and of what was read.
 template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void store_input_grad(uint16* to, const float (&sums)[Tile::NC / 2], int first, int64 left) {
+__device__ __forceinline__ void store_input_grad(const InputGradArguments& arguments, int64 to,
+                                                 const float (&sums)[Tile::NC / 2], const ChunkOfH<P, Tile>& h,
+                                                 int first, int64 left) {
 #pragma unroll
   for (int run = 0; run < Tile::NC / 32; ++run) {
     if (P::C2 % Tile::NC != 0 && first + run * 32 >= P::C2) continue;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (half * 8 >= left) continue;
-      uint32 words[4];
+      uint32 words[4], activated[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const int at = (run * 4 + w) * 4 + half * 2;
-        words[w] = pack_pair<T>(sums[at], sums[at + 1]);
+        if constexpr (ChunkOfH<P, Tile>::NEEDED) {
+          const Activated low = activate_with_slope<P::ACTIVATION>(half_of<T>(h.words[run][half][w], 0));
+          const Activated high = activate_with_slope<P::ACTIVATION>(half_of<T>(h.words[run][half][w], 1));
+          activated[w] = pack_pair<T>(low.value, high.value);
+          words[w] = pack_pair<T>(sums[at] * low.slope, sums[at + 1] * high.slope);
+        } else {
+          words[w] = pack_pair<T>(sums[at], sums[at + 1]);
+        }
       }
-      store_16_bytes(to + half * 8 * P::IN + run * 32, words[0], words[1], words[2], words[3]);
+      const int64 place = to + half * 8 * P::IN + run * 32;
+      store_16_bytes(static_cast<uint16*>(arguments.to) + place, words[0], words[1], words[2], words[3]);
+      if constexpr (ChunkOfH<P, Tile>::NEEDED) {
+        store_16_bytes(static_cast<uint16*>(arguments.activated) + place, activated[0], activated[1], activated[2],
+                       activated[3]);
+      }
     }
   }
 }
 
 // Phase 2: dx of the block's share of the right factor's blocks, a chunk of columns after the other; one is stored
-// while the next is multiplied. `to`: as in `store_input_grad`, of the first block. (The loop has no end to jump back
+// while the next is multiplied. `to`: the thread's first feature of the first block, in its first row. (The loop has no end to jump back
 // from: there the compiler would wait for every product before it lets sums be read.)
 template <typename T, typename P, typename Tile, typename AnyRing>
-__device__ __forceinline__ void multiply_between(uint32 (&z)[P::SIBLINGS][Tile::STEPS][4], AnyRing& ring, uint16* to,
+__device__ __forceinline__ void multiply_between(const InputGradArguments& arguments,
+                                                 uint32 (&z)[P::SIBLINGS][Tile::STEPS][4], AnyRing& ring, int64 to,
                                                  int column, int64 left) {
   constexpr int CHUNKS = Tile::SHARE * Tile::COUNT;
   const uint64 first_weights = make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NC * 16, 128);
   float sums[2][Tile::NC / 2];
   int before = 0;
+  ChunkOfH<P, Tile> h;
+  const auto load = [&](int chunk) {
+    const int of_block = chunk % Tile::COUNT * Tile::NC;
+    h.load(arguments.h, to + chunk / Tile::COUNT * P::C2 + of_block, column + of_block, left);
+  };
   const auto store = [&](int chunk) {
     wgmma_fence_operand(sums[chunk % 2]);
     ring.release(before);
     const int of_block = chunk % Tile::COUNT * Tile::NC;
-    store_input_grad<T, P, Tile>(to + chunk / Tile::COUNT * P::C2 + of_block, sums[chunk % 2], column + of_block, left);
+    store_input_grad<T, P, Tile>(arguments, to + chunk / Tile::COUNT * P::C2 + of_block, sums[chunk % 2], h,
+                                 column + of_block, left);
   };
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
@@ -285,12 +327,14 @@ __device__ __forceinline__ void multiply_between(uint32 (&z)[P::SIBLINGS][Tile::
     }
     wgmma_commit_group();
     if (chunk > 0) {
+      load(chunk - 1);
       wgmma_wait_group<1>();
       store(chunk - 1);
     }
     before = ring.slot;
     ring.next();
   }
+  load(CHUNKS - 1);
   wgmma_wait_group<0>();
 #pragma unroll
   for (int s = 0; s < P::SIBLINGS; ++s) keep_operands(z[s]);
@@ -320,8 +364,8 @@ __device__ __forceinline__ void multiply_input_grad(const InputGradArguments& ar
       }
     }
     const int column = place.part * Tile::COUNT * Tile::NC + own.quarter * 8;
-    uint16* const to = static_cast<uint16*>(arguments.to) + row * P::IN + place.split * Tile::SHARE * P::C2 + column;
-    multiply_between<T, P, Tile>(z, ring, to, column, place.end - row);
+    const int64 to = row * P::IN + place.split * Tile::SHARE * P::C2 + column;
+    multiply_between<T, P, Tile>(arguments, z, ring, to, column, place.end - row);
   }
 }
 

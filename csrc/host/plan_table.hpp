@@ -19,7 +19,7 @@ struct ChainArguments {
   const void* residual;
   void* y;
   int64_t batch, x_stride, y_stride, residual_stride, rows_per_block;
-  void* z = nullptr;
+  void *z = nullptr, *h = nullptr;
   const void* hidden_bias = nullptr;  // of MlpArguments (csrc/cuda/chain_mlp_tile.cuh), which kernels of MLPs take
 };
 

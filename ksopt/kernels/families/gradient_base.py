@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
+from ksopt.epilogue import Activation
 from ksopt.errors import InvalidInputError
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
@@ -35,6 +36,7 @@ class GradientProblem:
         with_bias: whether the gradient of a bias added to the product, the sum of the rows of y's
             gradient, is computed beside that of a weight.
         siblings: how many chains of these factors read the same.
+        activation: of "chain_input", what was computed ahead of the chains.
     """
 
     gradient: Gradient
@@ -42,12 +44,14 @@ class GradientProblem:
     dtype: str
     with_bias: bool = False
     siblings: int = 1
+    activation: Activation = "none"
 
     def __str__(self) -> str:
         chain = "*".join(map(str, self.factors))
         times = f"{self.siblings} x " if self.siblings > 1 else ""
         bias = " and bias" if self.with_bias else ""
-        return f"{self.gradient}{bias} of {times}{chain} {self.dtype}"
+        ahead = f" of {self.activation}" if self.activation != "none" else ""
+        return f"{self.gradient}{bias} of {times}{chain}{ahead} {self.dtype}"
 
 
 class GradientFamily(abc.ABC, Generic[LaunchT]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
+from ksopt.epilogue import ACTIVATIONS, Activation
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.families.row_grid import grid_of
 from ksopt.kernels.families.two_factors import multiplier_registers, unsupported_form
@@ -28,6 +29,7 @@ _L2_BYTES_US = 101_000.0
 _SHARED_BYTES_US = 193_000.0
 _MOST_BYTES_US = 106_000.0  # that one alone can take in
 _FLOPS_US = 5.76e6
+_ACTIVATION_US = 1.43e-4  # of an output, with its gradient: that of chain_cost, not fitted here
 _LATENCY_US = 1.17  # of the loads that fill a block's ring
 _BETWEEN_US = 0.0475  # between two groups of a warpgroup's products
 _LAUNCH_US = 4.5  # and for the kernel that packs, some 3
@@ -41,11 +43,13 @@ class Shape:
     Attributes:
         left, right: the factors.
         siblings: how many chains.
+        activation: what was computed ahead of the chains: its gradient is multiplied by, too.
     """
 
     left: Pattern
     right: Pattern
     siblings: int = 1
+    activation: Activation = "none"
 
     @property
     def middle(self) -> int:
@@ -54,7 +58,8 @@ class Shape:
 
     def __str__(self) -> str:
         times = "" if self.siblings == 1 else f"{self.siblings} x "
-        return f"{times}{self.left}*{self.right}"
+        behind = "" if self.activation == "none" else f" of {self.activation}"
+        return f"{times}{self.left}*{self.right}{behind}"
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,8 @@ def unit_of(d: int) -> int:
 
 def template_arguments(s: Shape, tile: Config) -> tuple[str, str]:
     """The arguments of ``InputGradPattern``, and those of ``InputGradTile`` after it."""
-    pattern = (s.right.a, s.right.b, s.right.c, s.left.b, s.left.d, s.siblings)
+    activation = ACTIVATIONS.index(s.activation)
+    pattern = (s.right.a, s.right.b, s.right.c, s.left.b, s.left.d, s.siblings, activation)
     return ", ".join(map(str, pattern)), ", ".join(map(str, astuple(tile)))
 
 
@@ -232,8 +238,10 @@ def predicted_us(s: Shape, tile: Config, rows: int, device: DeviceSpec) -> float
         passes / at_a_time * s.siblings * s.left.out_features / unit_of(s.left.d) * _BETWEEN_US,
     )
     of_chunk = tile.nc * tile.chunks(s) // tile.parts
+    activated = result if s.activation != "none" else 0.0
     second = (
-        (between + result) / rate(_WRITTEN_BYTES_US),
+        (between + result + activated) / rate(_WRITTEN_BYTES_US) + activated / rate(_READ_BYTES_US),
+        activated / 2 * _ACTIVATION_US,
         passes * right / rate(_L2_BYTES_US),
         (passes + units) * right / _SHARED_BYTES_US,
         passes * right / ring * _LATENCY_US,
@@ -270,4 +278,5 @@ def _fits_registers(tile: Config, s: Shape) -> bool:
     before = (s.siblings - 1) * columns // 4  # what is between, of the siblings before
     first = before + columns // 2 + 3 * words  # two groups' operands, and what is read for the next
     second = before + columns // 4 + tile.nc  # and the sums of two chunks
+    second += tile.nc // 4 if s.activation != "none" else 0  # and what was activated
     return max(first, second) + _OTHER_REGISTERS <= tile.registers

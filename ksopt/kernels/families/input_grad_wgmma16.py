@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from ksopt.jit import arch, driver, nvrtc
@@ -44,6 +45,8 @@ class Arguments(ctypes.Structure):
         ("batch", ctypes.c_int64),
         ("grad_strides", ctypes.c_int64 * MOST_SIBLINGS),
         ("rows_per_block", ctypes.c_int64),
+        ("h", ctypes.c_void_p),
+        ("activated", ctypes.c_void_p),
     ]
 
 
@@ -63,6 +66,7 @@ def source(s: Shape, tile: Config, dtype: str) -> str:
 
 def pack_source(s: Shape, tile: Config) -> str:
     """The generated file of the kernel that packs, for all tiles of the same packing."""
+    s = replace(s, activation="none")
     return _source(
         "input_grad_pack",
         s,
@@ -93,7 +97,8 @@ def _sizes(s: Shape) -> str:
 
 
 def _name(s: Shape, dtype: str) -> str:
-    return f"ksopt_input_grad_wgmma16_{dtype}_{_sizes(s)}"
+    activation = f"_{s.activation}" if s.activation != "none" else ""
+    return f"ksopt_input_grad_wgmma16_{dtype}_{_sizes(s)}{activation}"
 
 
 def _pack_name(s: Shape) -> str:
@@ -101,7 +106,13 @@ def _pack_name(s: Shape) -> str:
 
 
 def arguments_of(
-    grads: Sequence[Tensor], packed: Tensor, between: Tensor, to: Tensor, rows_per_block: int
+    grads: Sequence[Tensor],
+    packed: Tensor,
+    between: Tensor,
+    to: Tensor,
+    rows_per_block: int,
+    h: Tensor | None = None,
+    activated: Tensor | None = None,
 ) -> Arguments:
     """The arguments of the kernel; rows of grads may have any stride."""
     arguments = Arguments(
@@ -110,6 +121,8 @@ def arguments_of(
         to=to.data_ptr(),
         batch=to.shape[0],
         rows_per_block=rows_per_block,
+        h=0 if h is None else h.data_ptr(),
+        activated=0 if activated is None else activated.data_ptr(),
     )
     for at, grad in enumerate(grads):
         arguments.grads[at], arguments.grad_strides[at] = grad.data_ptr(), grad.stride(0)
@@ -152,10 +165,18 @@ class InputGradient:
         """The weights as the kernel reads them."""
         return self._pack(weights)
 
-    def launch(self, grads: Sequence[Tensor], packed: Tensor, between: Tensor, to: Tensor) -> None:
-        """Write both gradients, contiguous, from packed weights."""
+    def launch(
+        self,
+        grads: Sequence[Tensor],
+        packed: Tensor,
+        between: Tensor,
+        to: Tensor,
+        h: Tensor | None = None,
+        activated: Tensor | None = None,
+    ) -> None:
+        """Write both gradients, contiguous, from packed weights; and what is ``activated``."""
         blocks, of_block = launch_of(self.tile, to.shape[0], self._multiprocessors)
-        arguments = arguments_of(grads, packed, between, to, of_block)
+        arguments = arguments_of(grads, packed, between, to, of_block, h, activated)
         driver.launch(
             *(self._kernel, blocks, self.tile.threads, self._shared_bytes),
             *(arguments, self._device),
@@ -166,7 +187,8 @@ class InputGradient:
         grads: Sequence[Tensor],
         weights: Sequence[Tensor],
         packed: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        h: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
         """The gradients of the chains' input, and of the values between their factors.
 
         Args:
@@ -174,17 +196,22 @@ class InputGradient:
                 multiples of 16 bytes.
             weights: [1,b1,c1,d1] and [a2,b2,c2,1] of each chain, of grads' dtype, any strides.
             packed: all of them, by `pack`, where that was done before.
+            h: [rows, a2*c2], contiguous, of which the shape's activation is what the chains read;
+                None where it has none. The first gradient is then h's.
 
         Returns:
-            [rows, a2*c2] and [rows, a2*b2], of several chains [siblings, rows, a2*b2].
+            [rows, a2*c2] and [rows, a2*b2], of several chains [siblings, rows, a2*b2]; with an
+            activation also what it makes of h.
         """
         rows, siblings = grads[0].shape[0], self.shape.siblings
         planes = (siblings,) if siblings > 1 else ()
         between = grads[0].new_empty(*planes, rows, self.shape.middle)
         to = grads[0].new_empty(rows, self.shape.right.in_features)
+        activated = None if h is None else torch.empty_like(to)
         if rows > 0:
-            self.launch(grads, self.pack(weights) if packed is None else packed, between, to)
-        return to, between
+            packed = self.pack(weights) if packed is None else packed
+            self.launch(grads, packed, between, to, h, activated)
+        return (to, between) if activated is None else (to, between, activated)
 
 
 @dataclass(frozen=True)
@@ -200,19 +227,15 @@ class InputGradWgmma16(GradientFamily[Config]):
     computes = "chain_input"
 
     def unsupported_reason(self, problem: GradientProblem, device: DeviceSpec) -> str | None:
-        return input_grad_tile.unsupported_reason(
-            Shape(*problem.factors, problem.siblings), problem.dtype, device
-        )
+        return input_grad_tile.unsupported_reason(_shape(problem), problem.dtype, device)
 
     def launches(self, problem: GradientProblem, rows: int, device: DeviceSpec) -> Sequence[Config]:
-        return input_grad_tile.best(Shape(*problem.factors, problem.siblings), rows, device)
+        return input_grad_tile.best(_shape(problem), rows, device)
 
     def predicted_us(
         self, problem: GradientProblem, launch: Config, rows: int, device: DeviceSpec
     ) -> float:
-        return input_grad_tile.predicted_us(
-            Shape(*problem.factors, problem.siblings), launch, rows, device
-        )
+        return input_grad_tile.predicted_us(_shape(problem), launch, rows, device)
 
     def tile(self, launch: Config) -> PredictedTile:
         return PredictedTile()
@@ -220,6 +243,8 @@ class InputGradWgmma16(GradientFamily[Config]):
     def launcher(
         self, problem: GradientProblem, launch: Config, device_index: int
     ) -> InputGradient:
-        return InputGradient(
-            Shape(*problem.factors, problem.siblings), launch, problem.dtype, device_index
-        )
+        return InputGradient(_shape(problem), launch, problem.dtype, device_index)
+
+
+def _shape(problem: GradientProblem) -> Shape:
+    return Shape(*problem.factors, problem.siblings, problem.activation)

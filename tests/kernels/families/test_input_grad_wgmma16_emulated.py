@@ -9,7 +9,7 @@ from cuda_emulator import EmulationError
 from packed_kernels import without_predicates
 from torch import Tensor
 
-from chain_kernels import _aligned, _emulate, _instance
+from chain_kernels import ACTIVATIONS, _aligned, _emulate, _instance
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
 from ksopt.kernels.families import input_grad_tile as tiles
@@ -19,7 +19,7 @@ from ksopt.kernels.families.input_grad_tile import Config, Shape
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
 
-# Chain, tile, dtype, and the number of siblings.
+# Chain, tile, dtype, the number of siblings, and what was computed ahead of them.
 CASES = [
     # Two classes; one group and several; blocks that share the right factor, and their columns.
     ("(1,64,32,2)*(2,32,64,1)", (1, 1, 1, 1, 64, 64, 2), "bfloat16"),
@@ -42,10 +42,14 @@ CASES = [
     ("(1,72,96,1)*(3,32,40,1)", (2, 1, 3, 1, 64, 32, 2), "float16", 2),
     ("(1,40,32,4)*(4,32,24,1)", (1, 1, 2, 1, 128, 32, 2), "bfloat16", 3),
     ("(1,40,32,8)*(8,32,32,1)", (1, 2, 4, 1, 256, 32, 2), "float16", 3),
+    # What is read is an activation: columns that fill no chunk, parts, shares; of siblings.
+    ("(1,52,32,2)*(2,32,40,1)", (1, 1, 1, 1, 128, 64, 2), "bfloat16", 1, "gelu"),
+    ("(1,96,64,2)*(2,64,192,1)", (2, 1, 1, 3, 64, 64, 4), "float16", 1, "gelu_tanh"),
+    ("(1,40,32,4)*(4,32,24,1)", (1, 1, 2, 1, 128, 32, 2), "bfloat16", 2, "silu"),
+    ("(1,72,96,1)*(3,32,40,1)", (2, 1, 1, 1, 64, 32, 2), "float16", 1, "relu"),
 ]
 ALL = [
-    (Shape(*Chain.parse(text), *siblings), Config(*tile), dtype)
-    for text, tile, dtype, *siblings in CASES
+    (Shape(*Chain.parse(text), *more), Config(*tile), dtype) for text, tile, dtype, *more in CASES
 ]
 
 
@@ -109,22 +113,31 @@ def packed(kernel, s: Shape, tile: Config, weights: list[Tensor]) -> Tensor:
 
 
 def computed(
-    kernel, case, grads: list[Tensor], weights: Tensor, sms: int = 2
-) -> tuple[Tensor, Tensor]:
-    """The gradient of what is read and, [siblings, rows, middle], those of what is between."""
+    kernel, case, grads: list[Tensor], weights: Tensor, sms: int = 2, h: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """The gradient of what is read and, [siblings, rows, middle], those of what is between.
+
+    With h also what it is activated to.
+    """
     s, tile, _ = case
     rows, features = grads[0].shape[0], s.right.in_features
-    count = rows * (features + s.siblings * s.middle)
-    result = _aligned(torch.full((count,), float("nan"), dtype=grads[0].dtype))
-    to, between = result[: rows * features].view(rows, features), result[rows * features :]
+    counts = [rows * features, rows * s.siblings * s.middle, rows * features * (h is not None)]
+    result = _aligned(torch.full((sum(counts),), float("nan"), dtype=grads[0].dtype))
+    to, between, activated = result.split(counts)
+    to = to.view(rows, features)
     blocks, of_block = tiles.launch_of(tile, rows, sms)
-    arguments = kernels.arguments_of(grads, weights, between, to, of_block)
-    memory = (grads[0]._base.view(-1), weights, result)
+    read = _aligned(torch.cat([weights, *([] if h is None else [h.flatten()])]))
+    in_order, own = read[: weights.numel()], read[weights.numel() :]
+    arguments = kernels.arguments_of(grads, in_order, between, to, of_block, own, activated)
+    memory = (grads[0]._base.view(-1), read, result)
     _emulate(kernel, arguments, (blocks, tile.threads, tile.shared_bytes(s)), memory)
-    return to, between.view(s.siblings, rows, s.middle)
+    between = between.view(s.siblings, rows, s.middle)
+    return (to, between) if h is None else (to, between, activated.view(rows, features))
 
 
-def assert_right(result, grads: list[Tensor], weights: list[Tensor]) -> None:
+def assert_right(
+    result, grads: list[Tensor], weights: list[Tensor], slope: Tensor | float = 1.0
+) -> None:
     """Each within one rounding of its own, and the first within one of what is between, too."""
     unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[grads[0].dtype]
     allowed_sum, total = torch.zeros(()), torch.zeros(())
@@ -138,8 +151,21 @@ def assert_right(result, grads: list[Tensor], weights: list[Tensor]) -> None:
         spread = ks_reference(between.abs(), right.abs())
         allowed_sum = allowed_sum + unit * 1.01 * spread + 2e-6 * sizes
         total = total + to
-    allowed = unit * total.abs() + allowed_sum + 1e-6
+    total = total * slope
+    allowed = unit * total.abs() + allowed_sum * abs(slope) + 2e-6 * total.abs().max() + 1e-6
     assert ((result[0].double() - total).abs() <= allowed).all()
+
+
+def activation_of(s: Shape, dtype: str, rows: int):
+    """h, its activation and the activation's slope in float64; nothing, and 1, without one."""
+    if s.activation == "none":
+        return None, None, 1.0
+    generator = torch.Generator().manual_seed(rows + 1)
+    h = (3 * torch.randn(rows, s.right.in_features, generator=generator)).to(getattr(torch, dtype))
+    exact = h.double().requires_grad_()
+    activated = ACTIVATIONS[s.activation](exact)
+    (slope,) = torch.autograd.grad(activated.sum(), exact)
+    return h, activated.detach(), slope
 
 
 @pytest.mark.parametrize("at", range(len(ALL)), ids=lambda at: f"{ALL[at][0]}-{at}")
@@ -147,8 +173,14 @@ def test_both_gradients(multiply, pack, at):
     s, tile, dtype = ALL[at]
     for rows in (1, 200):
         grads, weights = drawn(s, dtype, rows, rows)
-        result = computed(multiply[at], ALL[at], grads, packed(pack[at], s, tile, weights))
-        assert_right(result, grads, weights)
+        h, activated, slope = activation_of(s, dtype, rows)
+        in_order = packed(pack[at], s, tile, weights)
+        result = computed(multiply[at], ALL[at], grads, in_order, h=h)
+        assert_right(result, grads, weights, slope)
+        if h is not None:
+            unit = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+            wrong = (result[2].double() - activated).abs() > unit * activated.abs() + 1e-6
+            assert not wrong.any()
 
 
 @pytest.mark.parametrize("at", [1, 5, 12])
