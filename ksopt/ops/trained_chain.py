@@ -1,16 +1,17 @@
 """Trained chains of two factors in compiled graphs, and their one launch: ``ks_chain_keeping``.
 
-The forward pass stores the values between the two factors, so that the backward pass computes no
-product again. As one launch it also stores the weights as the kernel of the input's gradient reads
-them, so that both passes pack them in one launch; that is no public operator. Where a launch per
-factor is faster, the bias is an addition of torch's, which a compiler fuses with what follows. The
-backward pass takes the kernels that compute several gradients where they are faster.
+They are one chain, or siblings: chains of the same patterns on one input. The forward pass stores
+the values between the two factors, so that the backward pass computes no product again. As one
+launch it also stores the weights as the kernel of the input's gradient reads them, so that both
+passes pack them in one launch; that is no public operator. Where a launch per factor is faster, the
+bias is an addition of torch's, which a compiler fuses with what follows. The backward pass takes
+the kernels that compute several gradients where they are faster.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from ksopt.kernels import trained_chain, weight_cache, weight_scopes
 from ksopt.ops import chain_gradients, implementation, input_gradient, weight_gradient
 from ksopt.ops.autograd import in_rows
-from ksopt.ops.input_gradient import ks_chain_input_grad
+from ksopt.ops.input_gradient import each, ks_chain_input_grad
 from ksopt.ops.schemas import (
     LIBRARY,
     implement,
@@ -33,27 +34,48 @@ Three = tuple[Tensor, Tensor, Tensor]
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
-def _kernel(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, packed: int = 0) -> Three:
+def _kernel(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    siblings: int = 1,
+    packed: int = 0,
+) -> Three:
     """y, the values between and packed weights, for calls that the host library does not know."""
-    for weight in (left, right):
+    for weight in weights:
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        result = trained_chain.run(x, (left, right), bias, packed)
+        result = trained_chain.run(x, weights, bias, siblings, packed)
     if result is not None:
         return result
-    between = implementation.repacked(x, right)
-    y = implementation.repacked(between, left)
+    y, between = _by_factors(implementation.repacked, x, weights)
     y = y if bias is None else y.add_(bias)
-    return y, between, trained_chain.packed_of_grad(x, left, right, packed)
+    return y, between, trained_chain.packed_of_grad(x, weights, packed)
 
 
-def _fake(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, packed: int = 0) -> Three:
-    between = implementation.fake(x, right)
-    return implementation.fake(between, left), between, x.new_empty(packed)
+def _by_factors(
+    product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The products of all siblings, side by side, and the values between the factors."""
+    between = [product(x, right) for right in weights[1::2]]
+    parts = [product(one, left) for one, left in zip(between, weights[::2], strict=True)]
+    if len(parts) == 1:
+        return parts[0], between[0]
+    return torch.cat(parts, -1), torch.stack(between)
+
+
+def _fake(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    siblings: int = 1,
+    packed: int = 0,
+) -> Three:
+    return *_by_factors(implementation.fake, x, weights), x.new_empty(packed)
 
 
 LIBRARY.define(
-    "ks_chain_keeping(Tensor x, Tensor left, Tensor right, Tensor? bias, int packed=0) "
+    "ks_chain_keeping(Tensor x, Tensor[] weights, Tensor? bias, int siblings=1, int packed=0) "
     "-> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
@@ -71,55 +93,92 @@ def _without_autocast(backward: Backward) -> Backward:
     return computed
 
 
-class _TrainedChain(torch.autograd.Function):
+class _TrainedChains(torch.autograd.Function):
+    """(x, siblings, siblings of a launch, *weights, *biases) -> y of each sibling, and others.
+
+    Each y is a result of its own: so their gradients need not be put side by side.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, is_whole: bool
+        ctx: Any, x: Tensor, siblings: int, of_launch: int, *operands: Tensor
     ) -> tuple[Tensor, ...]:
-        if not is_whole:
-            between = ks_mm_repacked(x, right)
-            y = ks_mm_repacked(between, left)
-            y = y if bias is None else y + bias
-            ctx.mark_non_differentiable(between)
-            ctx.save_for_backward(x, between, left, right, None)
-            return y, between
-        elements = input_gradient.packed_elements(x, left, right) if ctx.needs_input_grad[0] else 0
-        y, between, packed = ks_chain_keeping(x, left, right, bias, elements)
-        ctx.mark_non_differentiable(between, packed)
-        ctx.save_for_backward(x, between, left, right, packed)
-        return y, between, packed
+        weights, biases = operands[: 2 * siblings], operands[2 * siblings :]
+        ctx.siblings = siblings
+        if of_launch == 0:
+            between = [ks_mm_repacked(x, right) for right in weights[1::2]]
+            parts = [ks_mm_repacked(*one) for one in zip(between, weights[::2], strict=True)]
+            if biases:
+                parts = [y + bias for y, bias in zip(parts, biases, strict=True)]
+            ctx.mark_non_differentiable(*between)
+            ctx.save_for_backward(x, None, *between, *weights)
+            return *parts, *between
+        elements = 0
+        if ctx.needs_input_grad[0] and of_launch == siblings:
+            elements = input_gradient.packed_elements(x, weights)
+        parts, between = [], []
+        for at in range(0, siblings, of_launch):
+            own, its = weights[2 * at : 2 * (at + of_launch)], biases[at : at + of_launch]
+            bias = None if not its else its[0] if of_launch == 1 else torch.cat(its)
+            y, values, packed = ks_chain_keeping(x, own, bias, of_launch, elements)
+            if of_launch == 1:
+                parts.append(y)
+                between.append(values)
+                continue
+            features = y.shape[-1] // of_launch
+            parts += [y.narrow(-1, one * features, features) for one in range(of_launch)]
+            between += [values.select(0, one) for one in range(of_launch)]
+        ctx.mark_non_differentiable(*between, packed)
+        ctx.save_for_backward(x, packed, *between, *weights)
+        return *parts, *between, packed
 
     @staticmethod
     @_without_autocast  # which compilers trace the backward pass with, where the forward pass was
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad = in_rows(grads[0])
-        x, between, left, right, packed = ctx.saved_tensors
-        of_x, of_left, of_right, of_bias, _ = ctx.needs_input_grad
+        siblings: int = ctx.siblings
+        own = [in_rows(grad) for grad in grads[:siblings]]
+        x, packed, *saved = ctx.saved_tensors
+        between, weights = saved[:siblings], saved[siblings:]
+        of_x, _, _, *needed = ctx.needs_input_grad
+        of_weights, of_biases = needed[: 2 * siblings], needed[2 * siblings :]
         if torch.is_grad_enabled():  # gradients of gradients: through x and right, too
-            between = ks_mm(x, right)
-        grad_x = grad_left = grad_right = grad_bias = None
-        are_one = of_left and of_right and chain_gradients.are_together(x, left, right, of_bias)
-        if of_left and of_bias and not are_one and _are_together(grad, between, left):
-            grad_left, grad_bias = ks_mm_weight_bias_grad_inner(grad, between, *_sizes(left))
-        elif of_left and not are_one:
-            grad_left = ks_mm_weight_grad(grad, between, *_sizes(left), False)
-        if of_x and _is_one_launch(grad, left, right):
-            known = packed if packed is not None and packed.numel() else None
-            grad_x, grad_between = ks_chain_input_grad(grad, left, right, known)
-        else:
-            with weight_scopes.repacked():
-                grad_between = ks_mm(grad, left.transpose(1, 2))
-                if of_x:
-                    grad_x = ks_mm(grad_between, right.transpose(1, 2))
+            between = [ks_mm(x, right) for right in weights[1::2]]
+        with_bias = any(of_biases)
+        left, right, *_ = weights
+        are_one = all(of_weights) and chain_gradients.are_together(x, left, right, with_bias)
+        ahead: list[tuple[Tensor | None, Tensor | None]] = []
+        if not are_one:
+            of_each = of_biases or [False] * siblings
+            lefts = zip(own, between, weights[::2], of_weights[::2], of_each, strict=True)
+            ahead = [_left_grads(*one) for one in lefts]
+        grad_x, grad_between = _input_grads(own, weights, of_x, packed)
+        gradients: Sequence[tuple[Tensor | None, Tensor | None, Tensor | None]]
         if are_one:
-            grad_left, grad_right, grad_bias = chain_gradients.weight_grads(
-                grad, between, grad_between, x, left, right, of_bias
-            )
-        elif of_right:
-            grad_right = ks_mm_weight_grad(grad_between, x, *_sizes(right), False)
-        if of_bias and grad_bias is None:
-            grad_bias = weight_gradient.bias_grad(grad)
-        return grad_x, grad_left, grad_right, grad_bias, None
+            gradients = _weight_grads(own, between, grad_between, x, weights, with_bias)
+        else:
+            rights = zip(grad_between, weights[1::2], of_weights[1::2], strict=True)
+            gradients = [
+                (left, ks_mm_weight_grad(grad, x, *_sizes(right), False) if needs else None, bias)
+                for (left, bias), (grad, right, needs) in zip(ahead, rights, strict=True)
+            ]
+        of_bias = [
+            (weight_gradient.bias_grad(grad) if bias is None else bias) if needs else None
+            for grad, (_, _, bias), needs in zip(own, gradients, of_biases, strict=False)  # or none
+        ]
+        pairs = [one for of_left, of_right, _ in gradients for one in (of_left, of_right)]
+        return grad_x, None, None, *pairs, *of_bias
+
+
+def _left_grads(
+    grad: Tensor, between: Tensor, left: Tensor, needs_weight: bool, needs_bias: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient of the left factor, and of the bias where the same kernel computes it."""
+    if not needs_weight:
+        return None, None
+    if needs_bias and _are_together(grad, between, left):
+        of_left, of_bias = ks_mm_weight_bias_grad_inner(grad, between, *_sizes(left))
+        return of_left, of_bias
+    return ks_mm_weight_grad(grad, between, *_sizes(left), False), None
 
 
 def _are_together(grad: Tensor, between: Tensor, left: Tensor) -> bool:
@@ -129,11 +188,53 @@ def _are_together(grad: Tensor, between: Tensor, left: Tensor) -> bool:
     return weight_gradient.is_weight_grad_by_kernel(grad, between, *_sizes(left), False)
 
 
-def _is_one_launch(grad: Tensor, left: Tensor, right: Tensor) -> bool:
+def _weight_grads(
+    grads: Sequence[Tensor],
+    between: Sequence[Tensor],
+    grad_between: Sequence[Tensor],
+    x: Tensor,
+    weights: Sequence[Tensor],
+    with_bias: bool,
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """The gradients of both weights and the bias of each sibling, of which each takes one launch.
+
+    Args:
+        grads, between, grad_between: of each sibling.
+        x: of all; weights: sibling after sibling.
+        with_bias: whether biases are trained.
+    """
+    return [
+        chain_gradients.weight_grads(grad, values, grad_values, x, left, right, with_bias)
+        for (grad, left, right), values, grad_values in zip(
+            each(grads, weights), between, grad_between, strict=True
+        )
+    ]
+
+
+def _input_grads(
+    grads: Sequence[Tensor], weights: Sequence[Tensor], of_x: bool, packed: Tensor | None
+) -> tuple[Tensor | None, Sequence[Tensor]]:
+    """The gradients of x, if requested, and of the values between each sibling's factors."""
+    if of_x and _is_one_launch(grads[0], weights):
+        known = packed if packed is not None and packed.numel() else None
+        grad_x, grad_between = ks_chain_input_grad(grads, weights, known)
+        return grad_x, [grad_between] if len(grads) == 1 else grad_between.unbind(0)
+    if len(grads) > 1:
+        several = [_input_grads([grad], pair, of_x, None) for grad, *pair in each(grads, weights)]
+        sums = [one for one, _ in several if one is not None]
+        total = functools.reduce(torch.add, sums) if of_x else None
+        return total, [between for _, (between,) in several]
+    left, right = weights
+    with weight_scopes.repacked():
+        grad_between = ks_mm(grads[0], left.transpose(1, 2))
+        return ks_mm(grad_between, right.transpose(1, 2)) if of_x else None, [grad_between]
+
+
+def _is_one_launch(grad: Tensor, weights: Sequence[Tensor]) -> bool:
     """Whether one kernel computes the gradients of x and of the values between the factors."""
     if torch.is_grad_enabled():  # it has no gradient of its own
         return False
-    return input_gradient.is_one_launch(grad, left, right)
+    return input_gradient.is_one_launch(grad, weights)
 
 
 def _sizes(weight: Tensor) -> tuple[int, int]:
@@ -141,26 +242,36 @@ def _sizes(weight: Tensor) -> tuple[int, int]:
     return a, d
 
 
-def have_joint_gradients(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> bool:
-    """Whether a launch is predicted to compute several of a chain's gradients faster, of fakes too.
+def have_joint_gradients(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
+    """Whether a launch is predicted to compute several gradients faster, of fakes too.
+
+    Of a chain they are those of its weights or that of x, of siblings that of x.
 
     Args:
-        x, left, right, bias: as for `trained_product`; both weights are trained.
+        x, weights, biases: as for `trained_products`; all weights are trained.
     """
-    with_bias = bias is not None and bias.requires_grad
-    return chain_gradients.is_faster(x, left, right, with_bias) or (
-        x.requires_grad and input_gradient.is_one_launch(x, left, right)
-    )
+    if x.requires_grad and input_gradient.is_one_launch(x, weights):
+        return True
+    if len(weights) > 2:
+        return False
+    left, right = weights
+    return chain_gradients.is_faster(x, left, right, any(bias.requires_grad for bias in biases))
 
 
-def trained_product(
-    x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, is_whole: bool = True
-) -> Tensor:
-    """The product of a chain of two factors plus a bias, with its gradients recorded.
+def trained_products(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), of_launch: int = 0
+) -> list[Tensor]:
+    """The products of chains of two factors plus their biases, with their gradients recorded.
 
     Args:
-        x: [*batch, N]; left, right: weights of x's dtype; bias: [M] of it, or None.
-        is_whole: whether the forward pass is one launch, not one per factor.
+        x: [*batch, N].
+        weights: of x's dtype, left to right, sibling after sibling.
+        biases: [M] of each sibling, of x's dtype; none for no bias.
+        of_launch: how many siblings a launch of the forward pass computes; 0: it is one per factor.
+
+    Returns:
+        [*batch, M] of each sibling.
     """
-    y: Tensor = _TrainedChain.apply(x, left, right, bias, is_whole)[0]
-    return y
+    siblings = len(weights) // 2
+    results = _TrainedChains.apply(x, siblings, of_launch, *weights, *biases)
+    return list(results[:siblings])
