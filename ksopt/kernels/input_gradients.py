@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import Activation
 from ksopt.jit import host
 from ksopt.kernels import gradient_autotuner, registry
 from ksopt.kernels.candidate import Candidate
@@ -28,10 +29,11 @@ from ksopt.precision import dtype_name
 _PREPARING_US = 4.0
 _SEVERAL_LAUNCHES = dict.fromkeys(LAUNCH, 0)
 
-Gradients = tuple[Tensor, Tensor]
-"""Those of the chains' input, and of the values between their factors."""
-Way = Callable[[Sequence[Tensor], Sequence[Tensor]], Gradients]
-"""(a gradient of each sibling, their weights) -> both."""
+Gradients = tuple[Tensor, ...]
+"""Those of the chains' input, and of the values between their factors. Where the input is an
+activation of h, the first one is h's, and what h is activated to is a third tensor."""
+Way = Callable[..., Gradients]
+"""(a gradient of each sibling, their weights, h if there is one) -> all of them."""
 
 
 def is_by_kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> bool:
@@ -61,10 +63,10 @@ def packed_for(weights: Sequence[Tensor], rows: int) -> Tensor | None:
     return packed
 
 
-def shape_of(weights: Sequence[Tensor]) -> Shape:
-    """The chains of weights, left to right, sibling after sibling."""
+def shape_of(weights: Sequence[Tensor], activation: Activation = "none") -> Shape:
+    """The chains of weights, left to right, sibling after sibling, behind an activation."""
     left, right, *_ = weights
-    return Shape(Pattern(*left.shape), Pattern(*right.shape), len(weights) // 2)
+    return Shape(Pattern(*left.shape), Pattern(*right.shape), len(weights) // 2, activation)
 
 
 def run(
@@ -73,6 +75,8 @@ def run(
     packed: Tensor | None,
     apart: Way,
     by_pytorch: Way,
+    h: Tensor | None = None,
+    activation: Activation = "none",
 ) -> Gradients | None:
     """The gradients of chains' input and of the values between their factors, by a kernel.
 
@@ -83,6 +87,8 @@ def run(
         apart: (grads, weights) -> the same by the launches that the kernel races with: those of
             each sibling, of one chain one per factor.
         by_pytorch: the same by PyTorch alone, in any dtype.
+        h: [*batch, a2*c2], where the chains read an activation of it, which is computed again.
+        activation: of h.
 
     Returns:
         [*batch, a2*c2], and [*batch, a2*b2], of siblings [siblings, *batch, a2*b2]; None where no
@@ -91,28 +97,33 @@ def run(
     first = grads[0]
     if first.numel() == 0 or any(one.dtype != first.dtype for one in (*grads, *weights)):
         return None
-    s, name = shape_of(weights), dtype_name(first.dtype)
+    s, name = shape_of(weights, activation), dtype_name(first.dtype)
     rows, spec = first.numel() // first.shape[-1], gradient_autotuner.spec_of(first.device)
     kernel: Any = None
     is_final = True
     if spec is not None:
         without = Without("factors", apart_us(s, name, rows, spec), apart, by_pytorch)
-        shapes = (
+        shapes: tuple[Any, ...] = (
             ((rows, first.shape[-1]),) * s.siblings,
             tuple(tuple(weight.shape) for weight in weights),
+            *(() if h is None else ((rows, s.right.in_features),)),
         )
         question = GradientQuestion(_problem(s, name), rows, first.device, spec, without, shapes)
         kernel, is_final = gradient_autotuner.kernel_of(question)
-    if is_final and host.is_loaded():
+    if is_final and h is None and host.is_loaded():
         launch = _SEVERAL_LAUNCHES if kernel is None else kernel.launches(rows)
         torch.ops.ksopt_host.know_input_grad(list(grads), list(weights), **launch)
     if kernel is None:
         return None
     if packed is not None and packed.numel() != kernel.tile.packed_elements(s):
         packed = None
-    to, between = kernel([in_aligned_rows(one) for one in grads], weights, packed)
-    planes = between.shape[:-2]
-    return to.view(*first.shape[:-1], -1), between.view(*planes, *first.shape[:-1], -1)
+    behind = None if h is None else h.reshape(rows, -1)
+    to, between, *others = kernel(
+        [in_aligned_rows(one) for one in grads], weights, behind, packed=packed
+    )
+    planes, batch = between.shape[:-2], first.shape[:-1]
+    activated = [one.view(*batch, -1) for one in others]
+    return to.view(*batch, -1), between.view(*planes, *batch, -1), *activated
 
 
 def tile_of(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Config | None:
@@ -141,15 +152,24 @@ def faster(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> GradientCandida
 
 
 def _problem(s: Shape, dtype: str) -> GradientProblem:
-    return GradientProblem("chain_input", (s.left, s.right), dtype, siblings=s.siblings)
+    factors = (s.left, s.right)
+    return GradientProblem(
+        "chain_input", factors, dtype, siblings=s.siblings, activation=s.activation
+    )
 
 
 def apart_us(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> float:
     """Microseconds predicted of several launches for what one computes.
 
     Of one chain they are one per factor; of siblings the fastest of each, and the additions of
-    their results.
+    their results; behind an activation the fastest without it, and a kernel of Inductor's.
     """
+    if s.activation != "none":
+        plain = replace(s, activation="none")
+        launch, us = faster(plain, dtype, rows, spec), apart_us(plain, dtype, rows, spec)
+        size = getattr(torch, dtype).itemsize * rows * s.right.in_features
+        us = us if launch is None else launch.predicted_us
+        return us + elementwise_us(4 * size, spec.multiprocessors)  # two are read, two written
     if s.siblings == 1:
         return factors_us(s, dtype, rows, spec)
     one = replace(s, siblings=1)

@@ -27,8 +27,9 @@ from ksopt.kernels.operands import Operands
 from ksopt.kernels.plan import ExecutionPlan
 from ksopt.kernels.problem import Problem
 
-Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor, Tensor, Tensor]]
-"""(x, weights, bias) -> y, the values between the factors, the weights packed for x's gradient."""
+Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor, ...]]
+"""(x, weights, bias) -> y, the values between the factors, the weights packed for x's gradient,
+and what is activated, if anything is."""
 
 
 @runtime_checkable
@@ -40,8 +41,13 @@ class Launched(Protocol):
 
 
 def run(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, siblings: int, packed: int = 0
-) -> tuple[Tensor, Tensor, Tensor] | None:
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    siblings: int,
+    packed: int = 0,
+    activation: str = "none",
+) -> tuple[Tensor, ...] | None:
     """What `Keeping` returns, by a kernel; None: a launch per factor.
 
     Args:
@@ -50,9 +56,10 @@ def run(
         bias: [siblings * M], or None.
         siblings: how many chains.
         packed: elements of the weights for x's gradient; 0 for none.
+        activation: of y.
     """
     operands = Operands(x, tuple(weights), bias, None)
-    chosen, is_final = layer_plans.chosen_for_repacked(operands, siblings)
+    chosen, is_final = layer_plans.chosen_for_repacked(operands, siblings, activation)
     if chosen is None:
         return None
     problem = chosen.problem
@@ -64,14 +71,14 @@ def run(
     call = _loaded(candidate, x.get_device(), of_grad)
     if call is None:
         return None
-    y, between, own = call(x, weights, bias)
+    y, between, own, *activated = call(x, weights, bias)
     if own.numel() != packed:
-        return y, between, packed_of_grad(x, weights, packed)
-    if is_final and isinstance(call, Launched) and host.is_loaded():
+        return y, between, packed_of_grad(x, weights, packed), *activated
+    if is_final and activation == "none" and isinstance(call, Launched) and host.is_loaded():
         torch.ops.ksopt_host.know_trained_chain(
             x, list(weights), bias, siblings, packed, **call.launches()
         )
-    return y, between, own
+    return y, between, own, *activated
 
 
 def packed_of_grad(x: Tensor, weights: Sequence[Tensor], packed: int) -> Tensor:
@@ -101,10 +108,16 @@ def _tile_of_grad(
     return tile if tile is not None and tile.packed_elements(shape) == packed else None
 
 
-def is_one_launch(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, siblings: int) -> bool:
+def is_one_launch(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    siblings: int,
+    activation: str = "none",
+) -> bool:
     """Whether one launch is expected to compute operands of `run`, which may be fake."""
     operands = Operands(x, tuple(weights), bias, None)
-    plan = layer_plans.plan_of_fakes(operands, siblings=siblings, repacked=True)
+    plan = layer_plans.plan_of_fakes(operands, activation, siblings=siblings, repacked=True)
     return plan is not None and has_kernel(plan, x.device)
 
 

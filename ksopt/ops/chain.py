@@ -155,7 +155,7 @@ def _trained(
 
     None where a compiler traces none, or launches for each factor are faster in both passes.
     """
-    if len(weights) != 2 * siblings or not _are_trained(x, weights, biases):
+    if len(weights) != 2 * siblings or not are_trained(x, weights, biases):
         return None
     bias, of_launch = biases[0] if biases else None, 0
     for several in dict.fromkeys((siblings, 1)):
@@ -241,7 +241,7 @@ def are_parts_seen(operands: Operands) -> bool:
     )
 
 
-def _are_trained(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
+def are_trained(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
     """Whether a compiler traces chains of two factors that are all trained."""
     present = [x, *weights, *biases]
     return (

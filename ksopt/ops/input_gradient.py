@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import Activation, activation_gradient, with_epilogue
 from ksopt.kernels import input_gradients, weight_cache
 from ksopt.kernels.families.input_grad_tile import Shape
 from ksopt.kernels.input_gradients import Gradients
@@ -31,6 +33,40 @@ def _kernel(
     with torch._C._AutoDispatchBelowADInplaceOrView():
         gradients = input_gradients.run(grads, weights, packed, _apart, _by_pytorch)
         return _apart(grads, weights) if gradients is None else gradients
+
+
+def _kernel_activated(
+    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+) -> Gradients:
+    """As `_kernel`, where the chains read an activation of h: h's gradient, and the activation."""
+    for weight in weights:
+        weight_cache.forget(weight)
+    before = {"h": h, "activation": activation}
+    by_pytorch = partial(_activated_by_pytorch, activation=activation)
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        apart = partial(_gradient_apart, activation=activation)
+        gradients = input_gradients.run(grads, weights, None, apart, by_pytorch, **before)
+        if gradients is not None:
+            return gradients
+        to, between = ks_chain_input_grad(grads, weights)
+        activated = with_epilogue(h, activation=activation)
+        return activation_gradient(to, h, activation), between, activated
+
+
+def _gradient_apart(
+    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+) -> Gradients:
+    """Without the activation, which Inductor computes in the kernel of its gradient."""
+    to, between = ks_chain_input_grad(grads, weights)
+    return activation_gradient(to, h, activation), between
+
+
+def _activated_by_pytorch(
+    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+) -> Gradients:
+    to, between = _by_pytorch(grads, weights)
+    activated = with_epilogue(h, activation=activation)
+    return activation_gradient(to, h, activation), between, activated
 
 
 def _apart(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Gradients:
@@ -75,17 +111,32 @@ def _fake(
     return _together(_by_factors(implementation.fake, *one) for one in each(grads, weights))
 
 
+def _fake_activated(
+    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+) -> Gradients:
+    to, between = _fake(grads, weights)
+    return to, between, torch.empty_like(to)
+
+
 LIBRARY.define(
     "ks_chain_input_grad(Tensor[] grads, Tensor[] weights, Tensor? packed=None) "
     "-> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
+LIBRARY.define(
+    "ks_chain_input_grad.activated(Tensor[] grads, Tensor[] weights, Tensor h, str activation) "
+    "-> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 implement("ks_chain_input_grad", _kernel)
 torch.library.register_fake("ksopt::ks_chain_input_grad", _fake, lib=LIBRARY)
+implement("ks_chain_input_grad.activated", _kernel_activated)
+torch.library.register_fake("ksopt::ks_chain_input_grad.activated", _fake_activated, lib=LIBRARY)
 ks_chain_input_grad = torch.ops.ksopt.ks_chain_input_grad.default
+ks_chain_input_grad_activated = torch.ops.ksopt.ks_chain_input_grad.activated
 
 
-def is_one_launch(grad: Tensor, weights: Sequence[Tensor]) -> bool:
+def is_one_launch(grad: Tensor, weights: Sequence[Tensor], activation: Activation = "none") -> bool:
     """Whether one kernel computes the gradients of x and between faster, of fakes too.
 
     Of a dynamic number of rows the one at hand decides. Of ``grad`` only the rows matter, the dtype
@@ -96,7 +147,7 @@ def is_one_launch(grad: Tensor, weights: Sequence[Tensor]) -> bool:
     if None in sizes or 0 in sizes or any(weight.dtype != grad.dtype for weight in weights):
         return False
     known = [size for size in sizes if size is not None]
-    shape = Shape(Pattern(*known[:4]), Pattern(*known[4:8]), len(weights) // 2)
+    shape = Shape(Pattern(*known[:4]), Pattern(*known[4:8]), len(weights) // 2, activation)
     return input_gradients.is_by_kernel(shape, grad.dtype, math.prod(known[8:-1]), grad.device)
 
 

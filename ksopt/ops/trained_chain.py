@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import with_epilogue
 from ksopt.kernels import trained_chain, weight_cache, weight_scopes
 from ksopt.ops import chain_gradients, implementation, input_gradient, weight_gradient
 from ksopt.ops.autograd import in_rows
@@ -53,6 +54,21 @@ def _kernel(
     return y, between, trained_chain.packed_of_grad(x, weights, packed)
 
 
+def _kernel_activated(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, activation: str, packed: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `_kernel` of one chain, with act(y) instead of y, and y last."""
+    for weight in weights:
+        weight_cache.forget(weight)
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        result = trained_chain.run(x, weights, bias, 1, packed, activation)
+    if result is not None:
+        activated, between, own, y = result
+        return activated, between, own, y
+    y, between, own = ks_chain_keeping(x, weights, bias, 1, packed)
+    return with_epilogue(y, activation=activation), between, own, y
+
+
 def _by_factors(
     product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
@@ -74,17 +90,32 @@ def _fake(
     return *_by_factors(implementation.fake, x, weights), x.new_empty(packed)
 
 
+def _fake_activated(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, activation: str, packed: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    y, between, own = _fake(x, weights, bias, 1, packed)
+    return torch.empty_like(y), between, own, y
+
+
 LIBRARY.define(
     "ks_chain_keeping(Tensor x, Tensor[] weights, Tensor? bias, int siblings=1, int packed=0) "
     "-> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
+LIBRARY.define(
+    "ks_chain_keeping.activated(Tensor x, Tensor[] weights, Tensor? bias, str activation, "
+    "int packed=0) -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 implement("ks_chain_keeping", _kernel)
 torch.library.register_fake("ksopt::ks_chain_keeping", _fake, lib=LIBRARY)
+implement("ks_chain_keeping.activated", _kernel_activated)
+torch.library.register_fake("ksopt::ks_chain_keeping.activated", _fake_activated, lib=LIBRARY)
 ks_chain_keeping = torch.ops.ksopt.ks_chain_keeping.default
+ks_chain_keeping_activated = torch.ops.ksopt.ks_chain_keeping.activated
 
 
-def _without_autocast(backward: Backward) -> Backward:
+def without_autocast(backward: Backward) -> Backward:
     @functools.wraps(backward)
     def computed(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         with torch._C._DisableAutocast():
@@ -133,7 +164,7 @@ class _TrainedChains(torch.autograd.Function):
         return *parts, *between, packed
 
     @staticmethod
-    @_without_autocast  # which compilers trace the backward pass with, where the forward pass was
+    @without_autocast  # which compilers trace the backward pass with, where the forward pass was
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         siblings: int = ctx.siblings
         own = [in_rows(grad) for grad in grads[:siblings]]
@@ -143,30 +174,51 @@ class _TrainedChains(torch.autograd.Function):
         of_weights, of_biases = needed[: 2 * siblings], needed[2 * siblings :]
         if torch.is_grad_enabled():  # gradients of gradients: through x and right, too
             between = [ks_mm(x, right) for right in weights[1::2]]
-        with_bias = any(of_biases)
-        left, right, *_ = weights
-        are_one = all(of_weights) and chain_gradients.are_together(x, left, right, with_bias)
-        ahead: list[tuple[Tensor | None, Tensor | None]] = []
-        if not are_one:
-            of_each = of_biases or [False] * siblings
-            lefts = zip(own, between, weights[::2], of_weights[::2], of_each, strict=True)
-            ahead = [_left_grads(*one) for one in lefts]
-        grad_x, grad_between = _input_grads(own, weights, of_x, packed)
-        gradients: Sequence[tuple[Tensor | None, Tensor | None, Tensor | None]]
-        if are_one:
-            gradients = _weight_grads(own, between, grad_between, x, weights, with_bias)
-        else:
-            rights = zip(grad_between, weights[1::2], of_weights[1::2], strict=True)
-            gradients = [
-                (left, ks_mm_weight_grad(grad, x, *_sizes(right), False) if needs else None, bias)
-                for (left, bias), (grad, right, needs) in zip(ahead, rights, strict=True)
-            ]
-        of_bias = [
-            (weight_gradient.bias_grad(grad) if bias is None else bias) if needs else None
-            for grad, (_, _, bias), needs in zip(own, gradients, of_biases, strict=False)  # or none
-        ]
-        pairs = [one for of_left, of_right, _ in gradients for one in (of_left, of_right)]
+        grad_x, grad_between = input_grads(own, weights, of_x, packed)
+        pairs, of_bias = weight_and_bias_grads(
+            own, between, grad_between, x, weights, of_weights, of_biases
+        )
         return grad_x, None, None, *pairs, *of_bias
+
+
+def weight_and_bias_grads(
+    grads: Sequence[Tensor],
+    between: Sequence[Tensor],
+    grad_between: Sequence[Tensor],
+    x: Tensor,
+    weights: Sequence[Tensor],
+    of_weights: Sequence[bool],
+    of_biases: Sequence[bool],
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """The gradients of the weights and biases of chains of two factors, where they are requested.
+
+    Args:
+        grads, between, grad_between: of each sibling.
+        x: of all; weights: left to right, sibling after sibling.
+        of_weights, of_biases: which are requested; without biases none of the latter.
+    """
+    left, right, *_ = weights
+    with_bias = any(of_biases)
+    gradients: Sequence[tuple[Tensor | None, Tensor | None, Tensor | None]]
+    if all(of_weights) and chain_gradients.are_together(x, left, right, with_bias):
+        gradients = _weight_grads(grads, between, grad_between, x, weights, with_bias)
+    else:
+        of_each = of_biases or [False] * len(grads)
+        lefts = zip(grads, between, weights[::2], of_weights[::2], of_each, strict=True)
+        rights = zip(grad_between, weights[1::2], of_weights[1::2], strict=True)
+        gradients = [
+            (
+                *_left_grads(*one),
+                ks_mm_weight_grad(grad, x, *_sizes(right), False) if needs else None,
+            )
+            for one, (grad, right, needs) in zip(lefts, rights, strict=True)
+        ]
+        gradients = [(of_left, of_right, bias) for of_left, bias, of_right in gradients]
+    of_bias = [
+        (weight_gradient.bias_grad(grad) if bias is None else bias) if needs else None
+        for grad, (_, _, bias), needs in zip(grads, gradients, of_biases, strict=False)  # or none
+    ]
+    return [one for of_left, of_right, _ in gradients for one in (of_left, of_right)], of_bias
 
 
 def _left_grads(
@@ -211,7 +263,7 @@ def _weight_grads(
     ]
 
 
-def _input_grads(
+def input_grads(
     grads: Sequence[Tensor], weights: Sequence[Tensor], of_x: bool, packed: Tensor | None
 ) -> tuple[Tensor | None, Sequence[Tensor]]:
     """The gradients of x, if requested, and of the values between each sibling's factors."""
@@ -220,7 +272,7 @@ def _input_grads(
         grad_x, grad_between = ks_chain_input_grad(grads, weights, known)
         return grad_x, [grad_between] if len(grads) == 1 else grad_between.unbind(0)
     if len(grads) > 1:
-        several = [_input_grads([grad], pair, of_x, None) for grad, *pair in each(grads, weights)]
+        several = [input_grads([grad], pair, of_x, None) for grad, *pair in each(grads, weights)]
         sums = [one for one, _ in several if one is not None]
         total = functools.reduce(torch.add, sums) if of_x else None
         return total, [between for _, (between,) in several]

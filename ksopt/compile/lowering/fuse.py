@@ -7,8 +7,8 @@ launch computes two layers faster than one each, they become one ``ks_mlp``.
 Only single readers are followed: a node that has other readers stays. So does an activation that
 elementwise arithmetic reads, as in a gate, where one kernel of Inductor's for both is faster than a
 launch with the activation. A graph that writes in place is not changed. Where gradients are
-recorded an operator takes a chain of two trained factors and its bias, or siblings of such: the
-backward pass reads the inputs of activations. It does so, too, where one launch computes several of
+recorded an operator takes a chain of two trained factors and its bias, siblings of such, or two
+around an activation, whose input is saved. It does so, too, where one launch computes several of
 their gradients faster (`join_gradients`).
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
@@ -142,15 +142,22 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
         new |= siblings.replace(graph, layers_of_group, trains)
     # One launch may compute two layers though neither alone is faster as one launch, such as two
     # layers of one factor each.
-    every = {} if trains else _with_others(whole, layers, fused_nodes)
-    for node, mlp in list(mlps.pairs(every, is_faster)):
+    every = _with_activated(graph, whole) if trains else _with_others(whole, layers, fused_nodes)
+
+    def are_mlp(problem: Problem, first: Layer, second: Layer) -> bool:
+        if not trains:
+            return is_faster(problem, first, second)
+        return first.activation != "none" and is_faster(first.problem, first)
+
+    for node, mlp in list(mlps.pairs(every, are_mlp)):
         one, two = mlp.first, mlp.second
         fused_nodes |= {*one.inner, *two.inner}
         for layer, other, where in ((one, two, "behind"), (two, one, "ahead of")):
             beside = f"the layer {where} it, {other.problem.chain}"
-            fused.append(fused_of(layer.problem, mlp.problem, layer, other, beside=beside))
+            launch = layer.problem if trains else mlp.problem
+            fused.append(fused_of(layer.problem, launch, layer, other, beside=beside))
         new[node] = mlps.replace(node, mlp, new)
-        for either in (node, mlp.hidden):
+        for either in (node, mlp.hidden, *one.inner):
             whole.pop(either, None)
     for node, layer in whole.items():
         fused.append(fused_of(layer.problem, layer.problem, layer))
@@ -200,7 +207,7 @@ def join_gradients(gm: fx.GraphModule) -> int:
 def _layers(graph: fx.Graph, trains: bool) -> dict[fx.Node, Layer]:
     """The layers of a graph by their last nodes; of a graph of training, those of trained ones."""
     layers: dict[fx.Node, Layer] = {}
-    is_switched = any(node.target in _SWITCHES for node in graph.nodes)
+    is_switched = _switches_autocast(graph)
     for node in graph.nodes:
         layer = product(node, layers) or with_next(node, layers) or layers.get(node)
         if layer is None or (trains and not _is_trained(layer)):
@@ -208,8 +215,34 @@ def _layers(graph: fx.Graph, trains: bool) -> dict[fx.Node, Layer]:
         if is_switched and layer.is_cast_by_autocast:
             continue  # the place of its operator would determine its dtype
         layers[node] = layer
-        layers |= dict(with_decomposed(node, layer))  # a later node's
+        if not trains:
+            layers |= dict(with_decomposed(node, layer))  # a later node's
     return layers
+
+
+def _with_activated(graph: fx.Graph, whole: Mapping[fx.Node, Layer]) -> dict[fx.Node, Layer]:
+    """Trained layers, and those with the activation that alone reads them, or is in their call."""
+    several = dict[fx.Node, Layer]()
+    for node in graph.nodes if not _switches_autocast(graph) else ():
+        call = product(node, {}) if node.target in CHAINS else None
+        if call is not None and _is_trained(replace(call, activation="none")):
+            several[node] = call
+    for node, layer in whole.items():
+        several[node] = layer
+        at: fx.Node | None = node
+        while at is not None and layer.activation == "none":
+            decomposed = next(with_decomposed(at, layer), None)
+            (reader,) = at.users if len(at.users) == 1 else (None,)
+            extended = None if reader is None else with_next(reader, {at: layer})
+            if decomposed is not None:
+                at, layer = decomposed
+            elif extended is not None and extended.residual is None:
+                at, layer = reader, extended
+            else:
+                at = None
+        if at is not None:
+            several[at] = layer
+    return several
 
 
 def _have_joint_gradients(*layers: Layer) -> bool:
@@ -226,6 +259,10 @@ def _have_joint_gradients(*layers: Layer) -> bool:
 def _switches_gradients(graph: fx.Graph) -> bool:
     """Whether gradients are recorded in parts of a graph only: from these nothing is moved."""
     return any(node.target is torch._C._set_grad_enabled for node in graph.nodes)
+
+
+def _switches_autocast(graph: fx.Graph) -> bool:
+    return any(node.target in _SWITCHES for node in graph.nodes)
 
 
 def _erase_unread(graph: fx.Graph, nodes: Container[fx.Node]) -> None:

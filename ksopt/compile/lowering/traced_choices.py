@@ -15,10 +15,10 @@ from torch import fx
 
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.lowering.fuse import records_gradients
-from ksopt.compile.lowering.layer import SIBLINGS, Layer, product
+from ksopt.compile.lowering.layer import MLPS, SIBLINGS, Layer, product
 from ksopt.kernels import planner, weight_gradients
 from ksopt.kernels.backends.base import BACKENDS
-from ksopt.ops import chain_gradients, input_gradient
+from ksopt.ops import chain_gradients, input_gradient, trained_mlp
 
 
 def digest(graph: fx.Graph) -> str:
@@ -29,6 +29,9 @@ def digest(graph: fx.Graph) -> str:
 
 
 def _choices(node: fx.Node, trains: bool) -> Iterator[str]:
+    if node.target in MLPS and trains:
+        yield from _choices_of_mlp(node)
+        return
     layer = _sibling(node) if node.target in SIBLINGS else product(node, {})
     if layer is None:
         return
@@ -54,6 +57,23 @@ def _choices(node: fx.Node, trains: bool) -> Iterator[str]:
         one_launch = [input_gradient.is_one_launch(x, weights[: 2 * one]) for one in counts]
         if together or any(one_launch):
             yield f"{layer.problem} {rows}: gradients {together} {one_launch}"
+
+
+def _choices_of_mlp(node: fx.Node) -> Iterator[str]:
+    """Whether trained layers around an activation are a launch each, in both passes."""
+    arguments: tuple[Any, ...] = node.args
+    x, weights, last_weights, hidden_bias, bias, _, activation, *_ = arguments
+    dtype = fake_result(node).dtype
+    own, others = ([fake_result(one).to(dtype) for one in some] for some in (weights, last_weights))
+    x, biases = fake_result(x).to(dtype), [one and fake_result(one) for one in (hidden_bias, bias)]
+    if x.device.type not in BACKENDS or x.numel() == 0:
+        return
+    a, b, _, d = own[0].shape
+    hidden = x.new_empty(*x.shape[:-1], a * b * d)
+    forward = trained_mlp.is_faster(x, own, hidden, others, biases, activation)
+    backward = input_gradient.is_one_launch(hidden, others, activation)
+    shapes = [tuple(one.shape) for one in (*own, *others)]
+    yield f"{shapes} {activation} {dtype} {tuple(x.shape)}: {forward} {backward}"
 
 
 def _sibling(node: fx.Node) -> Layer:

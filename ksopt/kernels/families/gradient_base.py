@@ -98,7 +98,8 @@ class GradientFamily(abc.ABC, Generic[LaunchT]):
             Called with the operands: for "weight" (grad [rows, M], x [rows, N]) -> (the weight's
             gradient, the bias's or None); for "chain_weights" (grad, between, grad_between, x) ->
             (left, right, bias or None); for "chain_input" (grads, weights), of all siblings, ->
-            (input's gradient, those of what is between the factors). Its ``entry``, or its
+            (input's gradient, those of what is between the factors); with an activation also of its
+            input h, to whose gradient what h is activated to is added. Its ``entry``, or its
             ``launches(rows)``, is what the host library needs to launch it.
 
         Raises:

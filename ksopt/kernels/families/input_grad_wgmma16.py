@@ -186,8 +186,8 @@ class InputGradient:
         self,
         grads: Sequence[Tensor],
         weights: Sequence[Tensor],
-        packed: Tensor | None = None,
         h: Tensor | None = None,
+        packed: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """The gradients of the chains' input, and of the values between their factors.
 
@@ -195,9 +195,9 @@ class InputGradient:
             grads: [rows, b1*d1] of each chain, the elements of a row side by side, rows at
                 multiples of 16 bytes.
             weights: [1,b1,c1,d1] and [a2,b2,c2,1] of each chain, of grads' dtype, any strides.
-            packed: all of them, by `pack`, where that was done before.
             h: [rows, a2*c2], contiguous, of which the shape's activation is what the chains read;
                 None where it has none. The first gradient is then h's.
+            packed: the weights by `pack`, where that was done before.
 
         Returns:
             [rows, a2*c2] and [rows, a2*b2], of several chains [siblings, rows, a2*b2]; with an
