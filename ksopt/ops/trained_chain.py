@@ -112,9 +112,10 @@ class _TrainedChain(torch.autograd.Function):
                 if of_x:
                     grad_x = ks_mm(grad_between, right.transpose(1, 2))
         if are_one:
-            grad_left, grad_right, grad_bias = chain_gradients.weight_grads(
-                grad, between, grad_between, x, left, right, of_bias
+            (grad_left, grad_right), biases = chain_gradients.weight_grads(
+                [grad], [between], [grad_between], x, [left, right], of_bias
             )
+            grad_bias = None if biases is None else biases[0]
         elif of_right:
             grad_right = ks_mm_weight_grad(grad_between, x, *_sizes(right), False)
         if of_bias and grad_bias is None:

@@ -34,12 +34,14 @@ class GradientProblem:
         dtype: of all operands, such as "bfloat16".
         with_bias: whether the gradient of a bias added to the product, the sum of the rows of y's
             gradient, is computed beside that of a weight.
+        siblings: how many chains of these factors read the same.
     """
 
     gradient: Gradient
     factors: tuple[Pattern, ...]
     dtype: str
     with_bias: bool = False
+    siblings: int = 1
 
     def __str__(self) -> str:
         chain = "*".join(map(str, self.factors))
@@ -89,10 +91,11 @@ class GradientFamily(abc.ABC, Generic[LaunchT]):
 
         Returns:
             Called with the operands: for "weight" (grad [rows, M], x [rows, N]) -> (the weight's
-            gradient, the bias's or None); for "chain_weights" (grad, between, grad_between, x) ->
-            (left, right, bias or None); for "chain_input" (grad, left weight, right weight) ->
-            (input's gradient, that of what is between the factors). Its ``entry``, or its
-            ``launches(rows)``, is what the host library needs to launch it.
+            gradient, the bias's or None); for "chain_weights" (the grad of each sibling, each
+            between, each grad_between, x) -> the weights' and the biases' if any; for
+            "chain_input" (grad, left weight, right weight) -> (input's gradient, that of what is
+            between the factors). Its ``entry``, or its ``launches(rows)``, is what the host library
+            needs to launch it.
 
         Raises:
             UnavailableError, CompilationError: see :mod:`ksopt.jit`.
