@@ -166,7 +166,7 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, v
   }
   if (kernel == (void*)GRADIENTS || kernel == (void*)ADDING) {
     const int is_adding = kernel == (void*)ADDING;
-    see(&gradients[is_adding], config, params[0], is_adding ? 104 : 128);
+    see(&gradients[is_adding], config, params[0], is_adding ? 400 : 520);
     return 0;
   }
   if (kernel == (void*)PACK_INPUT_GRAD || kernel == (void*)INPUT_GRAD) {

@@ -34,32 +34,55 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         yield requested
 
 
-def rows(*batch: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    return [torch.randn(*batch, features, dtype=dtype) for features in (32, 16, 16, 32)]
+def rows(*batch: int, siblings: int = 1) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
+    """Gradients of y, what is between the factors, its gradients, and x."""
+    grads, between, grad_between = (
+        [torch.randn(*batch, features) for _ in range(siblings)] for features in (32, 16, 16)
+    )
+    return grads, between, grad_between, torch.randn(*batch, 32)
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("siblings", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("batch", [(6,), (2, 3), (0,)], ids=str)
-def test_the_operator_is_one_of_torchs(batch: tuple[int, ...], with_bias: bool) -> None:
-    inputs = rows(*batch)
+def test_the_operator_is_one_of_torchs(
+    batch: tuple[int, ...], siblings: int, with_bias: bool
+) -> None:
+    inputs = rows(*batch, siblings=siblings)
     op = chain_gradients.ks_chain_weight_grads
     for test in ("test_faketensor", "test_schema"):
         torch.library.opcheck(op, (*inputs, *SIZES, with_bias), test_utils=test)
-    left, right, bias = op(*inputs, *SIZES, with_bias)
-    grad, between, grad_between, x = inputs
-    expected = weight_gradient.weight_grad_decomposed(grad, between, 1, 4, False)
-    torch.testing.assert_close(left, expected)
-    expected = weight_gradient.weight_grad_decomposed(grad_between, x, 4, 1, False)
-    torch.testing.assert_close(right, expected)
-    assert bias.shape == (32 if with_bias else 0,)
-    if with_bias:
-        torch.testing.assert_close(bias, grad.flatten(0, -2).sum(0))
+    shapes = ((1, 8, 4, 4), (4, 4, 8, 1)) * siblings
+    weights = [torch.empty(shape, device="meta") for shape in shapes]
+    gradients, biases = chain_gradients.weight_grads(*inputs, weights, with_bias)
+    assert len(gradients) == 2 * siblings
+    *lists, x = inputs
+    for at, (grad, between, grad_between) in enumerate(zip(*lists, strict=True)):
+        expected = weight_gradient.weight_grad_decomposed(
+            grad.double(), between.double(), 1, 4, False
+        )
+        torch.testing.assert_close(gradients[2 * at].double(), expected, rtol=1e-5, atol=1e-5)
+        expected = weight_gradient.weight_grad_decomposed(
+            grad_between.double(), x.double(), 4, 1, False
+        )
+        torch.testing.assert_close(gradients[2 * at + 1].double(), expected, rtol=1e-5, atol=1e-5)
+    assert (biases is not None) == with_bias
+    if biases is not None:
+        for bias, grad in zip(biases, inputs[0], strict=True):
+            torch.testing.assert_close(bias, grad.flatten(0, -2).sum(0))
 
 
 def test_it_refuses_rows_that_do_not_fit() -> None:
-    inputs = rows(6)
-    with pytest.raises(ksopt.errors.InvalidInputError):
-        chain_gradients.ks_chain_weight_grads(inputs[0][:5], *inputs[1:], *SIZES, True)
+    grads, between, grad_between, x = rows(6, siblings=2)
+
+    def refuses(words: str, *lists: list[Tensor]) -> None:
+        with pytest.raises(ksopt.errors.InvalidInputError, match=words):
+            chain_gradients.ks_chain_weight_grads(*lists, x, *SIZES, True)
+
+    refuses(r"grad has batch dims \[5\]", [one[:5] for one in grads], between, grad_between)
+    refuses("have 2, 1, 2 tensors", grads, between[:1], grad_between)
+    refuses("have 0, 0, 0 tensors", [], [], [])
+    refuses(r"the shapes \[6, 32\], \[6, 16\]", [grads[0], grads[1][:, :16]], between, grad_between)
 
 
 @pytest.mark.parametrize("bias", [True, pytest.param(False, marks=pytest.mark.slow)])
