@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -105,6 +106,7 @@ class _TrainedChains(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         weights, biases = operands[: 2 * siblings], operands[2 * siblings :]
         ctx.siblings = siblings
+        ctx.set_materialize_grads(False)  # what has no reader has no gradient
         if of_launch == 0:
             between = [ks_mm_repacked(x, right) for right in weights[1::2]]
             parts = [ks_mm_repacked(*one) for one in zip(between, weights[::2], strict=True)]
@@ -136,46 +138,73 @@ class _TrainedChains(torch.autograd.Function):
     @_without_autocast  # which compilers trace the backward pass with, where the forward pass was
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         siblings: int = ctx.siblings
-        own = [in_rows(grad) for grad in grads[:siblings]]
         x, packed, *saved = ctx.saved_tensors
-        between, weights = saved[:siblings], saved[siblings:]
         of_x, _, _, *needed = ctx.needs_input_grad
-        of_weights, of_biases = needed[: 2 * siblings], needed[2 * siblings :]
+        gradients: list[Tensor | None] = [None] * len(needed)
+        used = [at for at, grad in enumerate(grads[:siblings]) if grad is not None]
+        if not used:
+            return None, None, None, *gradients
+        own = [in_rows(grads[at]) for at in used]
+        between, weights = [saved[at] for at in used], []
+        for at in used:
+            weights += saved[siblings + 2 * at :][:2]
         if torch.is_grad_enabled():  # gradients of gradients: through x and right, too
             between = [ks_mm(x, right) for right in weights[1::2]]
-        with_bias = any(of_biases)
-        left, right, *_ = weights
-        are_one = all(of_weights) and chain_gradients.are_together(x, left, right, with_bias)
+        needs = [_Needed.of(needed, siblings, at) for at in used]
+        with_bias, (left, right, *_) = any(one.bias for one in needs), weights
+        are_one = all(one.left and one.right for one in needs)
+        are_one = are_one and chain_gradients.are_together(x, left, right, with_bias)
         ahead: list[tuple[Tensor | None, Tensor | None]] = []
         if not are_one:
-            of_each = of_biases or [False] * siblings
-            lefts = zip(own, between, weights[::2], of_weights[::2], of_each, strict=True)
-            ahead = [_left_grads(*one) for one in lefts]
-        grad_x, grad_between = _input_grads(own, weights, of_x, packed)
-        gradients: Sequence[tuple[Tensor | None, Tensor | None, Tensor | None]]
-        if are_one:
-            gradients = _weight_grads(own, between, grad_between, x, weights, with_bias)
-        else:
-            rights = zip(grad_between, weights[1::2], of_weights[1::2], strict=True)
-            gradients = [
-                (left, ks_mm_weight_grad(grad, x, *_sizes(right), False) if needs else None, bias)
-                for (left, bias), (grad, right, needs) in zip(ahead, rights, strict=True)
+            ahead = [
+                _left_grads(*one) for one in zip(own, between, weights[::2], needs, strict=True)
             ]
-        of_bias = [
-            (weight_gradient.bias_grad(grad) if bias is None else bias) if needs else None
-            for grad, (_, _, bias), needs in zip(own, gradients, of_biases, strict=False)  # or none
-        ]
-        pairs = [one for of_left, of_right, _ in gradients for one in (of_left, of_right)]
-        return grad_x, None, None, *pairs, *of_bias
+        known = packed if len(used) == siblings else None
+        grad_x, grad_between = _input_grads(own, weights, of_x, known)
+        of_all: Sequence[tuple[Tensor | None, Tensor | None, Tensor | None]]
+        if are_one:
+            of_all = _weight_grads(own, between, grad_between, x, weights, with_bias)
+        else:
+            behind = zip(ahead, grad_between, weights[1::2], needs, strict=True)
+            of_all = [
+                (
+                    of_left,
+                    ks_mm_weight_grad(grad, x, *_sizes(right), False) if its.right else None,
+                    bias,
+                )
+                for (of_left, bias), grad, right, its in behind
+            ]
+        for at, grad, its, (of_left, of_right, bias) in zip(used, own, needs, of_all, strict=True):
+            gradients[2 * at : 2 * at + 2] = of_left, of_right
+            if its.bias:
+                gradients[2 * siblings + at] = (
+                    weight_gradient.bias_grad(grad) if bias is None else bias
+                )
+        return grad_x, None, None, *gradients
+
+
+@dataclass(frozen=True)
+class _Needed:
+    """Which of a sibling's gradients are."""
+
+    left: bool
+    right: bool
+    bias: bool
+
+    @classmethod
+    def of(cls, needed: Sequence[bool], siblings: int, at: int) -> _Needed:
+        """Those of one sibling, of the weights and then the biases, if any, of all."""
+        left, right = needed[2 * at : 2 * at + 2]
+        return cls(left, right, any(needed[2 * siblings + at :][:1]))
 
 
 def _left_grads(
-    grad: Tensor, between: Tensor, left: Tensor, needs_weight: bool, needs_bias: bool
+    grad: Tensor, between: Tensor, left: Tensor, needs: _Needed
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradient of the left factor, and of the bias where the same kernel computes it."""
-    if not needs_weight:
+    if not needs.left:
         return None, None
-    if needs_bias and _are_together(grad, between, left):
+    if needs.bias and _are_together(grad, between, left):
         of_left, of_bias = ks_mm_weight_bias_grad_inner(grad, between, *_sizes(left))
         return of_left, of_bias
     return ks_mm_weight_grad(grad, between, *_sizes(left), False), None
