@@ -14,7 +14,7 @@ struct ChainArguments {
   int64 batch;
   int64 x_stride, y_stride, residual_stride;  // from a row to the next; batch last, from a feature to the next
   int64 rows_per_block;                       // a multiple of a tile's; blocks of a cluster have a tile, once
-  void* z;                                    // values between two factors, [batch, features], if stored
+  void* z;                                    // values between two factors, [sibling, batch, features], if stored
 };
 
 // Arguments of a kernel of two layers. The weights are those of both; bias and residual belong to the second one.
@@ -31,8 +31,8 @@ struct ChainPackArguments {
   void* packed_of_grad;  // which trained_pack.cuh writes
 };
 
-// KEEPS_Z: the values between the factors are also written to memory, for a backward pass; only for one sibling
-// without MIDDLE. GATED: ACTIVATION of the first sibling's product times the second's is written, with the features
+// KEEPS_Z: the values between the factors are also written to memory, for a backward pass; only without
+// MIDDLE. GATED: ACTIVATION of the first sibling's product times the second's is written, with the features
 // of one. HIDDEN_BIAS: the first of two layers has a bias, added before MIDDLE.
 template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool KEEPS_Z_ = false, bool GATED_ = false,
           bool HIDDEN_BIAS_ = false>

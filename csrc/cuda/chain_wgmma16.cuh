@@ -288,13 +288,13 @@ __device__ __forceinline__ void stash_block(unsigned char* stash, const float (&
   }
 }
 
-// Writes the thread's z, which it has stashed, to memory: of two neighbouring l all classes are a run of features.
+// Writes the thread's z of a sibling, which it has stashed, to memory: of two neighbouring l all classes are a run of features.
 // `z`: its first row; `left`: rows from there to the end. (Where it is computed it is not written: what else
 // reads the sums there makes the compiler wait for every product.)
 template <typename P, typename Tile>
 __device__ __forceinline__ void keep_stash(uint16* z, const unsigned char* stash, int quarter, int64 left) {
   constexpr int FEATURES = P::A2 * P::B2, WORDS = P::D1;  // of two features
-  static_assert(P::SIBLINGS == 1 && Tile::L_OF_BLOCK % 2 == 0, "");
+  static_assert(Tile::L_OF_BLOCK % 2 == 0, "");
 #pragma unroll 1
   for (int tile = 0; tile < Tile::TILES_OF_CLASS; ++tile) {
     const int l = tile % Tile::TILES_OF_BLOCK * 8 + 2 * quarter;
@@ -612,8 +612,12 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
     wait_for_cluster<Tile>();
     const int64 row = row0 + own.row;
     if constexpr (Epilogue::KEEPS_Z) {
-      uint16* const z = static_cast<uint16*>(arguments.z) + row * (P::A2 * P::B2);
-      if (blockIdx.x % Tile::CLUSTER == 0) keep_stash<P, Tile>(z, stash, own.quarter, rows.end - row);
+      constexpr int FEATURES = P::A2 * P::B2;
+#pragma unroll 1
+      for (int sibling = 0; blockIdx.x % Tile::CLUSTER == 0 && sibling < P::SIBLINGS; ++sibling) {
+        uint16* const z = static_cast<uint16*>(arguments.z) + (sibling * arguments.batch + row) * FEATURES;
+        keep_stash<P, Tile>(z, stash + sibling * P::D1 * Tile::STEPS * 2048, own.quarter, rows.end - row);
+      }
     }
 #pragma unroll 1
     for (int at = 0; at < share.count(); ++at) {

@@ -142,19 +142,19 @@ struct Known {
   variable_list input_gradient(const Tensor& grad, const Tensor& left, const Tensor& right) const {
     if (!grad.is_cuda() || form.batch_last || grad.element_size() != 2 || grad.numel() == 0) return {};
     Tensor rows = grad, of_left = left, of_right = right;
-    const auto known = ksopt::input_gradient_known(reinterpret_cast<AtenTensorHandle>(&rows),
-                                                   reinterpret_cast<AtenTensorHandle>(&of_left),
-                                                   reinterpret_cast<AtenTensorHandle>(&of_right), nullptr);
+    const auto known = ksopt::input_gradient_known(
+        {reinterpret_cast<AtenTensorHandle>(&rows)},
+        {reinterpret_cast<AtenTensorHandle>(&of_left), reinterpret_cast<AtenTensorHandle>(&of_right)}, nullptr);
     if (known.of_x != nullptr) {
       const std::unique_ptr<Tensor> of_x(reinterpret_cast<Tensor*>(known.of_x));
       const std::unique_ptr<Tensor> of_between(reinterpret_cast<Tensor*>(known.of_between));
       return {*of_between, *of_x};
     }
     if (known.is_known) return {};
-    static const auto op = operator_of<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&,
-                                                                   const MaybeTensor&)>(
-        "ksopt::ks_chain_input_grad");
-    const auto [of_x, of_between] = op.call(grad, left, right, std::nullopt);
+    static const auto op =
+        operator_of<std::tuple<Tensor, Tensor>(at::TensorList, at::TensorList, const MaybeTensor&)>(
+            "ksopt::ks_chain_input_grad");
+    const auto [of_x, of_between] = op.call({rows}, {of_left, of_right}, std::nullopt);
     return {of_between, of_x};
   }
 

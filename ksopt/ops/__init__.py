@@ -81,7 +81,7 @@ without it have no such key.
 from __future__ import annotations
 
 from ksopt.ops import autocast_vmap, autograd, host_kernels
-from ksopt.ops.chain import chain, ks_chain, ks_chain_inner, ks_chain_out
+from ksopt.ops.chain import chain, ks_chain, ks_chain_inner, ks_chain_out, ks_chain_siblings
 from ksopt.ops.eager import is_watched, multiply
 from ksopt.ops.mlp import ks_mlp, ks_mlp_inner, ks_mlp_out
 from ksopt.ops.saved_weight import ks_mm_saving
@@ -96,7 +96,7 @@ from ksopt.ops.schemas import (
     ks_mm_weight_grad,
 )
 
-CONTRACT = 13
+CONTRACT = 14
 
 __all__ = [
     "CONTRACT",
@@ -108,6 +108,7 @@ __all__ = [
     "ks_chain",
     "ks_chain_inner",
     "ks_chain_out",
+    "ks_chain_siblings",
     "ks_mlp",
     "ks_mlp_inner",
     "ks_mlp_out",

@@ -197,7 +197,6 @@ def weight_grads(
         with_bias: sum grads over the batch.
     """
     (left_a, _, _, left_d), (right_a, _, _, right_d) = (one.shape for one in weights[:2])
-    gradients = ks_chain_weight_grads(
-        grads, between, grad_between, x, left_a, left_d, right_a, right_d, with_bias
-    )
+    lists = (list(grads), list(between), list(grad_between))
+    gradients = ks_chain_weight_grads(*lists, x, left_a, left_d, right_a, right_d, with_bias)
     return gradients[: len(weights)], gradients[len(weights) :] if with_bias else None

@@ -171,7 +171,7 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, v
   }
   if (kernel == (void*)PACK_INPUT_GRAD || kernel == (void*)INPUT_GRAD) {
     const int is_pack = kernel == (void*)PACK_INPUT_GRAD;
-    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 56);
+    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 104);
     return 0;
   }
   arguments = *(struct Arguments*)params[0];

@@ -140,24 +140,23 @@ def run_weight_gradients() -> int:
 def run_input_gradients() -> int:
     """Run the input gradients of chains by a tile of each way to share the work; how often."""
     ran, device = 0, DeviceSpec.of_device(0)
-    for text in (
-        "(1,52,48,2)*(3,32,72,1)",
-        "(1,72,64,1)*(2,32,40,1)",
-        "(1,40,32,4)*(4,32,24,1)",
-        "(1,19,32,8)*(4,64,72,1)",
+    for text, siblings in (
+        ("(1,52,48,2)*(3,32,72,1)", 1),
+        ("(1,72,64,1)*(2,32,40,1)", 1),
+        ("(1,40,32,4)*(4,32,24,1)", 1),
+        ("(1,19,32,8)*(4,64,72,1)", 1),
+        ("(1,52,48,2)*(3,32,72,1)", 3),
     ):
-        shape = input_grad_tile.Shape(*Chain.parse(text))
+        shape = input_grad_tile.Shape(*Chain.parse(text), siblings)
         tiles = {
             (tile.groups, tile.blocks, tile.splits, tile.parts): tile
             for tile in input_grad_tile.configs(shape, device)
         }
         for tile, rows in itertools.product(list(tiles.values())[::3], (ROWS, 300)):
-            grad = torch.randn(rows, shape.left.out_features, device="cuda").bfloat16()
-            left, right = (
-                torch.randn(p.weight_shape, device="cuda").bfloat16()
-                for p in (shape.left, shape.right)
-            )
-            result = InputGradient(shape, tile, "bfloat16", 0)(grad, left, right)
+            features, factors = shape.left.out_features, (shape.left, shape.right) * siblings
+            grads = [torch.randn(rows, features, device="cuda").bfloat16() for _ in range(siblings)]
+            weights = [torch.randn(p.weight_shape, device="cuda").bfloat16() for p in factors]
+            result = InputGradient(shape, tile, "bfloat16", 0)(grads, weights)
             assert not any(torch.isnan(one).any() for one in result), (text, tile)
             ran += 1
     return ran

@@ -200,15 +200,17 @@ def run(
 def run_keeping(
     kernel: EmulatedKernel, case: tuple[Shape, Config, Epilogue, str], o: Operands, sms: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """As `run`, and what is between the factors; that is left empty where it is not stored."""
+    """As `run`, and what is between the factors, [siblings, rows, features]; else no features."""
     s, tile, epilogue, _ = case
     packed = chain_packing.pack(o.left, o.right, chain_packing.pack_index(s, tile))
     launch = chain_launcher.launch_of(tile, o.x.shape[0], sms)
     shared = tile.shared_bytes(s)
     z_features = s.right.out_features if epilogue.keeps_z else 0
-    y = _launch(kernel, launch, tile, shared, epilogue, o, packed, o.bias, z_features)
+    of_all = s.siblings * z_features
+    y = _launch(kernel, launch, tile, shared, epilogue, o, packed, o.bias, of_all)
     rows, features = o.residual.shape
-    return y[: rows * features].view(rows, features), y[rows * features :].view(rows, z_features)
+    z = y[rows * features :].view(s.siblings, rows, z_features)
+    return y[: rows * features].view(rows, features), z
 
 
 def run_mlp(

@@ -106,10 +106,11 @@ class ToyChain(KernelFamily[ToyConfig]):
     ) -> Any:
         def launch(x, weights, bias):
             ToyChain.stored.append(problem)
-            left, right = weights
-            between = ks_reference(x, right)
-            y = with_epilogue(ks_reference(between, left), bias).contiguous()
-            return y, between, x.new_empty(0)
+            between = [ks_reference(x, right) for right in weights[1::2]]
+            parts = [ks_reference(*one) for one in zip(between, weights[::2], strict=True)]
+            assert len(parts) == problem.siblings
+            y = with_epilogue(torch.cat(parts, -1), bias).contiguous()
+            return y, between[0] if len(parts) == 1 else torch.stack(between), x.new_empty(0)
 
         return launch
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ksopt
 from ksopt.ops import chain_gradients, weight_gradient
-from ksopt.ops.trained_chain import trained_product
+from ksopt.ops.trained_chain import trained_products
 from ksopt.reference import ks_reference
 from tests.kernels import toy_chains
 
@@ -24,7 +24,9 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """One launch is faster, wherever no gradient of gradients is recorded."""
     requested: list[bool] = []
 
-    def are_together(x: Tensor, left: Tensor, right: Tensor, with_bias: bool) -> bool:
+    def are_together(
+        x: Tensor, left: Tensor, right: Tensor, with_bias: bool, siblings: int
+    ) -> bool:
         requested.append(with_bias)
         return not torch.is_grad_enabled()
 
@@ -110,8 +112,12 @@ def test_frozen_operands_and_gradients_of_gradients(together: list[bool]) -> Non
     left = torch.randn(1, 8, 4, 4, dtype=torch.float64, requires_grad=True)
     right = torch.randn(4, 4, 8, 1, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(32, dtype=torch.float64, requires_grad=True)
+
+    def product(x: Tensor, left: Tensor, right: Tensor, bias: Tensor) -> Tensor:
+        return trained_products(x, [left, right], [bias], of_launch=1)[0]
+
     for needed in ((x, left, right, bias), (left, right), (left,), (right, bias), (left, bias)):
-        y = trained_product(*(one if any(one is n for n in needed) else one.detach()
+        y = product(*(one if any(one is n for n in needed) else one.detach()
                       for one in (x, left, right, bias)))  # fmt: skip
         grad = torch.randn_like(y)
         actual = torch.autograd.grad(y, needed, grad)
@@ -122,4 +128,4 @@ def test_frozen_operands_and_gradients_of_gradients(together: list[bool]) -> Non
     assert together == [True, False]
     shapes = ((2, 4), (1, 2, 2, 2), (2, 2, 2, 1), (4,))  # a difference is taken for each element
     small = [torch.randn(one, dtype=torch.float64, requires_grad=True) for one in shapes]
-    assert torch.autograd.gradgradcheck(trained_product, small)
+    assert torch.autograd.gradgradcheck(product, small)

@@ -24,6 +24,7 @@ from ksopt.precision import dtype_name
 
 PRODUCTS = frozenset({torch.ops.ksopt.ks_mm, ops.ks_mm})
 CHAINS = frozenset({torch.ops.ksopt.ks_chain, ops.ks_chain})
+SIBLINGS = frozenset({torch.ops.ksopt.ks_chain_siblings, ops.ks_chain_siblings})
 _MLPS = frozenset({torch.ops.ksopt.ks_mlp, ops.ks_mlp})
 _ADDITIONS = {operator.add, torch.add, "add"}
 RESHAPES = {

@@ -77,7 +77,7 @@ class ChainWgmma16(KernelFamily[Config]):
     def stores_intermediate(self, problem: Problem) -> bool:
         left, right = problem.chain
         after = problem.epilogue
-        is_bare = after.activation == "none" and not after.residual and problem.siblings == 1
+        is_bare = after.activation == "none" and not after.residual
         return is_bare and right.b // left.d % 2 == 0
 
     def storing_launcher(
@@ -106,6 +106,7 @@ class LaunchKeeping:
         shape = _shape(problem)
         epilogue = replace(Epilogue.of(problem), keeps_z=True)
         self._out_features = problem.out_features
+        self._planes = (problem.siblings,) if problem.siblings > 1 else ()
         self._between = shape.right.out_features
         self._pack = TrainedPacker(shape, config, of_grad, device_index)
         self._launch = ChainLauncher(shape, config, epilogue, problem.dtype, device_index)
@@ -118,7 +119,8 @@ class LaunchKeeping:
         self, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         y = torch.empty((*x.shape[:-1], self._out_features), dtype=x.dtype, device=x.device)
-        z = torch.empty((*x.shape[:-1], self._between), dtype=x.dtype, device=x.device)
+        sizes = (*self._planes, *x.shape[:-1], self._between)
+        z = torch.empty(sizes, dtype=x.dtype, device=x.device)
         packed, of_grad = self._pack(weights)
         self._launch(
             as_rows(x),

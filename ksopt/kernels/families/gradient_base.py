@@ -45,8 +45,9 @@ class GradientProblem:
 
     def __str__(self) -> str:
         chain = "*".join(map(str, self.factors))
+        times = f"{self.siblings} x " if self.siblings > 1 else ""
         bias = " and bias" if self.with_bias else ""
-        return f"{self.gradient}{bias} of {chain} {self.dtype}"
+        return f"{self.gradient}{bias} of {times}{chain} {self.dtype}"
 
 
 class GradientFamily(abc.ABC, Generic[LaunchT]):
@@ -93,7 +94,7 @@ class GradientFamily(abc.ABC, Generic[LaunchT]):
             Called with the operands: for "weight" (grad [rows, M], x [rows, N]) -> (the weight's
             gradient, the bias's or None); for "chain_weights" (the grad of each sibling, each
             between, each grad_between, x) -> the weights' and the biases' if any; for
-            "chain_input" (grad, left weight, right weight) -> (input's gradient, that of what is
+            "chain_input" (grads, weights), of all siblings, -> (input's gradient, those of what is
             between the factors). Its ``entry``, or its ``launches(rows)``, is what the host library
             needs to launch it.
 
