@@ -290,17 +290,15 @@ def _sizes(weight: Tensor) -> tuple[int, int]:
 def have_joint_gradients(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
     """Whether a launch is predicted to compute several gradients faster, of fakes too.
 
-    Of a chain they are those of its weights or that of x, of siblings that of x.
+    They are those of all weights, or that of x.
 
     Args:
         x, weights, biases: as for `trained_products`; all weights are trained.
     """
     if x.requires_grad and input_gradient.is_one_launch(x, weights):
         return True
-    if len(weights) > 2:
-        return False
-    left, right = weights
-    return chain_gradients.is_faster(x, left, right, any(bias.requires_grad for bias in biases))
+    (left, right, *_), with_bias = weights, any(bias.requires_grad for bias in biases)
+    return chain_gradients.is_faster(x, left, right, with_bias, len(weights) // 2)
 
 
 def trained_products(

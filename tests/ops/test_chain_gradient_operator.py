@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -129,3 +130,34 @@ def test_frozen_operands_and_gradients_of_gradients(together: list[bool]) -> Non
     shapes = ((2, 4), (1, 2, 2, 2), (2, 2, 2, 1), (4,))  # a difference is taken for each element
     small = [torch.randn(one, dtype=torch.float64, requires_grad=True) for one in shapes]
     assert torch.autograd.gradgradcheck(product, small)
+
+
+@pytest.mark.parametrize(("faster", "launches"), [((1, 3), [3]), ((1,), [1, 1, 1]), ((), [])])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_siblings_take_the_launch_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch, faster: tuple[int, ...], launches: list[int], with_bias: bool
+) -> None:
+    seen: list[int] = []
+    weight_grads = chain_gradients.weight_grads
+
+    def counted(grads: list[Tensor], *operands: Any) -> tuple[list[Tensor], list[Tensor] | None]:
+        seen.append(len(grads))
+        return weight_grads(grads, *operands)
+
+    monkeypatch.setattr(chain_gradients, "weight_grads", counted)
+    monkeypatch.setattr(chain_gradients, "is_faster", lambda *those: those[-1] in faster)
+    torch.manual_seed(0)
+    shapes = [*((1, 8, 4, 4), (4, 4, 8, 1)) * 3, *(((32,),) * 3 if with_bias else ())]
+    x, *operands = (
+        torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 32), *shapes)
+    )
+    weights, biases = operands[:6], operands[6:]
+    truths = [
+        ks_reference(ks_reference(x, right), left) + (biases[at] if with_bias else 0.0)
+        for at, (left, right) in enumerate(zip(weights[::2], weights[1::2], strict=True))
+    ]
+    grads = [torch.randn_like(one) for one in truths]
+    expected = torch.autograd.grad(truths, [x, *operands], grads)
+    results = trained_products(x, weights, biases)
+    torch.testing.assert_close(torch.autograd.grad(results, [x, *operands], grads), expected)
+    assert seen == launches
