@@ -62,7 +62,7 @@ both that, batch first, and the sum of ``grad`` over all but its last dim, the g
 Tensor)`` is the gradient of the input of a chain of two factors, batch first, and of the values
 between, where one kernel of ksopt's computes both faster (:mod:`ksopt.kernels.input_gradients`).
 packed is both weights as the kernel reads them, if the forward pass packed them.
-``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of both factors of a chain.
+``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of both factors of a chain, or siblings.
 
 ``ks_mm_inner.out`` and ``ks_mm_repacked.out`` write y into a tensor, ``(Tensor x,
 Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled

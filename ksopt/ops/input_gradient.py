@@ -41,11 +41,12 @@ def _kernel_activated(
     """As `_kernel`, where the chains read an activation of h: h's gradient, and the activation."""
     for weight in weights:
         weight_cache.forget(weight)
-    before = {"h": h, "activation": activation}
     by_pytorch = partial(_activated_by_pytorch, activation=activation)
     with torch._C._AutoDispatchBelowADInplaceOrView():
         apart = partial(_gradient_apart, activation=activation)
-        gradients = input_gradients.run(grads, weights, None, apart, by_pytorch, **before)
+        gradients = input_gradients.run(
+            grads, weights, None, apart, by_pytorch, h=h, activation=activation
+        )
         if gradients is not None:
             return gradients
         to, between = ks_chain_input_grad(grads, weights)

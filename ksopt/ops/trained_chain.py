@@ -11,7 +11,9 @@ the kernels that compute several gradients where they are faster.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,7 +50,8 @@ def _kernel(
     with torch._C._AutoDispatchBelowADInplaceOrView():
         result = trained_chain.run(x, weights, bias, siblings, packed)
     if result is not None:
-        return result
+        y, between, own = result
+        return y, between, own
     y, between = _by_factors(implementation.repacked, x, weights)
     y = y if bias is None else y.add_(bias)
     return y, between, trained_chain.packed_of_grad(x, weights, packed)
@@ -136,6 +139,7 @@ class _TrainedChains(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         weights, biases = operands[: 2 * siblings], operands[2 * siblings :]
         ctx.siblings = siblings
+        ctx.set_materialize_grads(False)  # what has no reader has no gradient
         if of_launch == 0:
             between = [ks_mm_repacked(x, right) for right in weights[1::2]]
             parts = [ks_mm_repacked(*one) for one in zip(between, weights[::2], strict=True)]
@@ -167,18 +171,42 @@ class _TrainedChains(torch.autograd.Function):
     @without_autocast  # which compilers trace the backward pass with, where the forward pass was
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         siblings: int = ctx.siblings
-        own = [in_rows(grad) for grad in grads[:siblings]]
         x, packed, *saved = ctx.saved_tensors
-        between, weights = saved[:siblings], saved[siblings:]
         of_x, _, _, *needed = ctx.needs_input_grad
-        of_weights, of_biases = needed[: 2 * siblings], needed[2 * siblings :]
+        gradients: list[Tensor | None] = [None] * len(needed)
+        used = [at for at, grad in enumerate(grads[:siblings]) if grad is not None]
+        if not used:
+            return None, None, None, *gradients
+        own = [in_rows(grads[at]) for at in used]
+        between, weights = [saved[at] for at in used], []
+        for at in used:
+            weights += saved[siblings + 2 * at :][:2]
         if torch.is_grad_enabled():  # gradients of gradients: through x and right, too
             between = [ks_mm(x, right) for right in weights[1::2]]
-        grad_x, grad_between = input_grads(own, weights, of_x, packed)
-        pairs, of_bias = weight_and_bias_grads(
-            own, between, grad_between, x, weights, of_weights, of_biases
-        )
-        return grad_x, None, None, *pairs, *of_bias
+        needs = [Needed.of(needed, siblings, at) for at in used]
+        known = packed if len(used) == siblings else None
+        grad_x, grad_between = input_grads(own, weights, of_x, known)
+        of_all = weight_and_bias_grads(own, between, grad_between, x, weights, needs)
+        for at, (of_left, of_right, of_bias) in zip(used, of_all, strict=True):
+            gradients[2 * at : 2 * at + 2] = of_left, of_right
+            if of_bias is not None:
+                gradients[2 * siblings + at] = of_bias
+        return grad_x, None, None, *gradients
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Which of a sibling's gradients are."""
+
+    left: bool
+    right: bool
+    bias: bool
+
+    @classmethod
+    def of(cls, needed: Sequence[bool], siblings: int, at: int) -> Needed:
+        """Those of one sibling, of the weights and then the biases, if any, of all."""
+        left, right = needed[2 * at : 2 * at + 2]
+        return cls(left, right, any(needed[2 * siblings + at :][:1]))
 
 
 def weight_and_bias_grads(
@@ -187,47 +215,61 @@ def weight_and_bias_grads(
     grad_between: Sequence[Tensor],
     x: Tensor,
     weights: Sequence[Tensor],
-    of_weights: Sequence[bool],
-    of_biases: Sequence[bool],
-) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """The gradients of the weights and biases of chains of two factors, where they are requested.
+    needs: Sequence[Needed],
+) -> list[tuple[Tensor | None, Tensor | None, Tensor | None]]:
+    """The gradients of both weights and of the bias of each sibling, where they are needed.
 
     Args:
-        grads, between, grad_between: of each sibling.
-        x: of all; weights: left to right, sibling after sibling.
-        of_weights, of_biases: which are requested; without biases none of the latter.
+        grads, between, grad_between, needs: of each sibling.
+        x: of all; weights: sibling after sibling.
     """
-    left, right, *_ = weights
-    with_bias = any(of_biases)
-    gradients: Sequence[tuple[Tensor | None, Tensor | None, Tensor | None]]
-    if all(of_weights) and chain_gradients.are_together(x, left, right, with_bias):
-        gradients = _weight_grads(grads, between, grad_between, x, weights, with_bias)
+    with_bias, of_launch = any(one.bias for one in needs), 0
+    if all(one.left and one.right for one in needs):
+        of_launch = _siblings_of_launch(x, weights, with_bias)
+    of_all: Sequence[tuple[Tensor | None, Tensor | None, Tensor | None]]
+    if of_launch > 0:
+        of_all = _weight_grads(grads, between, grad_between, x, weights, with_bias, of_launch)
     else:
-        of_each = of_biases or [False] * len(grads)
-        lefts = zip(grads, between, weights[::2], of_weights[::2], of_each, strict=True)
-        rights = zip(grad_between, weights[1::2], of_weights[1::2], strict=True)
-        gradients = [
-            (
-                *_left_grads(*one),
-                ks_mm_weight_grad(grad, x, *_sizes(right), False) if needs else None,
+        of_all = [
+            _apart(*one)
+            for one in zip(
+                *(grads, between, grad_between, [x] * len(grads)),
+                *(weights[::2], weights[1::2], needs),
+                strict=True,
             )
-            for one, (grad, right, needs) in zip(lefts, rights, strict=True)
         ]
-        gradients = [(of_left, of_right, bias) for of_left, bias, of_right in gradients]
-    of_bias = [
-        (weight_gradient.bias_grad(grad) if bias is None else bias) if needs else None
-        for grad, (_, _, bias), needs in zip(grads, gradients, of_biases, strict=False)  # or none
+    return [
+        (
+            of_left,
+            of_right,
+            (weight_gradient.bias_grad(grad) if bias is None else bias) if its.bias else None,
+        )
+        for grad, its, (of_left, of_right, bias) in zip(grads, needs, of_all, strict=True)
     ]
-    return [one for of_left, of_right, _ in gradients for one in (of_left, of_right)], of_bias
+
+
+def _apart(
+    grad: Tensor,
+    between: Tensor,
+    grad_between: Tensor,
+    x: Tensor,
+    left: Tensor,
+    right: Tensor,
+    needs: Needed,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradient of each factor by itself, and the bias's where the left one's kernel has it."""
+    of_left, of_bias = _left_grads(grad, between, left, needs)
+    of_right = ks_mm_weight_grad(grad_between, x, *_sizes(right), False) if needs.right else None
+    return of_left, of_right, of_bias
 
 
 def _left_grads(
-    grad: Tensor, between: Tensor, left: Tensor, needs_weight: bool, needs_bias: bool
+    grad: Tensor, between: Tensor, left: Tensor, needs: Needed
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradient of the left factor, and of the bias where the same kernel computes it."""
-    if not needs_weight:
+    if not needs.left:
         return None, None
-    if needs_bias and _are_together(grad, between, left):
+    if needs.bias and _are_together(grad, between, left):
         of_left, of_bias = ks_mm_weight_bias_grad_inner(grad, between, *_sizes(left))
         return of_left, of_bias
     return ks_mm_weight_grad(grad, between, *_sizes(left), False), None
@@ -240,6 +282,15 @@ def _are_together(grad: Tensor, between: Tensor, left: Tensor) -> bool:
     return weight_gradient.is_weight_grad_by_kernel(grad, between, *_sizes(left), False)
 
 
+def _siblings_of_launch(x: Tensor, weights: Sequence[Tensor], with_bias: bool) -> int:
+    """How many siblings' weight gradients one launch computes: all, or one; 0: not even one's."""
+    left, right, *_ = weights
+    for siblings in dict.fromkeys((len(weights) // 2, 1)):
+        if chain_gradients.are_together(x, left, right, with_bias, siblings):
+            return siblings
+    return 0
+
+
 def _weight_grads(
     grads: Sequence[Tensor],
     between: Sequence[Tensor],
@@ -247,20 +298,26 @@ def _weight_grads(
     x: Tensor,
     weights: Sequence[Tensor],
     with_bias: bool,
+    of_launch: int,
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """The gradients of both weights and the bias of each sibling, of which each takes one launch.
+    """The gradients of both weights and the bias of each sibling.
 
     Args:
         grads, between, grad_between: of each sibling.
         x: of all; weights: sibling after sibling.
         with_bias: whether biases are trained.
+        of_launch: how many siblings' one launch computes.
     """
-    return [
-        chain_gradients.weight_grads(grad, values, grad_values, x, left, right, with_bias)
-        for (grad, left, right), values, grad_values in zip(
-            each(grads, weights), between, grad_between, strict=True
+    result: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    for at in range(0, len(grads), of_launch):
+        end = at + of_launch
+        both, biases = chain_gradients.weight_grads(
+            *(grads[at:end], between[at:end], grad_between[at:end]),
+            *(x, weights[2 * at : 2 * end], with_bias),
         )
-    ]
+        several = itertools.repeat(None) if biases is None else biases
+        result += zip(both[::2], both[1::2], several, strict=False)
+    return result
 
 
 def input_grads(
@@ -297,17 +354,15 @@ def _sizes(weight: Tensor) -> tuple[int, int]:
 def have_joint_gradients(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
     """Whether a launch is predicted to compute several gradients faster, of fakes too.
 
-    Of a chain they are those of its weights or that of x, of siblings that of x.
+    They are those of all weights, or that of x.
 
     Args:
         x, weights, biases: as for `trained_products`; all weights are trained.
     """
     if x.requires_grad and input_gradient.is_one_launch(x, weights):
         return True
-    if len(weights) > 2:
-        return False
-    left, right = weights
-    return chain_gradients.is_faster(x, left, right, any(bias.requires_grad for bias in biases))
+    (left, right, *_), with_bias = weights, any(bias.requires_grad for bias in biases)
+    return chain_gradients.is_faster(x, left, right, with_bias, len(weights) // 2)
 
 
 def trained_products(

@@ -20,6 +20,7 @@ from ksopt.ops import input_gradient
 from ksopt.ops.autograd import in_rows
 from ksopt.ops.input_gradient import ks_chain_input_grad_activated
 from ksopt.ops.trained_chain import (
+    Needed,
     input_grads,
     ks_chain_keeping,
     ks_chain_keeping_activated,
@@ -29,13 +30,17 @@ from ksopt.ops.trained_chain import (
 
 
 class _TrainedMlp(torch.autograd.Function):
-    """(x, activation, 2 weights of each layer, bias of each or none) -> y, and what is saved."""
+    """(x, activation, bias of each layer or none, two weights of each) -> y, and what is saved."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, activation: Activation, *operands: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        activation: Activation,
+        hidden_bias: Tensor | None,
+        bias: Tensor | None,
+        *weights: Tensor,
     ) -> tuple[Tensor, ...]:
-        *weights, hidden_bias, bias = operands
         up, down = weights[:2], weights[2:]
         elements = input_gradient.packed_elements(x, up) if ctx.needs_input_grad[0] else 0
         hidden, first, packed, h = ks_chain_keeping_activated(
@@ -58,7 +63,7 @@ class _TrainedMlp(torch.autograd.Function):
         grad = in_rows(grads[0])
         x, first, packed, h, second, *weights = ctx.saved_tensors
         up, down = weights[:2], weights[2:]
-        of_x, _, *needed = ctx.needs_input_grad
+        of_x, _, *of_biases, a, b, c, d = ctx.needs_input_grad
         if input_gradient.is_one_launch(grad, down, ctx.activation):
             of_h, of_second, hidden = ks_chain_input_grad_activated([grad], down, h, ctx.activation)
         else:
@@ -66,13 +71,13 @@ class _TrainedMlp(torch.autograd.Function):
             assert of_hidden is not None
             hidden = with_epilogue(h, activation=ctx.activation)
             of_h = activation_gradient(of_hidden, h, ctx.activation)
-        of_down = weight_and_bias_grads(
-            [grad], [second], [of_second], hidden, down, needed[2:4], needed[5:]
+        first_needs, second_needs = Needed(a, b, of_biases[0]), Needed(c, d, of_biases[1])
+        (of_down,) = weight_and_bias_grads(
+            [grad], [second], [of_second], hidden, down, [second_needs]
         )
-        of_x, of_first = input_grads([of_h], up, of_x, packed)
-        of_up = weight_and_bias_grads([of_h], [first], of_first, x, up, needed[:2], needed[4:5])
-        (up_pair, up_bias), (down_pair, down_bias) = of_up, of_down
-        return of_x, None, *up_pair, *down_pair, *up_bias, *down_bias
+        grad_x, of_first = input_grads([of_h], up, of_x, packed)
+        (of_up,) = weight_and_bias_grads([of_h], [first], of_first, x, up, [first_needs])
+        return grad_x, None, of_up[2], of_down[2], *of_up[:2], *of_down[:2]
 
 
 def is_faster(
@@ -113,5 +118,5 @@ def trained_mlp(
         hidden_bias, bias: one for each output, of x's dtype, or None.
         activation: between the layers.
     """
-    y: Tensor = _TrainedMlp.apply(x, activation, *weights, *last_weights, hidden_bias, bias)[0]
+    y: Tensor = _TrainedMlp.apply(x, activation, hidden_bias, bias, *weights, *last_weights)[0]
     return y

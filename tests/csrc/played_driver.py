@@ -166,12 +166,12 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, v
   }
   if (kernel == (void*)GRADIENTS || kernel == (void*)ADDING) {
     const int is_adding = kernel == (void*)ADDING;
-    see(&gradients[is_adding], config, params[0], is_adding ? 104 : 128);
+    see(&gradients[is_adding], config, params[0], is_adding ? 400 : 520);
     return 0;
   }
   if (kernel == (void*)PACK_INPUT_GRAD || kernel == (void*)INPUT_GRAD) {
     const int is_pack = kernel == (void*)PACK_INPUT_GRAD;
-    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 56);
+    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 104);
     return 0;
   }
   arguments = *(struct Arguments*)params[0];

@@ -165,16 +165,22 @@ def run_input_gradients() -> int:
 def run_chain_gradients() -> int:
     """Run some blocks of every cluster for chains' gradients, with one share and several."""
     ran = 0
-    for text in ("(1,20,40,2)*(2,40,40,1)", "(2,16,24,3)*(6,24,40,1)", "(1,72,72,2)*(2,72,136,1)"):
+    for text, siblings in (
+        ("(1,20,40,2)*(2,40,40,1)", 1),
+        ("(2,16,24,3)*(6,24,40,1)", 1),
+        ("(1,72,72,2)*(2,72,136,1)", 1),
+        ("(1,20,40,2)*(2,40,40,1)", 3),
+    ):
         left, right = Chain.parse(text)
         every = list(chain_grads_wgmma16.configs((left, right)))
         for number, config in enumerate(every[:: max(1, len(every) // 24)]):
             rows, shares = ((ROWS, (1, 1)), (1300, (1, 2)), (700, (2, 1)))[number % 3]
-            launch = chain_grads_wgmma16.launch_of(config, rows, shares)
+            launch = chain_grads_wgmma16.launch_of(config, rows, shares, siblings)
             kernel = ChainGradients((left, right), "bfloat16", launch, 0, True)
-            widths = (left.out_features, left.in_features, right.out_features, right.in_features)
+            features = (left.out_features, left.in_features, right.out_features)
+            widths = [n for n in features for _ in range(siblings)] + [right.in_features]
             operands = [torch.randn(rows, n, device="cuda").bfloat16() for n in widths]
-            print(f"{text}: {config}, {rows} rows, {shares} shares", flush=True)
+            print(f"{siblings} x {text}: {config}, {rows} rows, {shares} shares", flush=True)
             result = kernel(*operands)
             assert not any(torch.isnan(one).any() for one in result), (text, config)
             ran += 1

@@ -53,9 +53,10 @@ def _choices(node: fx.Node, trains: bool) -> Iterator[str]:
     if len(layer.weights) == 2:
         x, left, right, *others = (one.to(layer.dtype) for one in (x, *map(fake_result, weights)))
         weights = [left, right, *others]
-        together = chain_gradients.is_faster(x, left, right, layer.bias is not None)
+        with_bias = layer.bias is not None
+        together = [chain_gradients.is_faster(x, left, right, with_bias, one) for one in counts]
         one_launch = [input_gradient.is_one_launch(x, weights[: 2 * one]) for one in counts]
-        if together or any(one_launch):
+        if any(together) or any(one_launch):
             yield f"{layer.problem} {rows}: gradients {together} {one_launch}"
 
 

@@ -96,11 +96,12 @@ class GradientFamily(abc.ABC, Generic[LaunchT]):
 
         Returns:
             Called with the operands: for "weight" (grad [rows, M], x [rows, N]) -> (the weight's
-            gradient, the bias's or None); for "chain_weights" (grad, between, grad_between, x) ->
-            (left, right, bias or None); for "chain_input" (grads, weights), of all siblings, ->
-            (input's gradient, those of what is between the factors); with an activation also of its
-            input h, to whose gradient what h is activated to is added. Its ``entry``, or its
-            ``launches(rows)``, is what the host library needs to launch it.
+            gradient, the bias's or None); for "chain_weights" (the grad of each sibling, each
+            between, each grad_between, x) -> the weights' and the biases' if any; for
+            "chain_input" (grads, weights), of all siblings, -> (input's gradient, those of what is
+            between the factors), with an activation (grads, weights, its input h) -> (h's gradient,
+            the others, what h is activated to). Its ``entry``, or its ``launches(rows)``, is what
+            the host library needs to launch it.
 
         Raises:
             UnavailableError, CompilationError: see :mod:`ksopt.jit`.

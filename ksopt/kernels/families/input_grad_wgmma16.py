@@ -247,4 +247,5 @@ class InputGradWgmma16(GradientFamily[Config]):
 
 
 def _shape(problem: GradientProblem) -> Shape:
-    return Shape(*problem.factors, problem.siblings, problem.activation)
+    left, right = problem.factors
+    return Shape(left, right, problem.siblings, problem.activation)
