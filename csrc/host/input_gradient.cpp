@@ -1,5 +1,5 @@
-// The gradient of the input of a trained chain, or of siblings, in one launch, after the launch that packs the weights, if
-// both are in the table: as ksopt/kernels/families/input_grad_wgmma16.py, without Python.
+// The gradient of the input of a trained chain, or of siblings, in one launch, after the launch that packs the weights,
+// if both are in the table: as ksopt/kernels/families/input_grad_wgmma16.py, without Python.
 #include "input_gradient.hpp"
 
 #include <torch/csrc/stable/library.h>

@@ -1,4 +1,5 @@
-// The gradient of the input of a trained chain, or of siblings, in one launch, for the files of the library compiled with ATen.
+// The gradient of the input of a trained chain, or of siblings, in one launch, for the files of the library compiled
+// with ATen.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -14,8 +15,8 @@ struct KnownInputGradient {
   AtenTensorHandle of_x, of_between;
 };
 
-// Of grads [*batch, b1*d1], and weights [1,b1,c1,d1] and [a2,b2,c2,1], of each sibling. packed: the weights packed for as
-// many rows, or null.
+// Of grads [*batch, b1*d1], and weights [1,b1,c1,d1] and [a2,b2,c2,1], of each sibling. packed: the weights packed for
+// as many rows, or null.
 KnownInputGradient input_gradient_known(const std::vector<AtenTensorHandle>& grads,
                                         const std::vector<AtenTensorHandle>& weights, AtenTensorHandle packed);
 void forget_input_gradients();

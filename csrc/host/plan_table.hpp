@@ -206,6 +206,7 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
                            layer.residual ? stride_of_y : 0,
                            grid.rows_per_block,
                            nullptr,
+                           nullptr,
                            hidden_bias ? hidden_bias->const_data_ptr() : nullptr};
   launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, true, &arguments}, device, grid.blocks);
   return y;

@@ -157,8 +157,8 @@ std::optional<c10::SafeKernelFunction>& python_chain_keeping() {
 
 // y and the tensors that the backward pass reads, where ksopt/ops/trained_chain.py would launch a kernel that is in
 // the table, and no cached form is dropped.
-std::optional<std::array<Tensor, 3>> known_chain(const Tensor& x, const std::vector<Tensor>& weights, const Tensor* bias,
-                                                 int64_t siblings, int64_t packed_of_grad) {
+std::optional<std::array<Tensor, 3>> known_chain(const Tensor& x, const std::vector<Tensor>& weights,
+                                                 const Tensor* bias, int64_t siblings, int64_t packed_of_grad) {
   const bool is_ordinary = !at::globalContext().deterministicAlgorithms() && (bias == nullptr || !bias->is_neg()) &&
                            ksopt::are_ordinary({x}, weights);
   if (!is_ordinary) return std::nullopt;

@@ -1,5 +1,5 @@
-// The forward pass of a trained chain, or of siblings, in one launch, after the launch that packs the weights, if both are
-// in the table: as ksopt/kernels/families/chain_wgmma16.py (LaunchKeeping), without Python.
+// The forward pass of a trained chain, or of siblings, in one launch, after the launch that packs the weights, if both
+// are in the table: as ksopt/kernels/families/chain_wgmma16.py (LaunchKeeping), without Python.
 #pragma once
 
 #include <array>
@@ -11,16 +11,17 @@
 
 namespace {
 
-// Sizes of left, sizes of right, siblings, bias, bits of the batch, dtype, device, elements packed for the gradient of the
-// input.
+// Sizes of left, sizes of right, siblings, bias, bits of the batch, dtype, device, elements packed for the gradient of
+// the input.
 using TrainedChainKey = std::array<int64_t, 14>;
 std::map<TrainedChainKey, ChainKernel> trained_chains;  // those that store the values between the factors
 std::shared_mutex trained_chains_mutex;
 
 TrainedChainKey trained_chain_key(const Layer& layer, const Rows& x, int64_t of_grad) {
   const Tensor &left = layer.weights[0], &right = layer.weights[1];
-  return {left.size(0),  left.size(1),   left.size(2),           left.size(3),     right.size(0), right.size(1), right.size(2),
-          right.size(3), layer.siblings, layer.bias.has_value(), bits_of(x.batch), x.dtype,       x.device,      of_grad};
+  return {left.size(0),  left.size(1),  left.size(2),   left.size(3),           right.size(0),    right.size(1),
+          right.size(2), right.size(3), layer.siblings, layer.bias.has_value(), bits_of(x.batch), x.dtype,
+          x.device,      of_grad};
 }
 
 // Where a trained chain's launch is looked up; none if a kernel cannot read x as it is.

@@ -17,7 +17,7 @@ from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families.input_grad_tile import Shape
 from ksopt.kernels.gradient_record import GradientRecord
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.ops import ks_mm_weight_grad
+from ksopt.ops import input_gradient, ks_mm_weight_grad
 from ksopt.ops.chain_gradients import ks_chain_weight_grads
 from ksopt.ops.input_gradient import ks_chain_input_grad
 from ksopt.ops.weight_gradient import weight_grad_decomposed
@@ -107,16 +107,22 @@ def test_those_of_chains_are_raced(rows: int, siblings: int) -> None:
     assert all(torch.equal(one, other) for one, other in zip(results, again, strict=True))
 
 
-def test_that_of_a_chains_input_is_raced() -> None:
-    s, rows = Shape(*Chain.parse(LAYER)), 8192
-    left, right = (drawn(*p.weight_shape) for p in (s.left, s.right))
-    grad = drawn(rows, s.left.out_features)
+@pytest.mark.parametrize("siblings", [1, 3])
+def test_that_of_what_chains_read_is_raced(siblings: int) -> None:
+    s, rows = Shape(*Chain.parse(LAYER), siblings), 8192
+    factors = [drawn(*p.weight_shape) for p in (s.left, s.right) * siblings]
+    grads = [drawn(rows, s.left.out_features) for _ in range(siblings)]
+    wide = [one.double() for one in (*grads, *factors)]
+    of_x, of_between = input_gradient._by_pytorch(wide[:siblings], wide[siblings:])
     for _ in range(2):
-        to, between = ks_chain_input_grad(grad, left, right)
-        exact = ksopt.reference.ks_reference(grad.double(), left.double().transpose(1, 2))
-        assert_near(between, exact)
-        assert_near(to, ksopt.reference.ks_reference(exact, right.double().transpose(1, 2)))
-    (record,) = (one for one in records() if one.key.problem.gradient == "chain_input")
+        to, between = ks_chain_input_grad(grads, factors)
+        assert_near(between, of_between)
+        assert_near(to, of_x)
+    (record,) = (
+        one
+        for one in records()
+        if one.key.problem.gradient == "chain_input" and one.key.problem.siblings == siblings
+    )
     assert record.choice.config in (None, {})
     is_kernel = record.choice.config is not None
     assert input_gradients.is_by_kernel(s, torch.bfloat16, rows, CUDA) == is_kernel

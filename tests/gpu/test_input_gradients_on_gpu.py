@@ -158,8 +158,8 @@ def test_the_operator_takes_all_that_it_may_be_called_with(spec: DeviceSpec) -> 
         flat = [tensor.reshape(-1, tensor.shape[-1]) for tensor in (to, between, one)]
         if one.numel() > 0:
             assert_right(*flat[:2], flat[2:], weights)
-    by_factors = input_gradient._by_factors
-    assert input_gradients.run([grad], weights, None, by_factors, by_factors) is not None
+    apart = input_gradient._apart
+    assert input_gradients.run([grad], weights, None, apart, apart) is not None
 
 
 @pytest.mark.usefixtures("is_faster")
