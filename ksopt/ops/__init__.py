@@ -58,11 +58,13 @@ faster (:mod:`ksopt.kernels.weight_gradients`). Else it is decomposed: one ``tor
 for d > 1 between permuting copies, which Inductor fuses with what stands beside them.
 ``ks_mm_weight_bias_grad_inner(Tensor grad, Tensor x, SymInt a, SymInt d) -> (Tensor, Tensor)`` is
 both that, batch first, and the sum of ``grad`` over all but its last dim, the gradient of a bias.
-``ks_chain_input_grad(Tensor grad, Tensor left, Tensor right, Tensor? packed=None) -> (Tensor,
-Tensor)`` is the gradient of the input of a chain of two factors, batch first, and of the values
-between, where one kernel of ksopt's computes both faster (:mod:`ksopt.kernels.input_gradients`).
-packed is both weights as the kernel reads them, if the forward pass packed them.
-``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of both factors of a chain, or siblings.
+``ks_chain_input_grad(Tensor[] grads, Tensor[] weights, Tensor? packed=None) -> (Tensor, Tensor)``
+is the gradient of the input of chains of two factors, batch first, and of the values between, where
+one kernel of ksopt's computes all faster (:mod:`ksopt.kernels.input_gradients`): of one chain, or
+of siblings, of which each has its result's gradient. packed is all weights as the kernel reads
+them, if the forward pass packed them. ``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of
+both factors of a chain, or of siblings. ``ks_chain_siblings`` (ops/chain.py) is a ks_chain for each
+of several chains on one x; the backend puts it into graphs of training.
 
 ``ks_mm_inner.out`` and ``ks_mm_repacked.out`` write y into a tensor, ``(Tensor x,
 Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled

@@ -14,6 +14,7 @@ from ksopt.kernels import input_gradients, registry
 from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.input_grad_tile import Shape
+from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.ops import input_gradient
 from ksopt.ops.input_gradient import ks_chain_input_grad
@@ -106,6 +107,29 @@ def test_it_is_taken_where_it_is_predicted_to_be_faster(monkeypatch: pytest.Monk
         input_gradients.faster.cache_clear()
         monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1.0)
         assert input_gradients.faster(shape, "bfloat16", 4096, H200) is None
+    finally:
+        input_gradients.faster.cache_clear()
+
+
+def test_siblings_are_compared_with_launches_of_each_and_additions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left, right = Chain.parse("(1,192,64,2)*(2,64,192,1)")
+    one, three = Shape(left, right), Shape(left, right, 3)
+    adding_us = elementwise_us(3 * 2 * 4096 * right.in_features, H200.multiprocessors)
+
+    def apart_us(s: Shape) -> float:
+        input_gradients.faster.cache_clear()
+        return input_gradients.apart_us(s, "bfloat16", 4096, H200)
+
+    try:
+        alone = input_gradients.faster(one, "bfloat16", 4096, H200)
+        assert alone is not None
+        assert apart_us(three) == pytest.approx(3 * alone.predicted_us + 2 * adding_us)
+        assert input_gradients.faster(three, "bfloat16", 4096, H200) is not None
+        monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1.0)
+        assert apart_us(three) == pytest.approx(3 * 1.0 + 2 * adding_us)
+        assert apart_us(one) == 1.0
     finally:
         input_gradients.faster.cache_clear()
 

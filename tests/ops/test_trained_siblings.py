@@ -340,6 +340,19 @@ def test_layers_of_other_patterns_or_dtypes_are_no_siblings(predict, traced) -> 
     assert traced.backward["ks_chain_input_grad"] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("forward", [True, False])
+def test_inductor_compiles_them(predict, toy, forward: bool) -> None:
+    """From torch's caches on disk, too."""
+    predict(forward=forward, of_input=(3,))
+    with torch._inductor.config.patch(fx_graph_cache=True):
+        for _ in range(2):
+            torch._dynamo.reset()
+            check(Attention(by_layer), rows(2, 5))
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+    assert len(toy.stored) == (2 if forward else 0)
+
+
 @pytest.mark.parametrize("of_launch", [2, 1, 0])
 def test_gradients_of_gradients(predict, of_launch: int) -> None:
     predict(forward=True, of_input=(2,))
