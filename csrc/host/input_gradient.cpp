@@ -17,6 +17,8 @@ struct InputGradArguments {
   const void* weights;
   void *between, *to;
   int64_t batch, grad_strides[MOST_SIBLINGS], rows_per_block;
+  const void* h = nullptr;  // of an activation ahead of the chain, which this library does not launch
+  void* activated = nullptr;
 };
 
 // How they are computed; no kernel: by several launches.
