@@ -161,7 +161,7 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, v
   }
   if (kernel == (void*)PACK_TRAINED || kernel == (void*)TRAINED) {
     const int is_pack = kernel == (void*)PACK_TRAINED;
-    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 88);
+    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 96);
     return 0;
   }
   if (kernel == (void*)GRADIENTS || kernel == (void*)ADDING) {
@@ -171,7 +171,7 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, v
   }
   if (kernel == (void*)PACK_INPUT_GRAD || kernel == (void*)INPUT_GRAD) {
     const int is_pack = kernel == (void*)PACK_INPUT_GRAD;
-    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 104);
+    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 120);
     return 0;
   }
   arguments = *(struct Arguments*)params[0];

@@ -133,7 +133,7 @@ def test_it_launches_what_python_launches(device, batch):
             setattr(actual, name, getattr(multiplying, name))
         assert bytes(actual) == bytes(multiplying)
         assert ctypes.sizeof(packing) == 656
-        assert ctypes.sizeof(actual) == 104
+        assert ctypes.sizeof(actual) == 120
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
