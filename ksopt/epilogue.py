@@ -42,6 +42,14 @@ _FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     }
 )
 _aten = torch.ops.aten
+_GRADIENTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {
+        "relu": lambda grad, h: _aten.threshold_backward.default(grad, h, 0),
+        "gelu": _aten.gelu_backward.default,
+        "gelu_tanh": partial(_aten.gelu_backward.default, approximate="tanh"),
+        "silu": _aten.silu_backward.default,
+    }
+)
 _IN_PLACE: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "relu": torch.relu_,
@@ -124,6 +132,16 @@ def with_epilogue(
     elif activation != "none":
         y = _FUNCTIONS[activation](y)
     return y if residual is None else y + residual
+
+
+def activation_gradient(grad: Tensor, h: Tensor, activation: str) -> Tensor:
+    """The gradient of h from that of act(h); neither is recorded.
+
+    Example:
+        >>> activation_gradient(torch.ones(2), torch.tensor([1.0, -3.0]), "relu")
+        tensor([1., 0.])
+    """
+    return _GRADIENTS[activation](grad, h)
 
 
 def add_epilogue_(

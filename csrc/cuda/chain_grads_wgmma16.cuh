@@ -1,7 +1,9 @@
-// The gradients of both weights of a chain of two 16-bit factors, and of its bias, in one launch (sm_90a).
+// The gradients of both weights of a chain of two 16-bit factors, and of its bias, in one launch (sm_90a); or those of
+// siblings, chains of the same patterns on the same x.
 //
 // Each factor's is what weight_grad_wgmma16.cuh computes. The first blocks of the grid have tiles of the left
-// factor's sums, the others of the right one's. The blocks of a cluster have the same tile and different rows:
+// factor's sums, the others of the right one's; those with the same tile and rows of siblings are neighbours, so that
+// what they read of x comes from the L2 cache. The blocks of a cluster have the same tile and different rows:
 // each sends its sums, in registers, to the block that adds that part of the tile, always in the same order. So no
 // sums cross the L2 cache, and no second launch adds them, unless a tile has several clusters: of these each
 // leaves an fp32 share, and a second kernel adds the shares of both factors.
@@ -12,24 +14,27 @@
 
 #include "weight_grad_wgmma16.cuh"
 
+constexpr int MOST_SIBLINGS = 4;
+
 // Of one factor. Strides count elements.
 struct ChainGradOperands {
   const void* grad;
   const void* x;
-  void* to;  // dK [A, B, C, D], or of each share one in fp32; behind the left one's the bias's
+  void* to;    // dK [A, B, C, D], or of each share one in fp32; behind the left one's the bias's
+  void* bias;  // where the left factor has one share: of the bias
   int64 grad_stride, x_stride;
   int64 rows_per_block;  // a multiple of 64
   int64 shares;          // clusters with one tile
 };
 struct ChainGradsArguments {
-  ChainGradOperands left, right;
-  void* bias;  // of the bias, where the left factor has one share
+  ChainGradOperands left[MOST_SIBLINGS], right[MOST_SIBLINGS];
   int64 batch;
 };
 
 // GROUPS: warpgroups. BLOCKS: of a multiprocessor.
-template <int GROUPS_, int CLUSTER_, int BLOCKS_, int SHARED_BYTES_> struct ChainGradBlock {
+template <int GROUPS_, int CLUSTER_, int BLOCKS_, int SHARED_BYTES_, int SIBLINGS_> struct ChainGradBlock {
   static constexpr int GROUPS = GROUPS_, CLUSTER = CLUSTER_, BLOCKS = BLOCKS_, SHARED_BYTES = SHARED_BYTES_;
+  static constexpr int SIBLINGS = SIBLINGS_;
   static constexpr int THREADS = 128 * GROUPS;
 };
 
@@ -73,13 +78,15 @@ template <typename Block> __device__ __forceinline__ void meet_in_cluster() {
 
 // What a block is to compute, and which sums of it a thread has.
 template <typename P, typename Tile> struct ChainGradPlace {
-  static constexpr int CLUSTER = Tile::Block::CLUSTER;
-  int rank, i, m0, n0;  // block of the cluster, and the tile's first features of dY and of X among those of i
+  static constexpr int CLUSTER = Tile::Block::CLUSTER, SIBLINGS = Tile::Block::SIBLINGS;
+  int rank, sibling;  // rank: block of the cluster
+  int i, m0, n0;      // the tile's first features of dY and of X among those of i
   int64 share;
   int m_group, k_group, slot;  // slot: the thread among those with other sums of the tile
 
   __device__ __forceinline__ explicit ChainGradPlace(int block) {
     rank = block % CLUSTER, block /= CLUSTER;
+    sibling = block % SIBLINGS, block /= SIBLINGS;
     int tile = block % Tile::TILES;
     share = block / Tile::TILES;
     n0 = tile % Tile::N_TILES * Tile::N, tile /= Tile::N_TILES;
@@ -145,12 +152,12 @@ __device__ __forceinline__ void store_chunk(const ChainGradOperands& operands, c
 
 // The same of the sum of a feature of dY, counted within the tile.
 template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void store_of_bias(const ChainGradOperands& operands, void* bias,
-                                              const ChainGradPlace<P, Tile>& own, int feature, float sum) {
+__device__ __forceinline__ void store_of_bias(const ChainGradOperands& operands, const ChainGradPlace<P, Tile>& own,
+                                              int feature, float sum) {
   if (own.m0 + feature >= Tile::OUT) return;
   const int64 at = own.i * Tile::OUT + own.m0 + feature;
   if (operands.shares == 1) {
-    static_cast<uint16*>(bias)[at] = static_cast<uint16>(pack_pair<T>(sum, 0.0f));
+    static_cast<uint16*>(operands.bias)[at] = static_cast<uint16>(pack_pair<T>(sum, 0.0f));
   } else {
     static_cast<float*>(operands.to)[own.share * Tile::SHARE + Tile::ELEMENTS + at] = sum;
   }
@@ -211,10 +218,11 @@ __device__ __forceinline__ void sum_rows(const ChainGradOperands& operands, int6
 
 // A block's work for one factor.
 template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void chain_grad(const ChainGradOperands& operands, int64 batch, void* bias, int block,
-                                           unsigned char* stages) {
+__device__ __forceinline__ void chain_grad(const ChainGradOperands (&of_siblings)[MOST_SIBLINGS], int64 batch,
+                                           int block, unsigned char* stages) {
   using Block = typename Tile::Block;
   const ChainGradPlace<P, Tile> own(block);
+  const ChainGradOperands& operands = of_siblings[own.sibling];
   float sums[Tile::N / 2];
   RowSums<T, Tile> of_bias;
   sum_rows(operands, batch, own, stages, sums, of_bias);
@@ -228,7 +236,7 @@ __device__ __forceinline__ void chain_grad(const ChainGradOperands& operands, in
   if constexpr (Tile::SOURCES == 1) {
 #pragma unroll
     for (int q = 0; q < Tile::CHUNKS; ++q) store_chunk<T>(operands, own, q, own.chunk(sums, q));
-    if (with_bias && thread < 64) store_of_bias<T>(operands, bias, own, own.m_group * 64 + thread, of_feature);
+    if (with_bias && thread < 64) store_of_bias<T>(operands, own, own.m_group * 64 + thread, of_feature);
   } else {
     meet_in_cluster<Block>();  // the stages of all blocks are free
     const uint32 memory = shared_address(stages);
@@ -279,7 +287,7 @@ __device__ __forceinline__ void chain_grad(const ChainGradOperands& operands, in
       float whole = of_features[0];
 #pragma unroll
       for (int source = 1; source < Tile::SOURCES; ++source) whole += of_features[source * Tile::M];
-      store_of_bias<T>(operands, bias, own, feature, whole);
+      store_of_bias<T>(operands, own, feature, whole);
     }
   }
 }
@@ -288,23 +296,29 @@ template <typename T, typename Left, typename LeftTile, typename Right, typename
 __device__ __forceinline__ void chain_grads_wgmma16_kernel(const ChainGradsArguments& arguments) {
   extern __shared__ __align__(1024) unsigned char stages[];
   const int block = static_cast<int>(blockIdx.x);
-  const int of_left = static_cast<int>(arguments.left.shares) * LeftTile::TILES * LeftTile::Block::CLUSTER;
+  using Block = typename LeftTile::Block;
+  const int clusters = static_cast<int>(arguments.left[0].shares) * LeftTile::TILES * Block::SIBLINGS;
+  const int of_left = clusters * Block::CLUSTER;
   griddepcontrol_wait();
   if (block < of_left) {
-    chain_grad<T, Left, LeftTile>(arguments.left, arguments.batch, arguments.bias, block, stages);
+    chain_grad<T, Left, LeftTile>(arguments.left, arguments.batch, block, stages);
   } else {
-    chain_grad<T, Right, RightTile>(arguments.right, arguments.batch, nullptr, block - of_left, stages);
+    chain_grad<T, Right, RightTile>(arguments.right, arguments.batch, block - of_left, stages);
   }
 }
 
 struct ChainSharesArguments {
-  SharesArguments left, right;
-  int64 left_blocks;  // none where the left factor has one share
+  SharesArguments left[MOST_SIBLINGS], right[MOST_SIBLINGS];
+  int64 left_blocks;  // of a sibling; none where the left factor has one share
+  int64 blocks;       // of both factors of a sibling
 };
 
-// Adds the shares of both factors up.
+// Adds the shares of both factors of all siblings up.
 template <typename T> __device__ __forceinline__ void add_chain_shares_kernel(const ChainSharesArguments& arguments) {
-  const int64 block = blockIdx.x;
+  int64 block = blockIdx.x;
+  int sibling = 0;
+  for (; block >= arguments.blocks; ++sibling) block -= arguments.blocks;
   const bool is_left = block < arguments.left_blocks;
-  add_shares_kernel<T>(is_left ? arguments.left : arguments.right, is_left ? block : block - arguments.left_blocks);
+  add_shares_kernel<T>(is_left ? arguments.left[sibling] : arguments.right[sibling],
+                       is_left ? block : block - arguments.left_blocks);
 }

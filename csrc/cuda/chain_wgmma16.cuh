@@ -288,13 +288,13 @@ __device__ __forceinline__ void stash_block(unsigned char* stash, const float (&
   }
 }
 
-// Writes the thread's z, which it has stashed, to memory: of two neighbouring l all classes are a run of features.
+// Writes the thread's z of a sibling, which it has stashed, to memory: of two neighbouring l all classes are a run of features.
 // `z`: its first row; `left`: rows from there to the end. (Where it is computed it is not written: what else
 // reads the sums there makes the compiler wait for every product.)
 template <typename P, typename Tile>
 __device__ __forceinline__ void keep_stash(uint16* z, const unsigned char* stash, int quarter, int64 left) {
   constexpr int FEATURES = P::A2 * P::B2, WORDS = P::D1;  // of two features
-  static_assert(P::SIBLINGS == 1 && Tile::L_OF_BLOCK % 2 == 0, "");
+  static_assert(Tile::L_OF_BLOCK % 2 == 0, "");
 #pragma unroll 1
   for (int tile = 0; tile < Tile::TILES_OF_CLASS; ++tile) {
     const int l = tile % Tile::TILES_OF_BLOCK * 8 + 2 * quarter;
@@ -434,7 +434,7 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row + half * 8 >= end) continue;
-      uint32 words[4];
+      uint32 words[4], h[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         float values[2];
@@ -442,6 +442,12 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
         for (int e = 0; e < 2; ++e) {
           float value = place.sum(sums, run, half, 2 * w + e);
           if (Epilogue::BIAS) value += half_of<T>(bias_words[w], e);
+          values[e] = value;
+        }
+        if constexpr (Epilogue::KEEPS_H) h[w] = pack_pair<T>(values[0], values[1]);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float value = Epilogue::KEEPS_H ? half_of<T>(h[w], e) : values[e];
           if constexpr (Epilogue::GATED) {
             value *= half_of<T>(gate.words[run][half][w], e);
           } else {
@@ -453,6 +459,10 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
         words[w] = pack_pair<T>(values[0], values[1]);
       }
       store_16_bytes(y + half * 8 * arguments.y_stride + offset, words[0], words[1], words[2], words[3]);
+      if constexpr (Epilogue::KEEPS_H) {
+        uint16* const to = static_cast<uint16*>(arguments.h) + (row + half * 8) * arguments.y_stride + place.feature;
+        store_16_bytes(to + offset, h[0], h[1], h[2], h[3]);
+      }
     }
   }
 }
@@ -612,8 +622,12 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
     wait_for_cluster<Tile>();
     const int64 row = row0 + own.row;
     if constexpr (Epilogue::KEEPS_Z) {
-      uint16* const z = static_cast<uint16*>(arguments.z) + row * (P::A2 * P::B2);
-      if (blockIdx.x % Tile::CLUSTER == 0) keep_stash<P, Tile>(z, stash, own.quarter, rows.end - row);
+      constexpr int FEATURES = P::A2 * P::B2;
+#pragma unroll 1
+      for (int sibling = 0; blockIdx.x % Tile::CLUSTER == 0 && sibling < P::SIBLINGS; ++sibling) {
+        uint16* const z = static_cast<uint16*>(arguments.z) + (sibling * arguments.batch + row) * FEATURES;
+        keep_stash<P, Tile>(z, stash + sibling * P::D1 * Tile::STEPS * 2048, own.quarter, rows.end - row);
+      }
     }
 #pragma unroll 1
     for (int at = 0; at < share.count(); ++at) {

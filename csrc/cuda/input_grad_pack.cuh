@@ -1,4 +1,4 @@
-// The weights of a chain of two 16-bit factors, in the order that input_grad_wgmma16.cuh reads them in.
+// The weights of chains of two 16-bit factors, in the order that input_grad_wgmma16.cuh reads them in.
 #pragma once
 
 #include "chain_pack.cuh"
@@ -12,7 +12,7 @@ template <typename Of> __device__ __forceinline__ void store_eight_of(void* to, 
   store_16_bytes(to, words[0], words[1], words[2], words[3]);
 }
 
-// The left factor: [split, slot, unit, step, half, class, column] of 8 k.
+// The left factors: [sibling, split, slot, unit, step, half, class, column] of 8 k.
 template <typename P, typename Tile>
 __device__ __forceinline__ void pack_left_of_grad(const ChainPackArguments& arguments, int chunk, uint16* to) {
   int at = chunk;
@@ -22,17 +22,17 @@ __device__ __forceinline__ void pack_left_of_grad(const ChainPackArguments& argu
     return digit;
   };
   const int column = next(Tile::NL), j = next(P::D1), half = next(2), step = next(Tile::STEPS_OF_UNIT);
-  const int unit = next(Tile::UNITS), slot = next(Tile::SLOTS_1);
-  const int l = at * Tile::NL + place_of_column<P::D1>(column), first = slot * Tile::KF + unit * Tile::UNIT;
-  const int64* const stride = arguments.strides[0][LEFT];
-  const uint16* const from = static_cast<const uint16*>(arguments.weights[0][LEFT]) + l * stride[2] + j * stride[3];
+  const int unit = next(Tile::UNITS), slot = next(Tile::SLOTS_1), split = next(Tile::SPLITS);
+  const int l = split * Tile::NL + place_of_column<P::D1>(column), first = slot * Tile::KF + unit * Tile::UNIT;
+  const int64* const stride = arguments.strides[at][LEFT];
+  const uint16* const from = static_cast<const uint16*>(arguments.weights[at][LEFT]) + l * stride[2] + j * stride[3];
   store_eight_of(to, [&](int e) {
     const int k = (first + feature_of_place<P::D1>(step, half, e)) / P::D1;
     return k < P::B1 ? from[k * stride[1]] : uint16(0);
   });
 }
 
-// The right factor: [block, chunk of columns, run of 32, step, half, column] of 8 features of dz.
+// The right factors: [block, chunk of columns, sibling, run of 32, step, half, column] of 8 features of dz.
 template <typename P, typename Tile>
 __device__ __forceinline__ void pack_right_of_grad(const ChainPackArguments& arguments, int chunk, uint16* to) {
   int at = chunk;
@@ -41,10 +41,12 @@ __device__ __forceinline__ void pack_right_of_grad(const ChainPackArguments& arg
     at /= size;
     return digit;
   };
-  const int column = next(Tile::NC), half = next(2), step = next(2), run = next(P::B2 / 32), part = next(Tile::CHUNKS);
+  const int column = next(Tile::NC), half = next(2), step = next(2), run = next(P::B2 / 32);
+  const int sibling = next(P::SIBLINGS), part = next(Tile::CHUNKS);
   const int c = part * Tile::NC + place_of_column<1>(column);
-  const int64* const stride = arguments.strides[0][RIGHT];
-  const uint16* const from = static_cast<const uint16*>(arguments.weights[0][RIGHT]) + at * stride[0] + c * stride[2];
+  const int64* const stride = arguments.strides[sibling][RIGHT];
+  const uint16* const from =
+      static_cast<const uint16*>(arguments.weights[sibling][RIGHT]) + at * stride[0] + c * stride[2];
   store_eight_of(to, [&](int e) {
     return c < P::C2 ? from[(run * 32 + feature_of_place<1>(step, half, e)) * stride[1]] : uint16(0);
   });
@@ -64,8 +66,11 @@ __device__ __forceinline__ void pack_of_grad(const ChainPackArguments& arguments
 
 template <typename P, typename Tile>
 __device__ __forceinline__ void input_grad_pack_kernel(const ChainPackArguments& arguments) {
-  prefetch_factor(arguments.weights[0][LEFT], arguments.strides[0][LEFT], 1, P::B1, P::MIDDLE / P::D1, P::D1);
-  prefetch_factor(arguments.weights[0][RIGHT], arguments.strides[0][RIGHT], P::A2, P::B2, P::C2, 1);
+#pragma unroll
+  for (int s = 0; s < P::SIBLINGS; ++s) {
+    prefetch_factor(arguments.weights[s][LEFT], arguments.strides[s][LEFT], 1, P::B1, P::MIDDLE / P::D1, P::D1);
+    prefetch_factor(arguments.weights[s][RIGHT], arguments.strides[s][RIGHT], P::A2, P::B2, P::C2, 1);
+  }
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
   pack_of_grad<P, Tile>(arguments, arguments.packed, static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x));

@@ -5,18 +5,22 @@
 
 // Strides count elements.
 struct InputGradArguments {
-  const void* grad;     // dY [batch, OUT]
-  const void* weights;  // packed: input_grad_pack.cuh
-  void* between;        // dz [batch, MIDDLE], contiguous
-  void* to;             // dx [batch, IN], contiguous
-  int64 batch, grad_stride;
+  const void* grads[4];  // dY [batch, OUT] of each sibling
+  const void* weights;   // packed: input_grad_pack.cuh
+  void* between;         // dz [sibling, batch, MIDDLE], contiguous
+  void* to;              // dx [batch, IN], contiguous
+  int64 batch, grad_strides[4];
   int64 rows_per_block;  // a multiple of 64
+  // Where what the chains read is an activation of h: both [batch, IN], contiguous. dx is then the gradient of h.
+  const void* h;
+  void* activated;
 };
 
-// (1, b1, c1, d1) * (a2, b2, c2, 1).
-template <int A2_, int B2_, int C2_, int B1_, int D1_> struct InputGradPattern {
-  static constexpr int A2 = A2_, B2 = B2_, C2 = C2_, B1 = B1_, D1 = D1_;
-  static constexpr int MIDDLE = A2 * B2, IN = A2 * C2, OUT = B1 * D1;  // features
+// Chains (1, b1, c1, d1) * (a2, b2, c2, 1) that read the same, an ACTIVATION of what was there before.
+template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_, int ACTIVATION_ = 0> struct InputGradPattern {
+  static constexpr int A2 = A2_, B2 = B2_, C2 = C2_, B1 = B1_, D1 = D1_, SIBLINGS = SIBLINGS_;
+  static constexpr int ACTIVATION = ACTIVATION_;
+  static constexpr int MIDDLE = A2 * B2, IN = A2 * C2, OUT = B1 * D1;  // features, of a chain
   static_assert(D1 == 1 || D1 == 2 || D1 == 4 || D1 == 8, "");
   static_assert(B2 % 32 == 0 && MIDDLE % D1 == 0 && C2 % 8 == 0 && OUT % 8 == 0, "");
 };
@@ -35,20 +39,20 @@ struct InputGradTile {
   static constexpr int TAKEN = (AT_START * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
   static constexpr int MULTIPLIER_REGISTERS = TAKEN < 240 ? TAKEN : 240;
   // Phase 1. A unit of features of dY is what a thread reads for a group of products: 16 bytes, or several.
-  static constexpr int SHARE = P::A2 / SPLITS, N1 = SHARE * P::B2, NL = N1 / P::D1;  // columns of dz; of a class
+  static constexpr int SHARE = P::A2 / SPLITS, N1 = SHARE * P::B2, NL = N1 / P::D1;  // columns of a dz; of a class
   static constexpr int UNIT = P::D1 < 4 ? 32 : 16 * P::D1, UNITS = KF / UNIT;
   static constexpr int STEPS_OF_UNIT = UNIT / (16 * P::D1), LOADS = UNIT / 32;
   static constexpr int SLOTS_1 = (P::OUT + KF - 1) / KF;
   static constexpr int CHUNKS_OF_ROW = KF / 8, ROW_BYTES = KF * 2, GRAD_BYTES = ROWS * ROW_BYTES;
   static constexpr int WEIGHT_BYTES_1 = KF / P::D1 * N1 * 2;
-  static constexpr int64 LEFT_BYTES = int64(SPLITS) * SLOTS_1 * WEIGHT_BYTES_1;
+  static constexpr int64 OF_ONE = int64(SPLITS) * SLOTS_1 * WEIGHT_BYTES_1, LEFT_BYTES = P::SIBLINGS * OF_ONE;
   static constexpr int RUN_TILES = P::D1 >= 4 ? 1 : 4 / P::D1;  // of 8 columns, that make whole runs of 8 features
-  // Phase 2.
+  // Phase 2, over the dz of all siblings.
   static constexpr int STEPS_2 = P::B2 / 16, STEPS = N1 / 16;
   static constexpr int CHUNKS = (P::C2 + NC - 1) / NC, COUNT = CHUNKS / PARTS;  // of a block of the right factor
-  static constexpr int WEIGHT_BYTES_2 = P::B2 * NC * 2;
+  static constexpr int WEIGHT_BYTES_2 = P::SIBLINGS * P::B2 * NC * 2;
   static constexpr int64 PACKED_BYTES = LEFT_BYTES + int64(P::A2) * CHUNKS * WEIGHT_BYTES_2;
-  static constexpr int SLOTS = SLOTS_1 + SHARE * COUNT;
+  static constexpr int SLOTS = P::SIBLINGS * SLOTS_1 + SHARE * COUNT;
   // Shared memory.
   static constexpr int FIRST_BYTES = GRAD_BYTES + WEIGHT_BYTES_1;
   static constexpr int SLOT_BYTES = FIRST_BYTES > WEIGHT_BYTES_2 ? FIRST_BYTES : WEIGHT_BYTES_2;

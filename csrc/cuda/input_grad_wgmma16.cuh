@@ -1,13 +1,14 @@
-// The gradient of what a chain of two 16-bit factors reads, in one launch, on Hopper's warpgroup tensor cores
+// The gradient of what chains of two 16-bit factors read, in one launch, on Hopper's warpgroup tensor cores
 // (batch first, sm_90a).
 //
 // (1, b1, c1, d1) * (a2, b2, c2, 1), with z between the factors:
 //   dz[n, l, j] = sum over k of dY[n, k, j] K1[k, l, j],    z's features in the order (l, j) = l * d1 + j;
 //   dx[n, i, c] = sum over k of dz[n, i, k] K2[i, k, c],    z's features in the order (i, k) = i * b2 + k.
-// Both are written: dz is for the gradient of K2.
+// Both are written: dz is for the gradient of K2. Of several chains that read the same ("siblings") dx is the sum, and
+// each has its own dz. Where they read an activation of h, dx is h's gradient, and the activation is computed again.
 //
 // A warpgroup that multiplies has 64 rows:
-//   1. dz, of all classes j. A thread reads runs of 8 features of dY, sorts them by class in registers, and brings
+//   1. dz, of all classes j, sibling after sibling. A thread reads runs of 8 features of dY, sorts them by class in registers, and brings
 //      them to products with the weights of a class. The summation runs over k in the order in which threads hold
 //      them, and so do the weights.
 //   2. The columns of dz's sums are ordered so that a thread holds runs of 8 neighbouring features: it rounds and
@@ -17,6 +18,7 @@
 #pragma once
 
 #include "chain_wgmma16.cuh"
+#include "epilogue.cuh"
 #include "input_grad_tile.cuh"
 
 // Which rows and columns a block has.
@@ -41,11 +43,13 @@ template <typename Tile> __device__ __forceinline__ int place_of_run(int run, in
 // Loads rows of dY and the left factor's weights for them.
 template <typename P, typename Tile, typename AnyRing>
 __device__ __forceinline__ void load_rows_of_grad(const InputGradArguments& arguments, AnyRing& ring, int64 row0,
-                                                  int rows, const unsigned char* weights) {
+                                                  int rows, const unsigned char* weights, int sibling) {
   using Walk = RowWalk<Tile::ROWS, Tile::CHUNKS_OF_ROW, Tile::LOADERS>;
   constexpr int COUNT = (Tile::ROWS + Walk::PASS_ROWS - 1) / Walk::PASS_ROWS;
   const int m0 = threadIdx.x / Walk::WIDTH, first_chunk = threadIdx.x % Walk::WIDTH;
-  const uint16* const grad = static_cast<const uint16*>(arguments.grad) + (row0 + m0) * arguments.grad_stride;
+  const int64 stride = arguments.grad_strides[sibling];
+  const uint16* const first = static_cast<const uint16*>(arguments.grads[sibling]);
+  const uint16* const grad = first + (row0 + m0) * stride;
 #pragma unroll 1
   for (int slot = 0; slot < Tile::SLOTS_1; ++slot) {
     ring.wait_until_empty();
@@ -54,7 +58,7 @@ __device__ __forceinline__ void load_rows_of_grad(const InputGradArguments& argu
     for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
       const int chunk = first_chunk + pass * Walk::WIDTH, feature = slot * Tile::KF + chunk * 8;
       const bool inside = P::OUT % Tile::KF == 0 || feature < P::OUT;
-      const uint16* from = inside ? grad + feature : static_cast<const uint16*>(arguments.grad);
+      const uint16* from = inside ? grad + feature : first;
 #pragma unroll
       for (int step = 0; step < COUNT; ++step) {
         const int row = m0 + step * Walk::PASS_ROWS;
@@ -62,7 +66,7 @@ __device__ __forceinline__ void load_rows_of_grad(const InputGradArguments& argu
           const int place = place_of_run<Tile>(chunk / 4, row) * 4 + chunk % 4;
           cp_async_16(ring.here() + row * Tile::ROW_BYTES + place * 16, from, inside && row < rows);
         }
-        from += Walk::PASS_ROWS * arguments.grad_stride;
+        from += Walk::PASS_ROWS * stride;
       }
     }
     ring.full[ring.slot].cp_async_arrive();
@@ -77,8 +81,18 @@ __device__ __forceinline__ void load_input_grad(const InputGradArguments& argume
   const unsigned char* const weights = static_cast<const unsigned char*>(arguments.weights);
   const unsigned char* const left = weights + int64(own.split) * Tile::SLOTS_1 * Tile::WEIGHT_BYTES_1;
   for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
-    load_rows_of_grad<P, Tile>(arguments, ring, row0, rows_inside<Tile::ROWS>(own.end - row0), left);
-    prefetch_rows<P::OUT, Tile::ROWS>(arguments.grad, arguments.grad_stride, row0 + Tile::ROWS, own.end);
+#pragma unroll
+    for (int s = 0; s < P::SIBLINGS; ++s) {
+      const int rows = rows_inside<Tile::ROWS>(own.end - row0);
+      load_rows_of_grad<P, Tile>(arguments, ring, row0, rows, left + s * Tile::OF_ONE, s);
+    }
+    if (P::ACTIVATION != IDENTITY && blockIdx.x % Tile::OF_ROWS == 0) {
+      prefetch_rows<P::IN, Tile::ROWS>(arguments.h, P::IN, row0, own.end);
+    }
+#pragma unroll
+    for (int s = 0; s < P::SIBLINGS; ++s) {
+      prefetch_rows<P::OUT, Tile::ROWS>(arguments.grads[s], arguments.grad_strides[s], row0 + Tile::ROWS, own.end);
+    }
 #pragma unroll 1
     for (int of_share = 0; of_share < Tile::SHARE; ++of_share) {
       const int chunk = (own.split * Tile::SHARE + of_share) * Tile::CHUNKS + own.part * Tile::COUNT;
@@ -227,41 +241,79 @@ __device__ __forceinline__ void store_between(uint16* to, const uint32 (&z)[Tile
   }
 }
 
-// Writes a chunk of dx: `to` is the thread's first feature in its first row, `first` the column that it is.
+// Of a chunk of dx, what was activated; `at` is the thread's first feature in its first row, `first` its column.
+template <typename P, typename Tile> struct ChunkOfH {
+  static constexpr bool NEEDED = P::ACTIVATION != IDENTITY;
+  uint32 words[NEEDED ? Tile::NC / 32 : 1][2][4];
+  __device__ __forceinline__ void load(const void* h, int64 at, int first, int64 left) {
+    if constexpr (NEEDED) {
+#pragma unroll
+      for (int run = 0; run < Tile::NC / 32; ++run)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if ((P::C2 % Tile::NC != 0 && first + run * 32 >= P::C2) || half * 8 >= left) continue;
+          load_16_bytes(words[run][half], static_cast<const uint16*>(h) + at + half * 8 * P::IN + run * 32);
+        }
+    }
+  }
+};
+
+// Writes a chunk of dx, as above, and of what was read.
 template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void store_input_grad(uint16* to, const float (&sums)[Tile::NC / 2], int first, int64 left) {
+__device__ __forceinline__ void store_input_grad(const InputGradArguments& arguments, int64 to,
+                                                 const float (&sums)[Tile::NC / 2], const ChunkOfH<P, Tile>& h,
+                                                 int first, int64 left) {
 #pragma unroll
   for (int run = 0; run < Tile::NC / 32; ++run) {
     if (P::C2 % Tile::NC != 0 && first + run * 32 >= P::C2) continue;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (half * 8 >= left) continue;
-      uint32 words[4];
+      uint32 words[4], activated[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const int at = (run * 4 + w) * 4 + half * 2;
-        words[w] = pack_pair<T>(sums[at], sums[at + 1]);
+        if constexpr (ChunkOfH<P, Tile>::NEEDED) {
+          const Activated low = activate_with_slope<P::ACTIVATION>(half_of<T>(h.words[run][half][w], 0));
+          const Activated high = activate_with_slope<P::ACTIVATION>(half_of<T>(h.words[run][half][w], 1));
+          activated[w] = pack_pair<T>(low.value, high.value);
+          words[w] = pack_pair<T>(sums[at] * low.slope, sums[at + 1] * high.slope);
+        } else {
+          words[w] = pack_pair<T>(sums[at], sums[at + 1]);
+        }
       }
-      store_16_bytes(to + half * 8 * P::IN + run * 32, words[0], words[1], words[2], words[3]);
+      const int64 place = to + half * 8 * P::IN + run * 32;
+      store_16_bytes(static_cast<uint16*>(arguments.to) + place, words[0], words[1], words[2], words[3]);
+      if constexpr (ChunkOfH<P, Tile>::NEEDED) {
+        store_16_bytes(static_cast<uint16*>(arguments.activated) + place, activated[0], activated[1], activated[2],
+                       activated[3]);
+      }
     }
   }
 }
 
 // Phase 2: dx of the block's share of the right factor's blocks, a chunk of columns after the other; one is stored
-// while the next is multiplied. `to`: as in `store_input_grad`, of the first block. (The loop has no end to jump back
+// while the next is multiplied. `to`: the thread's first feature of the first block, in its first row. (The loop has no end to jump back
 // from: there the compiler would wait for every product before it lets sums be read.)
 template <typename T, typename P, typename Tile, typename AnyRing>
-__device__ __forceinline__ void multiply_between(uint32 (&z)[Tile::STEPS][4], AnyRing& ring, uint16* to, int column,
-                                                 int64 left) {
+__device__ __forceinline__ void multiply_between(const InputGradArguments& arguments,
+                                                 uint32 (&z)[P::SIBLINGS][Tile::STEPS][4], AnyRing& ring, int64 to,
+                                                 int column, int64 left) {
   constexpr int CHUNKS = Tile::SHARE * Tile::COUNT;
   const uint64 first_weights = make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NC * 16, 128);
   float sums[2][Tile::NC / 2];
   int before = 0;
+  ChunkOfH<P, Tile> h;
+  const auto load = [&](int chunk) {
+    const int of_block = chunk % Tile::COUNT * Tile::NC;
+    h.load(arguments.h, to + chunk / Tile::COUNT * P::C2 + of_block, column + of_block, left);
+  };
   const auto store = [&](int chunk) {
     wgmma_fence_operand(sums[chunk % 2]);
     ring.release(before);
     const int of_block = chunk % Tile::COUNT * Tile::NC;
-    store_input_grad<T, P, Tile>(to + chunk / Tile::COUNT * P::C2 + of_block, sums[chunk % 2], column + of_block, left);
+    store_input_grad<T, P, Tile>(arguments, to + chunk / Tile::COUNT * P::C2 + of_block, sums[chunk % 2], h,
+                                 column + of_block, left);
   };
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
@@ -269,20 +321,23 @@ __device__ __forceinline__ void multiply_between(uint32 (&z)[Tile::STEPS][4], An
     const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16);
     wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < Tile::STEPS_2; ++s) {
-      const int step = chunk / Tile::COUNT * Tile::STEPS_2 + s;
-      multiply_columns<T, Tile::NC>(sums[chunk % 2], z[step], weights + s * Tile::NC * 2, s);
+    for (int s = 0; s < P::SIBLINGS * Tile::STEPS_2; ++s) {
+      const int step = chunk / Tile::COUNT * Tile::STEPS_2 + s % Tile::STEPS_2;
+      multiply_columns<T, Tile::NC>(sums[chunk % 2], z[s / Tile::STEPS_2][step], weights + s * Tile::NC * 2, s);
     }
     wgmma_commit_group();
     if (chunk > 0) {
+      load(chunk - 1);
       wgmma_wait_group<1>();
       store(chunk - 1);
     }
     before = ring.slot;
     ring.next();
   }
+  load(CHUNKS - 1);
   wgmma_wait_group<0>();
-  keep_operands(z);
+#pragma unroll
+  for (int s = 0; s < P::SIBLINGS; ++s) keep_operands(z[s]);
   store(CHUNKS - 1);
 }
 
@@ -297,19 +352,20 @@ __device__ __forceinline__ void multiply_input_grad(const InputGradArguments& ar
       continue;
     }
     const int64 row = row0 + own.row;
-    uint32 z[Tile::STEPS][4];
-    {
+    uint32 z[P::SIBLINGS][Tile::STEPS][4];
+#pragma unroll
+    for (int s = 0; s < P::SIBLINGS; ++s) {
       float sums[P::D1][Tile::NL / 2];
       multiply_rows_of_grad<T, P, Tile>(sums, ring, own);
-      round_between<T, P, Tile>(z, sums);
-    }
-    if (place.part == 0) {
-      uint16* const between = static_cast<uint16*>(arguments.between) + row * P::MIDDLE;
-      store_between<P, Tile>(between + place.split * Tile::N1 + own.quarter * 8, z, place.end - row);
+      round_between<T, P, Tile>(z[s], sums);
+      if (place.part == 0) {
+        uint16* const between = static_cast<uint16*>(arguments.between) + (s * arguments.batch + row) * P::MIDDLE;
+        store_between<P, Tile>(between + place.split * Tile::N1 + own.quarter * 8, z[s], place.end - row);
+      }
     }
     const int column = place.part * Tile::COUNT * Tile::NC + own.quarter * 8;
-    uint16* const to = static_cast<uint16*>(arguments.to) + row * P::IN + place.split * Tile::SHARE * P::C2 + column;
-    multiply_between<T, P, Tile>(z, ring, to, column, place.end - row);
+    const int64 to = row * P::IN + place.split * Tile::SHARE * P::C2 + column;
+    multiply_between<T, P, Tile>(arguments, z, ring, to, column, place.end - row);
   }
 }
 

@@ -1,4 +1,4 @@
-// The weights of a trained chain in both orders in one launch: in that of its forward pass, chain_wgmma16.cuh, and in
+// The weights of trained chains in both orders in one launch: in that of its forward pass, chain_wgmma16.cuh, and in
 // that of the gradient of its input, input_grad_wgmma16.cuh.
 #pragma once
 
@@ -6,10 +6,10 @@
 
 template <typename P, typename Tile, typename GradP, typename GradTile>
 __device__ __forceinline__ void trained_pack_kernel(const ChainPackArguments& arguments) {
-  static_assert(P::SIBLINGS == 1, "the gradient of an input is that of one chain");
   constexpr int FORWARD = static_cast<int>(Tile::PACKED_BYTES / 16);
   const int chunk = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  prefetch_chain<P>(arguments, 0);
+#pragma unroll
+  for (int sibling = 0; sibling < P::SIBLINGS; ++sibling) prefetch_chain<P>(arguments, sibling);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
   if (chunk < FORWARD) {

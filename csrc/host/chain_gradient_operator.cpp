@@ -7,6 +7,8 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "chain_gradients.hpp"
 #include "python_kernels.hpp"
@@ -30,34 +32,53 @@ bool fit(const Tensor& grad, const Tensor& x, int64_t a, int64_t d) {
          x.size(-1) % (a * d) == 0;
 }
 
+// Whether those of all siblings do, and have one shape.
+bool fit(const std::vector<Tensor>& rows, size_t siblings, const ksopt::ChainRows& of) {
+  if (siblings == 0 || rows.size() != 3 * siblings + 1) return false;
+  for (size_t at = 0; at < siblings; ++at) {
+    const Tensor &grad = rows[at], &between = rows[siblings + at], &grad_between = rows[2 * siblings + at];
+    if (!fit(grad, between, of.a[0], of.d[0]) || !fit(grad_between, rows.back(), of.a[1], of.d[1]) ||
+        !fit(grad, grad_between, 1, 1) || grad.sizes() != rows[0].sizes() ||
+        between.sizes() != rows[siblings].sizes() || grad_between.sizes() != rows[2 * siblings].sizes()) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void weight_grads_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   constexpr size_t COUNT = 9;
   const c10::IValue* const arguments = &(*stack)[stack->size() - COUNT];
-  const Tensor &grad = arguments[0].toTensor(), &between = arguments[1].toTensor();
-  const Tensor &grad_between = arguments[2].toTensor(), &x = arguments[3].toTensor();
-  const ksopt::ChainRows rows{ksopt::handle_of(&grad),
-                              ksopt::handle_of(&between),
-                              ksopt::handle_of(&grad_between),
-                              ksopt::handle_of(&x),
-                              {arguments[4].toInt(), arguments[6].toInt()},
-                              {arguments[5].toInt(), arguments[7].toInt()},
-                              arguments[8].toBool()};
-  ksopt::KnownChainGradients results{};
-  if (fit(grad, between, rows.a[0], rows.d[0]) && fit(grad_between, x, rows.a[1], rows.d[1]) &&
-      fit(grad, grad_between, 1, 1)) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    results = ksopt::chain_gradients_known(rows);
+  std::vector<Tensor> rows = arguments[0].toTensorVector();
+  const size_t siblings = rows.size();
+  bool is_each = true;
+  for (size_t at : {1, 2}) {
+    const std::vector<Tensor> several = arguments[at].toTensorVector();
+    is_each = is_each && several.size() == siblings;
+    rows.insert(rows.end(), several.begin(), several.end());
   }
-  if (results.left == nullptr) {
+  rows.push_back(arguments[3].toTensor());
+  ksopt::ChainRows of{{},
+                      {arguments[4].toInt(), arguments[6].toInt()},
+                      {arguments[5].toInt(), arguments[7].toInt()},
+                      arguments[8].toBool()};
+  ksopt::KnownChainGradients known{};
+  if (is_each && fit(rows, siblings, of)) {
+    for (const Tensor& one : rows) of.rows.push_back(ksopt::handle_of(&one));
+    const at::AutoDispatchBelowADInplaceOrView below;
+    known = ksopt::chain_gradients_known(of);
+  }
+  if (known.gradients.empty()) {
     python_weight_grads()->callBoxed(handle, keys, stack);
     return;
   }
-  const Tensor no_bias = rows.with_bias ? Tensor() : grad.new_empty({0});
   torch::jit::drop(*stack, COUNT);
-  for (AtenTensorHandle one : {results.left, results.right, results.bias}) {
+  std::vector<Tensor> gradients;
+  for (AtenTensorHandle one : known.gradients) {
     const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(one));
-    torch::jit::push(*stack, owned ? *owned : no_bias);
+    gradients.push_back(*owned);
   }
+  torch::jit::push(*stack, std::move(gradients));
 }
 
 }  // namespace

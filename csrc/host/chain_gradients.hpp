@@ -1,9 +1,10 @@
-// The gradients of a trained chain's two weights and of its bias in one launch, where it is known.
+// The gradients of trained chains' weights and of their biases in one launch, where it is known.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace torch {
 class Library;
@@ -11,19 +12,19 @@ class Library;
 
 namespace ksopt {
 
-// Their operands, batch first: the gradients of y and of the values between the factors, and the inputs of the
-// factors. a and d are of the left factor, then of the right one.
+// Their operands, batch first: of all siblings the gradients of y, of all the values between the factors, of all the
+// gradients of these, and x. a and d are of the left factor, then of the right one.
 struct ChainRows {
-  AtenTensorHandle grad, between, grad_between, x;
+  std::vector<AtenTensorHandle> rows;
   int64_t a[2], d[2];
   bool with_bias;
 };
 
-// No handles where no launch is known, or where it is known that each factor's is launched alone. They belong to
-// the caller.
+// Those of the weights, sibling after sibling, and behind them those of the biases; none where no launch is known, or
+// where it is known that each is launched alone. They belong to the caller.
 struct KnownChainGradients {
   bool is_known;
-  AtenTensorHandle left, right, bias;
+  std::vector<AtenTensorHandle> gradients;
 };
 KnownChainGradients chain_gradients_known(const ChainRows& rows);
 void forget_chain_gradients();

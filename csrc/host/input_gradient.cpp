@@ -1,5 +1,5 @@
-// The gradient of a trained chain's input in one launch, after the launch that packs the weights, if both are in the
-// table: as ksopt/kernels/families/input_grad_wgmma16.py, without Python.
+// The gradient of the input of a trained chain, or of siblings, in one launch, after the launch that packs the weights,
+// if both are in the table: as ksopt/kernels/families/input_grad_wgmma16.py, without Python.
 #include "input_gradient.hpp"
 
 #include <torch/csrc/stable/library.h>
@@ -13,13 +13,15 @@ namespace {
 
 // The same struct as in csrc/cuda/input_grad_tile.cuh.
 struct InputGradArguments {
-  const void* grad;
+  const void* grads[MOST_SIBLINGS];
   const void* weights;
   void *between, *to;
-  int64_t batch, grad_stride, rows_per_block;
+  int64_t batch, grad_strides[MOST_SIBLINGS], rows_per_block;
+  const void* h = nullptr;  // of an activation ahead of the chain, which this library does not launch
+  void* activated = nullptr;
 };
 
-// How they are computed; no kernel: by one launch per factor.
+// How they are computed; no kernel: by several launches.
 struct InputGradLaunch {
   WeightPacking packing;
   void* kernel;
@@ -27,8 +29,8 @@ struct InputGradLaunch {
   int64_t rows_per_block;
 };
 
-// Sizes of left, sizes of right, rows, dtype, device.
-using InputGradKey = std::array<int64_t, 11>;
+// Sizes of left, sizes of right, rows, dtype, device, siblings.
+using InputGradKey = std::array<int64_t, 12>;
 std::map<InputGradKey, InputGradLaunch> input_grad_launches;
 std::shared_mutex input_grad_mutex;
 
@@ -39,19 +41,33 @@ int32_t dtype_of(const Tensor& tensor) {
 }
 
 // None if the operands do not fit together.
-std::optional<InputGradKey> input_grad_key(const Tensor& grad, const Tensor& left, const Tensor& right) {
+std::optional<InputGradKey> input_grad_key(const std::vector<Tensor>& grads, const std::vector<Tensor>& weights) {
+  const size_t siblings = grads.size();
+  if (siblings == 0 || siblings > MOST_SIBLINGS || weights.size() != 2 * siblings) return std::nullopt;
+  const Tensor& grad = grads[0];
   const int64_t dims = grad.dim();
-  if (dims == 0 || left.dim() != 4 || right.dim() != 4) return std::nullopt;
-  for (const Tensor* weight : {&left, &right}) {
-    const bool is_like_grad =
-        dtype_of(*weight) == dtype_of(grad) && weight->get_device_index() == grad.get_device_index();
-    if (!is_like_grad) return std::nullopt;
+  if (dims == 0) return std::nullopt;
+  const auto is_like = [&](const Tensor& one, const Tensor& first, int64_t count) {
+    if (dtype_of(one) != dtype_of(grad) || one.get_device_index() != grad.get_device_index()) return false;
+    if (one.dim() != count || first.dim() != count) return false;
+    for (int64_t i = 0; i < count; ++i) {
+      if (one.size(i) != first.size(i)) return false;
+    }
+    return true;
+  };
+  for (const Tensor& one : grads) {
+    if (!is_like(one, grad, dims)) return std::nullopt;
   }
+  for (size_t at = 0; at < weights.size(); ++at) {
+    if (!is_like(weights[at], weights[at % 2], 4)) return std::nullopt;
+  }
+  const Tensor &left = weights[0], &right = weights[1];
   int64_t rows = 1;
   for (int64_t i = 0; i + 1 < dims; ++i) rows *= grad.size(i);
   if (rows == 0 || grad.size(dims - 1) != left.size(0) * left.size(1) * left.size(3)) return std::nullopt;
-  return InputGradKey{left.size(0),  left.size(1),  left.size(2),  left.size(3), right.size(0),   right.size(1),
-                      right.size(2), right.size(3), rows,          dtype_of(grad), grad.get_device_index()};
+  return InputGradKey{left.size(0),  left.size(1),  left.size(2),   left.size(3),
+                      right.size(0), right.size(1), right.size(2),  right.size(3),
+                      rows,          dtype_of(grad), grad.get_device_index(), static_cast<int64_t>(siblings)};
 }
 
 std::optional<InputGradLaunch> input_grad_launch(const InputGradKey& key) {
@@ -60,9 +76,10 @@ std::optional<InputGradLaunch> input_grad_launch(const InputGradKey& key) {
   return at == input_grad_launches.end() ? std::nullopt : std::optional(at->second);
 }
 
-// Like grad, with other features.
-Tensor rows_like(const Tensor& grad, int64_t features) {
+// Like grad, with other features, so many times.
+Tensor rows_like(const Tensor& grad, int64_t features, size_t times) {
   std::vector<int64_t> sizes;
+  if (times > 1) sizes.push_back(static_cast<int64_t>(times));
   for (int64_t i = 0; i + 1 < grad.dim(); ++i) sizes.push_back(grad.size(i));
   sizes.push_back(features);
   return empty_like_in(grad, sizes);
@@ -72,32 +89,41 @@ struct InputGradient {
   Tensor of_x, of_between;
 };
 
-InputGradient launch_input_grad(const InputGradLaunch& launch, int64_t rows, int64_t grad_stride, const Tensor& grad,
-                                const Tensor& left, const Tensor& right, const std::optional<Tensor>& already_packed) {
+// None where rows of a gradient cannot be read as they are.
+std::optional<InputGradient> launch_input_grad(const InputGradLaunch& launch, int64_t rows,
+                                               const std::vector<Tensor>& grads, const std::vector<Tensor>& weights,
+                                               const std::optional<Tensor>& already_packed) {
+  InputGradArguments arguments{};
+  for (size_t at = 0; at < grads.size(); ++at) {
+    const auto stride = row_stride(grads[at]);
+    if (!stride) return std::nullopt;
+    arguments.grads[at] = grads[at].const_data_ptr();
+    arguments.grad_strides[at] = *stride;
+  }
+  const Tensor &grad = grads[0], &right = weights[1];
   const int32_t device = grad.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
   const bool is_packed = already_packed && already_packed->numel() == launch.packing.elements;
-  const Tensor packed = is_packed ? *already_packed : packed_weights(launch.packing, {left, right}, 1);
-  InputGradient gradients{rows_like(grad, right.size(0) * right.size(2)), rows_like(grad, right.size(0) * right.size(1))};
-  InputGradArguments arguments{grad.const_data_ptr(),
-                               packed.const_data_ptr(),
-                               gradients.of_between.mutable_data_ptr(),
-                               gradients.of_x.mutable_data_ptr(),
-                               rows,
-                               grad_stride,
-                               launch.rows_per_block};
+  const Tensor packed = is_packed ? *already_packed : packed_weights(launch.packing, weights, grads.size());
+  InputGradient gradients{rows_like(grad, right.size(0) * right.size(2), 1),
+                          rows_like(grad, right.size(0) * right.size(1), grads.size())};
+  arguments.weights = packed.const_data_ptr();
+  arguments.between = gradients.of_between.mutable_data_ptr();
+  arguments.to = gradients.of_x.mutable_data_ptr();
+  arguments.batch = rows;
+  arguments.rows_per_block = launch.rows_per_block;
   // It waits for the kernel before it, that which packs or another, which has waited for all before it.
   launch_on_current_stream({launch.kernel, launch.threads, launch.shared_bytes, true, &arguments}, device,
                            launch.blocks);
   return gradients;
 }
 
-// Registers the launch of `input_gradient_known` for operands like these; kernel 0: one launch per factor.
-void know_input_grad(const Tensor& grad, const Tensor& left, const Tensor& right, int64_t pack, int64_t pack_blocks,
+// Registers the launch of `input_gradient_known` for operands like these; kernel 0: several launches.
+void know_input_grad(std::vector<Tensor> grads, std::vector<Tensor> weights, int64_t pack, int64_t pack_blocks,
                      int64_t pack_threads, int64_t packed_elements, int64_t kernel, int64_t blocks, int64_t threads,
                      int64_t shared_bytes, int64_t rows_per_block) {
-  const auto key = input_grad_key(grad, left, right);
+  const auto key = input_grad_key(grads, weights);
   if (!key) return;
   const std::unique_lock lock(input_grad_mutex);
   input_grad_launches.insert_or_assign(
@@ -113,6 +139,12 @@ Tensor borrowed(AtenTensorHandle handle) {
   return Tensor(own);
 }
 
+std::vector<Tensor> borrowed(const std::vector<AtenTensorHandle>& handles) {
+  std::vector<Tensor> tensors;
+  for (AtenTensorHandle handle : handles) tensors.push_back(borrowed(handle));
+  return tensors;
+}
+
 AtenTensorHandle owned(const Tensor& tensor) {
   AtenTensorHandle own = nullptr;
   aoti_torch_new_tensor_handle(tensor.get(), &own);
@@ -121,18 +153,18 @@ AtenTensorHandle owned(const Tensor& tensor) {
 
 }  // namespace
 
-ksopt::KnownInputGradient ksopt::input_gradient_known(AtenTensorHandle grad, AtenTensorHandle left,
-                                                      AtenTensorHandle right, AtenTensorHandle packed) {
-  const Tensor rows = borrowed(grad), of_left = borrowed(left), of_right = borrowed(right);
-  const auto key = input_grad_key(rows, of_left, of_right);
+ksopt::KnownInputGradient ksopt::input_gradient_known(const std::vector<AtenTensorHandle>& grads,
+                                                      const std::vector<AtenTensorHandle>& weights,
+                                                      AtenTensorHandle packed) {
+  const std::vector<Tensor> rows = borrowed(grads), of_factors = borrowed(weights);
+  const auto key = input_grad_key(rows, of_factors);
   const auto launch = key ? input_grad_launch(*key) : std::nullopt;
   if (!launch) return {false, nullptr, nullptr};
   if (launch->kernel == nullptr) return {true, nullptr, nullptr};
-  const auto stride = row_stride(rows);
-  if (!stride) return {false, nullptr, nullptr};  // Python copies them
-  const InputGradient gradients = launch_input_grad(*launch, (*key)[8], *stride, rows, of_left, of_right,
-                                                    packed ? std::optional(borrowed(packed)) : std::nullopt);
-  return {true, owned(gradients.of_x), owned(gradients.of_between)};
+  const auto gradients = launch_input_grad(*launch, (*key)[8], rows, of_factors,
+                                           packed ? std::optional(borrowed(packed)) : std::nullopt);
+  if (!gradients) return {false, nullptr, nullptr};  // Python copies them
+  return {true, owned(gradients->of_x), owned(gradients->of_between)};
 }
 
 void ksopt::forget_input_gradients() {
@@ -142,7 +174,7 @@ void ksopt::forget_input_gradients() {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def(
-      "know_input_grad(Tensor grad, Tensor left, Tensor right, int pack, int pack_blocks, int pack_threads, "
+      "know_input_grad(Tensor[] grads, Tensor[] weights, int pack, int pack_blocks, int pack_threads, "
       "int packed_elements, int kernel, int blocks, int threads, int shared_bytes, int rows_per_block) -> ()");
 }
 

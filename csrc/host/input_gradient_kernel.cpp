@@ -29,15 +29,13 @@ std::optional<c10::SafeKernelFunction>& python_input_grad() {
 }
 
 // The gradients of x and of the values between the factors, if a kernel is in the table and no cached form is dropped.
-std::optional<std::array<Tensor, 2>> known(const Tensor& grad, const Tensor& left, const Tensor& right,
+std::optional<std::array<Tensor, 2>> known(const std::vector<Tensor>& grads, const std::vector<Tensor>& weights,
                                            const Tensor* packed) {
-  const bool is_ordinary = !grad.is_neg() && !left.is_neg() && !right.is_neg() &&
-                           !ksopt::may_be_cached(ksopt::root_of(left)) && !ksopt::may_be_cached(ksopt::root_of(right));
-  if (!is_ordinary) return std::nullopt;
+  if (!ksopt::are_ordinary(grads, weights)) return std::nullopt;
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto gradients = ksopt::input_gradient_known(ksopt::handle_of(&grad), ksopt::handle_of(&left),
-                                                       ksopt::handle_of(&right), ksopt::handle_of(packed));
+    const auto gradients = ksopt::input_gradient_known(ksopt::handles_of(grads), ksopt::handles_of(weights),
+                                                       ksopt::handle_of(packed));
     if (gradients.of_x == nullptr) return std::nullopt;
     const std::unique_ptr<Tensor> of_x(reinterpret_cast<Tensor*>(gradients.of_x));
     const std::unique_ptr<Tensor> of_between(reinterpret_cast<Tensor*>(gradients.of_between));
@@ -49,10 +47,10 @@ std::optional<std::array<Tensor, 2>> known(const Tensor& grad, const Tensor& lef
 }
 
 void input_grad_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  constexpr size_t COUNT_OF_ARGUMENTS = 4;
+  constexpr size_t COUNT_OF_ARGUMENTS = 3;
   const c10::IValue* arguments = &(*stack)[stack->size() - COUNT_OF_ARGUMENTS];
-  const c10::IValue& packed = arguments[3];
-  auto gradients = known(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor(),
+  const c10::IValue& packed = arguments[2];
+  auto gradients = known(arguments[0].toTensorVector(), arguments[1].toTensorVector(),
                          packed.isNone() ? nullptr : &packed.toTensor());
   if (!gradients) {
     python_input_grad()->callBoxed(handle, keys, stack);

@@ -77,7 +77,7 @@ std::optional<Tensor> known(const Layer& layer, bool repacked, bool stored) {
     if (!repacked) cached = ksopt::cached_of(layer.weights, roots_of(layer));
     ksopt::LayerHandles handles{ksopt::handle_of(&layer.x), {}, ksopt::handle_of(layer.bias),
                                 ksopt::handle_of(layer.residual), layer.activation, layer.siblings};
-    for (const Tensor& weight : layer.weights) handles.weights.push_back(ksopt::handle_of(&weight));
+    handles.weights = ksopt::handles_of(layer.weights);
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
         ksopt::layer_known(handles, {layer.batch_last, ksopt::is_exact(layer.x), repacked, stored},
                            ksopt::handles_of(cached), ksopt::handle_of(layer.out))));

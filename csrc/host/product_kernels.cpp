@@ -157,15 +157,14 @@ std::optional<c10::SafeKernelFunction>& python_chain_keeping() {
 
 // y and the tensors that the backward pass reads, where ksopt/ops/trained_chain.py would launch a kernel that is in
 // the table, and no cached form is dropped.
-std::optional<std::array<Tensor, 3>> known_chain(const Tensor& x, const Tensor& left, const Tensor& right,
-                                                 const Tensor* bias, int64_t packed_of_grad) {
-  const bool is_ordinary = !at::globalContext().deterministicAlgorithms() && !x.is_neg() && !left.is_neg() &&
-                           !right.is_neg() && (bias == nullptr || !bias->is_neg()) &&
-                           !ksopt::may_be_cached(ksopt::root_of(left)) && !ksopt::may_be_cached(ksopt::root_of(right));
+std::optional<std::array<Tensor, 3>> known_chain(const Tensor& x, const std::vector<Tensor>& weights,
+                                                 const Tensor* bias, int64_t siblings, int64_t packed_of_grad) {
+  const bool is_ordinary = !at::globalContext().deterministicAlgorithms() && (bias == nullptr || !bias->is_neg()) &&
+                           ksopt::are_ordinary({x}, weights);
   if (!is_ordinary) return std::nullopt;
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto known = ksopt::trained_chain_known(handle_of(&x), handle_of(&left), handle_of(&right), handle_of(bias),
+    const auto known = ksopt::trained_chain_known(handle_of(&x), ksopt::handles_of(weights), handle_of(bias), siblings,
                                                   packed_of_grad);
     if (known.y == nullptr) return std::nullopt;
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(known.y));
@@ -181,9 +180,9 @@ std::optional<std::array<Tensor, 3>> known_chain(const Tensor& x, const Tensor& 
 void chain_keeping_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   constexpr size_t COUNT_OF_ARGUMENTS = 5;
   const c10::IValue* arguments = &(*stack)[stack->size() - COUNT_OF_ARGUMENTS];
-  const c10::IValue& bias = arguments[3];
-  auto known = known_chain(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor(),
-                          bias.isNone() ? nullptr : &bias.toTensor(), arguments[4].toInt());
+  const c10::IValue& bias = arguments[2];
+  auto known = known_chain(arguments[0].toTensor(), arguments[1].toTensorVector(),
+                          bias.isNone() ? nullptr : &bias.toTensor(), arguments[3].toInt(), arguments[4].toInt());
   if (!known) {
     python_chain_keeping()->callBoxed(handle, keys, stack);
     return;

@@ -5,6 +5,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "aten_handles.hpp"
@@ -15,6 +16,20 @@ namespace ksopt {
 
 inline AtenTensorHandle handle_of(const at::Tensor* tensor) {
   return reinterpret_cast<AtenTensorHandle>(const_cast<at::Tensor*>(tensor));
+}
+
+inline std::vector<AtenTensorHandle> handles_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<AtenTensorHandle> handles;
+  for (const at::Tensor& one : tensors) handles.push_back(handle_of(&one));
+  return handles;
+}
+
+// Whether kernels may read tensors as they are, and no cached form of a weight, of which all are read, is dropped.
+inline bool are_ordinary(const std::vector<at::Tensor>& rows, const std::vector<at::Tensor>& weights) {
+  const auto is_neg = [](const at::Tensor& one) { return one.is_neg(); };
+  const auto is_cached = [](const at::Tensor& one) { return may_be_cached(root_of(one)); };
+  return std::none_of(rows.begin(), rows.end(), is_neg) && std::none_of(weights.begin(), weights.end(), is_neg) &&
+         std::none_of(weights.begin(), weights.end(), is_cached);
 }
 
 inline std::vector<PreparedWeight> handles_of(const std::vector<CachedWeight>& cached) {

@@ -1,5 +1,5 @@
-// The forward pass of a trained chain in one launch, after the launch that packs the weights, if both are in the table:
-// as ksopt/kernels/families/chain_wgmma16.py (LaunchKeeping), without Python.
+// The forward pass of a trained chain, or of siblings, in one launch, after the launch that packs the weights, if both
+// are in the table: as ksopt/kernels/families/chain_wgmma16.py (LaunchKeeping), without Python.
 #pragma once
 
 #include <array>
@@ -11,21 +11,23 @@
 
 namespace {
 
-// Sizes of left, sizes of right, bias, bits of the batch, dtype, device, elements packed for the gradient of the input.
-using TrainedChainKey = std::array<int64_t, 13>;
+// Sizes of left, sizes of right, siblings, bias, bits of the batch, dtype, device, elements packed for the gradient of
+// the input.
+using TrainedChainKey = std::array<int64_t, 14>;
 std::map<TrainedChainKey, ChainKernel> trained_chains;  // those that store the values between the factors
 std::shared_mutex trained_chains_mutex;
 
 TrainedChainKey trained_chain_key(const Layer& layer, const Rows& x, int64_t of_grad) {
   const Tensor &left = layer.weights[0], &right = layer.weights[1];
-  return {left.size(0),  left.size(1),  left.size(2),  left.size(3),           right.size(0),    right.size(1),
-          right.size(2), right.size(3), layer.bias.has_value(), bits_of(x.batch), x.dtype, x.device,
-          of_grad};
+  return {left.size(0),  left.size(1),  left.size(2),   left.size(3),           right.size(0),    right.size(1),
+          right.size(2), right.size(3), layer.siblings, layer.bias.has_value(), bits_of(x.batch), x.dtype,
+          x.device,      of_grad};
 }
 
 // Where a trained chain's launch is looked up; none if a kernel cannot read x as it is.
 std::optional<TrainedChainKey> key_of_trained_chain(const Layer& layer, int64_t of_grad) {
-  if (layer.x.dim() == 0 || layer.x.numel() == 0) return std::nullopt;
+  const bool are_chains = layer.siblings > 0 && layer.weights.size() == 2 * static_cast<size_t>(layer.siblings);
+  if (!are_chains || layer.x.dim() == 0 || layer.x.numel() == 0) return std::nullopt;
   const Rows x = rows_of(layer.x, false);
   if (!features_of_result(layer, x) || !row_stride(layer.x)) return std::nullopt;
   return trained_chain_key(layer, x, of_grad);
@@ -37,7 +39,8 @@ std::optional<ChainKernel> trained_chain_at(const TrainedChainKey& key) {
   return at == trained_chains.end() ? std::nullopt : std::optional(at->second);
 }
 
-// y [*batch, M], the values between the factors, and the weights packed for the gradient of x.
+// y [*batch, M], of siblings side by side; the values between the factors, of siblings one after the other; and the
+// weights packed for the gradient of x.
 struct TrainedChainResult {
   Tensor y, between, packed;
 };
@@ -52,9 +55,11 @@ std::optional<TrainedChainResult> run_trained_chain(const Layer& layer, int64_t 
   const int32_t device = layer.x.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  const PackedWeights packed = packed_for_both(chain.packing, layer.weights);
+  const PackedWeights packed = packed_for_both(chain.packing, layer.weights, static_cast<size_t>(layer.siblings));
   Tensor y = empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));
-  Tensor between = empty_like_in(layer.x, sizes_of_result(layer, right.size(0) * right.size(1) * right.size(3)));
+  std::vector<int64_t> sizes = sizes_of_result(layer, right.size(0) * right.size(1) * right.size(3));
+  if (layer.siblings > 1) sizes.insert(sizes.begin(), layer.siblings);
+  Tensor between = empty_like_in(layer.x, sizes);
   const int64_t rows = y.numel() / chain.out_features;
   const ChainGrid grid = chain.grid_of(rows);
   ChainArguments arguments{layer.x.const_data_ptr(),

@@ -116,49 +116,45 @@ struct Known {
                                                              at::TensorList weights, Tensor* of_bias) const {
     if (!x.is_cuda() || form.batch_last || x.element_size() != 2 || x.numel() == 0) return std::nullopt;
     Tensor rows[] = {grad, between, grad_between, x};
-    const auto handle = [&](size_t at) { return reinterpret_cast<AtenTensorHandle>(&rows[at]); };
-    const auto known = ksopt::chain_gradients_known({handle(0),
-                                                     handle(1),
-                                                     handle(2),
-                                                     handle(3),
-                                                     {weights[0].size(0), weights[1].size(0)},
-                                                     {weights[0].size(3), weights[1].size(3)},
-                                                     of_bias != nullptr});
-    if (known.left != nullptr) {
-      const auto take = [](AtenTensorHandle one) {
-        const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(one));
-        return *owned;
-      };
-      if (of_bias != nullptr) *of_bias = take(known.bias);
-      return std::array{take(known.left), take(known.right)};
+    ksopt::ChainRows of{{},
+                        {weights[0].size(0), weights[1].size(0)},
+                        {weights[0].size(3), weights[1].size(3)},
+                        of_bias != nullptr};
+    for (Tensor& one : rows) of.rows.push_back(reinterpret_cast<AtenTensorHandle>(&one));
+    const auto known = ksopt::chain_gradients_known(of);
+    std::vector<Tensor> gradients;
+    for (AtenTensorHandle one : known.gradients) {
+      const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(one));
+      gradients.push_back(*owned);
     }
-    if (known.is_known) return std::nullopt;
-    static const auto op = operator_of<std::tuple<Tensor, Tensor, Tensor>(
-        const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::SymInt, c10::SymInt,
-        bool)>("ksopt::ks_chain_weight_grads");
-    auto [left, right, sum] = op.call(grad, between, grad_between, x, weights[0].size(0), weights[0].size(3),
-                                      weights[1].size(0), weights[1].size(3), of_bias != nullptr);
-    if (of_bias != nullptr) *of_bias = sum;
-    return std::array{left, right};
+    if (gradients.empty()) {
+      if (known.is_known) return std::nullopt;
+      static const auto op = operator_of<std::vector<Tensor>(at::TensorList, at::TensorList, at::TensorList,
+                                                             const Tensor&, c10::SymInt, c10::SymInt, c10::SymInt,
+                                                             c10::SymInt, bool)>("ksopt::ks_chain_weight_grads");
+      gradients = op.call(grad, between, grad_between, x, of.a[0], of.d[0], of.a[1], of.d[1], of.with_bias);
+    }
+    if (of_bias != nullptr) *of_bias = gradients[2];
+    return std::array{gradients[0], gradients[1]};
   }
 
   // The gradients of what is between two factors and of what they read, where one launch computes both; else none.
   variable_list input_gradient(const Tensor& grad, const Tensor& left, const Tensor& right) const {
     if (!grad.is_cuda() || form.batch_last || grad.element_size() != 2 || grad.numel() == 0) return {};
     Tensor rows = grad, of_left = left, of_right = right;
-    const auto known = ksopt::input_gradient_known(reinterpret_cast<AtenTensorHandle>(&rows),
-                                                   reinterpret_cast<AtenTensorHandle>(&of_left),
-                                                   reinterpret_cast<AtenTensorHandle>(&of_right), nullptr);
+    const auto known = ksopt::input_gradient_known(
+        {reinterpret_cast<AtenTensorHandle>(&rows)},
+        {reinterpret_cast<AtenTensorHandle>(&of_left), reinterpret_cast<AtenTensorHandle>(&of_right)}, nullptr);
     if (known.of_x != nullptr) {
       const std::unique_ptr<Tensor> of_x(reinterpret_cast<Tensor*>(known.of_x));
       const std::unique_ptr<Tensor> of_between(reinterpret_cast<Tensor*>(known.of_between));
       return {*of_between, *of_x};
     }
     if (known.is_known) return {};
-    static const auto op = operator_of<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&,
-                                                                   const MaybeTensor&)>(
-        "ksopt::ks_chain_input_grad");
-    const auto [of_x, of_between] = op.call(grad, left, right, std::nullopt);
+    static const auto op =
+        operator_of<std::tuple<Tensor, Tensor>(at::TensorList, at::TensorList, const MaybeTensor&)>(
+            "ksopt::ks_chain_input_grad");
+    const auto [of_x, of_between] = op.call({rows}, {of_left, of_right}, std::nullopt);
     return {of_between, of_x};
   }
 

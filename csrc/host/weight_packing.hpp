@@ -55,11 +55,11 @@ Tensor packed_weights(const WeightPacking& packing, const std::vector<Tensor>& w
   return packed;
 }
 
-// The weights of a trained chain for both passes; of_grad is empty where the kernel does not pack for it.
-PackedWeights packed_for_both(const WeightPacking& packing, const std::vector<Tensor>& weights) {
+// The weights of trained chains for both passes; of_grad is empty where the kernel does not pack for it.
+PackedWeights packed_for_both(const WeightPacking& packing, const std::vector<Tensor>& weights, size_t chains) {
   const PackedWeights both{empty_like_in(weights[0], {packing.elements}),
                            empty_like_in(weights[0], {packing.elements_of_grad})};
-  pack_weights(packing, weights, 1, both.packed, &both.of_grad);
+  pack_weights(packing, weights, chains, both.packed, &both.of_grad);
   return both;
 }
 

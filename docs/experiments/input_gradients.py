@@ -1,14 +1,14 @@
-"""The input gradient of a trained chain in one launch, checked and timed.
+"""The input gradient of trained chains in one launch, checked and timed.
 
     python docs/experiments/input_gradients.py [--tiles 5] [--dtype bfloat16] [--layers NAME ...]
 
 The best predicted tiles of each layer, with several ways to share the work, are checked first:
 against float64, with outputs poisoned with NaN, odd numbers of rows, and the error beside that of
-PyTorch's two einsum products. Then they are timed beside the two launches that they replace and
-beside the dense layer's gradient: in CUDA graphs of eight calls, the cache emptied before each
-replay. "pack" is the kernel that packs the weights alone; a tile's time includes it. Kernels of the
-two launches are chosen by their cost models, so that nothing is tuned here: set KSOPT_TUNE=measure
-for the choices of a training run.
+PyTorch's two einsum products. Then they are timed beside the two launches that they replace, beside
+the dense layer's gradient and, of siblings, beside a launch for each and a sum: in CUDA graphs of
+eight calls, the cache emptied before each replay. "pack" is the kernel that packs the weights
+alone; a tile's time includes it. Kernels of the two launches are chosen by their cost models, so
+that nothing is tuned here: set KSOPT_TUNE=measure for the choices of a training run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,15 +40,16 @@ _CALLS = 8  # of a graph
 
 @dataclass(frozen=True)
 class Layer:
-    """A chain in place of a dense layer, and its rows in training."""
+    """Chains on one input in place of dense layers, and its rows in training."""
 
     name: str
     chain: str
     rows: int
+    siblings: int = 1
 
     @property
     def shape(self) -> Shape:
-        return Shape(*Chain.parse(self.chain))
+        return Shape(*Chain.parse(self.chain), self.siblings)
 
 
 LAYERS = (
@@ -59,6 +59,9 @@ LAYERS = (
     Layer("gpt-1024-1024", "(1,512,128,2)*(2,128,512,1)", GPT),
     Layer("gpt-1024-4096", "(1,2048,128,2)*(2,128,512,1)", GPT),
     Layer("gpt-4096-1024", "(1,512,128,2)*(2,128,2048,1)", GPT),
+    Layer("vit-qkv", "(1,192,64,2)*(2,64,192,1)", VIT, 3),
+    Layer("gpt-qkv", "(1,512,128,2)*(2,128,512,1)", GPT, 3),
+    Layer("few-qkv", "(1,384,128,2)*(2,128,384,1)", FEW, 3),
     Layer("few-768-768", "(1,384,128,2)*(2,128,384,1)", FEW),
     Layer("few-768-2304", "(1,1152,128,2)*(2,128,384,1)", FEW),
     Layer("few-768-3072", "(1,1536,128,2)*(2,128,384,1)", FEW),
@@ -68,31 +71,33 @@ LAYERS = (
 
 @dataclass(frozen=True)
 class Operands:
-    """A gradient, whose rows are not contiguous, and both factors."""
+    """The gradients of siblings' results, whose rows are not contiguous, and all factors."""
 
-    grad: Tensor
-    left: Tensor
-    right: Tensor
+    grads: list[Tensor]
+    weights: list[Tensor]
 
     @classmethod
     def random(cls, s: Shape, rows: int, dtype: torch.dtype) -> Operands:
         def draw(*size: int, scale: float = 1.0) -> Tensor:
             return (torch.randn(*size, device="cuda") * scale).to(dtype)
 
-        left = draw(*s.left.weight_shape, scale=s.left.b**-0.5)
-        right = draw(*s.right.weight_shape, scale=s.right.b**-0.5)
-        return cls(draw(rows, s.left.out_features + 16)[:, 8:-8], left, right)
+        features, count = s.left.out_features + 16, s.siblings
+        grads = [one[:, 8:-8] for one in draw(rows, count * features).chunk(count, 1)]
+        factors = (s.left, s.right) * count
+        return cls(grads, [draw(*p.weight_shape, scale=p.b**-0.5) for p in factors])
 
     def by_einsum(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Both gradients by einsum, with each product rounded to ``dtype``."""
-        grad, left, right = (one.to(dtype) for one in (self.grad, self.left, self.right))
-        rows = len(grad)
-        _, b, _, d = left.shape
-        between = torch.einsum("nbd,bcd->ncd", grad.reshape(rows, b, d), left[0])
-        between = between.reshape(rows, -1)
-        a, b, _, _ = right.shape
-        to = torch.einsum("nab,abc->nac", between.view(rows, a, b), right[..., 0])
-        return to.reshape(rows, -1), between
+        rows, sums, planes = len(self.grads[0]), [], []
+        for at, grad in enumerate(self.grads):
+            left, right = (one.to(dtype) for one in self.weights[2 * at : 2 * at + 2])
+            _, b, _, d = left.shape
+            between = torch.einsum("nbd,bcd->ncd", grad.to(dtype).reshape(rows, b, d), left[0])
+            planes.append(between.reshape(rows, -1))
+            a, b, _, _ = right.shape
+            to = torch.einsum("nab,abc->nac", planes[-1].view(rows, a, b), right[..., 0])
+            sums.append(to.reshape(rows, -1))
+        return sum(sums[1:], sums[0]), torch.stack(planes).squeeze(0)
 
 
 def tiles_of(s: Shape, rows: int, spec: DeviceSpec, count: int) -> list[Config]:
@@ -110,17 +115,19 @@ def tiles_of(s: Shape, rows: int, spec: DeviceSpec, count: int) -> list[Config]:
 
 def fault_of(kernel: kernels.InputGradient, o: Operands) -> str | None:
     """The fault of a kernel's results; None if they are correct."""
-    packed = kernel.pack(o.left, o.right)
-    rows, s = len(o.grad), kernel.shape
+    packed = kernel.pack(o.weights)
+    rows, s, dtype = len(o.grads[0]), kernel.shape, o.grads[0].dtype
     apart = [
-        torch.full((rows + 2, features), float("nan"), device="cuda", dtype=o.grad.dtype)
-        for features in (s.right.in_features, s.middle)
+        torch.full((count + 2, features), float("nan"), device="cuda", dtype=dtype)
+        for count, features in ((rows, s.right.in_features), (s.siblings * rows, s.middle))
     ]
     to, between = (one[1:-1] for one in apart)
-    kernel.launch(o.grad, packed, between, to)
+    if s.siblings > 1:
+        between = between.view(s.siblings, rows, -1)
+    kernel.launch(o.grads, packed, between, to)
     if not all(one[end].isnan().all() for one in apart for end in (0, -1)):
         return "it writes beside its results"
-    truths, theirs = o.by_einsum(torch.float64), o.by_einsum(o.grad.dtype)
+    truths, theirs = o.by_einsum(torch.float64), o.by_einsum(dtype)
     for name, result, truth, their in zip(
         ("x", "between"), (to, between), truths, theirs, strict=True
     ):
@@ -128,15 +135,26 @@ def fault_of(kernel: kernels.InputGradient, o: Operands) -> str | None:
         if not ours <= _WORSE * error:
             return f"{rows} rows, {name}: error {ours:.2e}, PyTorch's {error:.2e}"
     first = to.clone(), between.clone()
-    kernel.launch(o.grad, packed, between, to)
+    kernel.launch(o.grads, packed, between, to)
     is_same = torch.equal(to, first[0]) and torch.equal(between, first[1])
     return None if is_same else f"{rows} rows: it gives another result the second time"
 
 
-def by_factors(o: Operands, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The two launches that the kernel replaces."""
-    between = implementation.repacked(grad, o.left.transpose(1, 2))
-    return implementation.repacked(between, o.right.transpose(1, 2)), between
+def by_factors(o: Operands, grads: Sequence[Tensor]) -> Tensor:
+    """The launches that the kernel replaces: two for each sibling, and the sums."""
+    sums = []
+    for grad, left, right in zip(grads, o.weights[::2], o.weights[1::2], strict=True):
+        between = implementation.repacked(grad, left.transpose(1, 2))
+        sums.append(implementation.repacked(between, right.transpose(1, 2)))
+    return sum(sums[1:], sums[0])
+
+
+def by_siblings(kernel: kernels.InputGradient, o: Operands, grads: Sequence[Tensor]) -> Tensor:
+    """A launch for each sibling, and the sums."""
+    sums = []
+    for at, grad in enumerate(grads):
+        sums.append(kernel([grad], o.weights[2 * at : 2 * at + 2])[0])
+    return sum(sums[1:], sums[0])
 
 
 def compile_all(todo: Sequence[tuple[Shape, Config]], dtype: str) -> None:
@@ -168,18 +186,26 @@ def time_layer(layer: Layer, ready: Sequence[kernels.InputGradient], dtype: torc
     s, spec = layer.shape, DeviceSpec.of_device(0)
     name = str(dtype).removeprefix("torch.")
     o = Operands.random(s, layer.rows, dtype)
-    grad = o.grad.contiguous()
-    dense = torch.randn(s.left.out_features, s.right.in_features, device="cuda").to(dtype)
+    count = s.siblings
+    grad = torch.cat(o.grads, 1)
+    dense = torch.randn(grad.shape[1], s.right.in_features, device="cuda").to(dtype)
     ways: dict[str, Callable[[Tensor], object]] = {
         "dense": lambda rows: rows @ dense,
-        "two launches": partial(by_factors, o),
+        "two launches": lambda rows: by_factors(o, rows.chunk(count, 1)),
     }
-    predicted = {"two launches": input_gradients.factors_us(s, name, layer.rows, spec)}
+    one_chain = Shape(s.left, s.right)
+    us = input_gradients.factors_us(one_chain, name, layer.rows, spec)
+    predicted = {"two launches": count * us}
     if ready:
-        ways["pack"] = lambda _: ready[0].pack(o.left, o.right)
+        ways["pack"] = lambda _: ready[0].pack(o.weights)
+    if count > 1:
+        best = tiles.best(one_chain, layer.rows, spec)[0]
+        alone = kernels.InputGradient(one_chain, best, name, 0)
+        ways["a launch each"] = lambda rows: by_siblings(alone, o, rows.chunk(count, 1))
+        predicted["a launch each"] = count * tiles.predicted_us(one_chain, best, layer.rows, spec)
     for kernel in ready:
         label = " ".join(map(str, astuple(kernel.tile)))
-        ways[label] = lambda rows, kernel=kernel: kernel(rows, o.left, o.right)  # type: ignore[misc]
+        ways[label] = lambda rows, kernel=kernel: kernel(rows.chunk(count, 1), o.weights)  # type: ignore[misc]
         predicted[label] = tiles.predicted_us(s, kernel.tile, layer.rows, spec)
     graphs = {}
     for label, way in ways.items():
@@ -187,7 +213,8 @@ def time_layer(layer: Layer, ready: Sequence[kernels.InputGradient], dtype: torc
             way(grad)
         graphs[label] = cuda_graphs.Replay([way] * _CALLS, grad)  # type: ignore[list-item]
     results = timing.measure(graphs, "cuda", max_seconds=0.2 * len(graphs), precision=0.02)
-    moved = 2 * layer.rows * (s.left.out_features + s.middle + s.right.in_features)
+    features = count * (s.left.out_features + s.middle) + s.right.in_features
+    moved = 2 * layer.rows * features
     print(f"{layer.name}, {layer.rows} rows, {s}: floor {moved / 4.25e6:.1f} us", flush=True)
     dense_us = results["dense"].median_us
     for label, one in sorted(results.items(), key=lambda item: item[1].median_us):

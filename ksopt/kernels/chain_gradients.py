@@ -1,9 +1,9 @@
-"""Both weight gradients of a chain in one launch: where, and by which kernel."""
+"""Both weight gradients of a chain, or of siblings, in one launch: where, and by which kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ _BY_FACTORS = (0,) * 11  # of `ChainGradients.entry`
 
 Chain = tuple[Pattern, Pattern]
 """The left factor and the right one."""
-Gradients = tuple[Tensor, Tensor, Tensor | None]
-"""Those of the left weight, of the right one, and of the bias if requested."""
+Gradients = list[Tensor]
+"""Of the weights, left to right, sibling after sibling; behind them of the biases if requested."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,16 @@ class Factors:
 
 
 def is_by_kernel(
-    chain: Chain, dtype: torch.dtype, rows: int, device: torch.device, with_bias: bool
+    chain: Chain,
+    dtype: torch.dtype,
+    rows: int,
+    device: torch.device,
+    with_bias: bool,
+    siblings: int = 1,
 ) -> bool:
     """Whether one launch is expected to be faster than one per factor and one for the bias.
+
+    One of siblings must be faster than those of each, too.
 
     Args:
         chain: the patterns of both factors.
@@ -62,63 +69,70 @@ def is_by_kernel(
         rows: of all operands.
         device: where.
         with_bias: the gradient of a bias is computed, too.
+        siblings: chains of these patterns on the same input.
     """
     spec, name = gradient_autotuner.spec_of(device), dtype_name(dtype)
     if spec is None or rows == 0:
         return False
-    problem = GradientProblem("chain_weights", chain, name, with_bias)
-    us = by_factors_us(chain, name, rows, spec, with_bias)
+    problem = GradientProblem("chain_weights", chain, name, with_bias, siblings)
+    us = without_us(problem, rows, spec)
     return gradient_autotuner.expected(problem, rows, device, us) is not None
 
 
 def run(
-    grad: Tensor,
-    between: Tensor,
-    grad_between: Tensor,
-    x: Tensor,
+    operands: Sequence[Tensor],
     of: Factors,
     with_bias: bool,
-    by_factors: Callable[[Tensor, Tensor, Tensor, Tensor], Gradients],
-    by_pytorch: Callable[[Tensor, Tensor, Tensor, Tensor], Gradients],
+    without: Callable[..., Gradients],
+    by_pytorch: Callable[..., Gradients],
 ) -> Gradients | None:
-    """Both weight gradients, and the gradient of a bias after the product, by a kernel.
+    """The weight gradients of all siblings, and those of biases after the products, by a kernel.
 
     Args:
-        grad: of y, [*batch, a1*b1*d1].
-        between: what is between the factors, [*batch, a1*c1*d1].
-        grad_between: its gradient, of the same shape.
-        x: [*batch, a2*c2*d2].
+        operands: of each sibling the gradient of y, [*batch, a1*b1*d1]; of each what is between
+            its factors, [*batch, a1*c1*d1]; of each the gradient of that; and x,
+            [*batch, a2*c2*d2].
         of: the factors.
-        with_bias: sum the rows of ``grad``, too.
-        by_factors: (these operands) -> the same by launches for each factor, which kernels race
-            with.
+        with_bias: sum the rows of y's gradients, too.
+        without: (these operands) -> the same by a launch for each factor, or for each sibling,
+            which kernels race with.
         by_pytorch: the same by PyTorch alone, in any dtype.
 
     Returns:
         None where no kernel computes them, or faster.
     """
-    operands = (grad, between, grad_between, x)
-    if not x.is_cuda or x.numel() == 0 or grad.numel() == 0:
+    x, siblings = operands[-1], len(operands) // 3
+    if not x.is_cuda or x.numel() == 0 or operands[0].numel() == 0:
         return None
-    widths = [one.shape[-1] for one in operands]
-    chain, rows, name = of.chain(*widths), x.numel() // x.shape[-1], dtype_name(x.dtype)
+    chain = of.chain(*(one.shape[-1] for one in operands[::siblings]))
+    rows = x.numel() // x.shape[-1]
+    problem = GradientProblem("chain_weights", chain, dtype_name(x.dtype), with_bias, siblings)
     spec = gradient_autotuner.spec_of(x.device)
     kernel, is_final = None, True
     if spec is not None:
-        us = by_factors_us(chain, name, rows, spec, with_bias)
-        problem = GradientProblem("chain_weights", chain, name, with_bias)
-        shapes = tuple((rows, width) for width in widths)
-        without = Without("factors", us, by_factors, by_pytorch)
-        question = GradientQuestion(problem, rows, x.device, spec, without, shapes)
+        shapes = tuple((rows, one.shape[-1]) for one in operands)
+        name = "factors" if siblings == 1 else "siblings"
+        way = Without(name, without_us(problem, rows, spec), without, by_pytorch)
+        question = GradientQuestion(problem, rows, x.device, spec, way, shapes)
         kernel, is_final = gradient_autotuner.kernel_of(question)
     if is_final and host.is_loaded():
         entry = list(_BY_FACTORS if kernel is None else kernel.entry)
         sizes = (of.left_a, of.left_d, of.right_a, of.right_d)
-        torch.ops.ksopt_host.know_chain_grads(*operands, *sizes, with_bias, entry)
+        torch.ops.ksopt_host.know_chain_grads(list(operands), *sizes, with_bias, entry)
     if kernel is None:
         return None
     gradients: Gradients = kernel(*map(in_aligned_rows, operands))
     return gradients
+
+
+def without_us(problem: GradientProblem, rows: int, spec: DeviceSpec) -> float:
+    """Predicted microseconds without a launch for all: per factor, or per sibling the best way."""
+    left, right = problem.factors
+    us = by_factors_us((left, right), problem.dtype, rows, spec, problem.with_bias)
+    if problem.siblings == 1:
+        return us
+    best = gradient_autotuner.fastest(replace(problem, siblings=1), rows, spec, us)
+    return problem.siblings * (us if best is None else best.predicted_us)
 
 
 def by_factors_us(chain: Chain, dtype: str, rows: int, spec: DeviceSpec, with_bias: bool) -> float:

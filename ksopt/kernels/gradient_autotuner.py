@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ksopt import precision, settings
 from ksopt.errors import KsoptError
@@ -45,6 +46,9 @@ _MOST_KERNELS, _NEAR = 5, 1.5
 _RANKED = 64  # tiles whose predictions are stored
 
 Results = Sequence[Tensor | None]
+Operand = Tensor | list[Tensor]
+Size = tuple[int, ...]
+"""Of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class GradientQuestion:
         device: where it is computed, with its index.
         spec: of the device.
         without: the way without kernels.
-        shapes: of the operands.
+        shapes: of the operands; of one that is several tensors, of each.
     """
 
     problem: GradientProblem
@@ -119,7 +123,7 @@ class GradientQuestion:
     device: torch.device
     spec: DeviceSpec
     without: Without
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[Size | tuple[Size, ...], ...]
 
     @property
     def key(self) -> GradientKey:
@@ -157,6 +161,17 @@ class GradientQuestion:
             identity, self.key, self.recorded, self._raced, _record_of
         )
 
+    def _drawn(self, dtype: torch.dtype) -> list[Operand]:
+        generator = torch.Generator(self.device).manual_seed(0)
+
+        def draw(size: Any) -> Operand:
+            if size and isinstance(size[0], tuple):
+                return [torch.randn(one, **how) for one in size]
+            return torch.randn(size, **how)
+
+        how: Any = {"generator": generator, "device": self.device, "dtype": dtype}
+        return [draw(size) for size in self.shapes]
+
     def _near(self) -> list[GradientCandidate]:
         several = ranked(self.problem, self.rows, self.spec)
         limit = _NEAR * min([self.without.predicted_us, *(one.predicted_us for one in several)])
@@ -168,15 +183,11 @@ class GradientQuestion:
         A launch for each factor has products of its own to decide on first: tens of kernels. The
         operands are drawn, because gradients may overflow, as the first ones of a scaled loss do.
         """
-        draw = torch.Generator(self.device).manual_seed(0)
         dtype = getattr(torch, self.problem.dtype)
-        operands = [
-            torch.randn(shape, generator=draw, device=self.device, dtype=dtype)
-            for shape in self.shapes
-        ]
+        operands = self._drawn(dtype)
         wide = torch.float32 if self.problem.dtype in SIXTEEN_BIT else torch.float64
         with precision.fp32_products("ieee"):
-            truth = self.without.reference(*(one.to(wide) for one in operands))
+            truth = self.without.reference(*tree_map(lambda one: one.to(wide), operands))
         plain = self.without.reference(*operands)
         entries: list[BenchmarkEntry] = []
         competitors: list[GradientCandidate | None] = []

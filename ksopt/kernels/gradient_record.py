@@ -30,7 +30,8 @@ class GradientKey:
         problem = self.problem
         factors = ("x".join(map(str, p.weight_shape)) for p in problem.factors)
         bias = ("bias",) if problem.with_bias else ()
-        parts = ("gradient", problem.gradient, *factors, *bias, problem.dtype)
+        siblings = (f"{problem.siblings}x",) if problem.siblings > 1 else ()
+        parts = ("gradient", problem.gradient, *siblings, *factors, *bias, problem.dtype)
         return "-".join((*parts, str(2**self.bits)))
 
     def to_json(self) -> dict[str, Any]:
@@ -41,6 +42,7 @@ class GradientKey:
             "pattern": str(Chain(problem.factors)),
             "dtype": problem.dtype,
             "with_bias": problem.with_bias,
+            "siblings": problem.siblings,
             "largest_batch": 2**self.bits,
         }
 
@@ -55,7 +57,10 @@ class GradientKey:
         if gradient not in KINDS or not isinstance(dtype, str):
             raise ValueError(f"not a gradient: {gradient!r} in {dtype!r}")
         factors, with_bias = Chain.parse(values["pattern"]).patterns, bool(values["with_bias"])
-        problem = GradientProblem(gradient, factors, dtype, with_bias)
+        siblings = int(values["siblings"])
+        if siblings < 1:
+            raise ValueError(f"there is no gradient of {siblings} chains")
+        problem = GradientProblem(gradient, factors, dtype, with_bias, siblings)
         return cls(problem, bits_of(int(values["largest_batch"])))
 
 

@@ -1,20 +1,23 @@
-"""Input gradients of trained chains in one launch: where, and by which tile."""
+"""Gradients of the input of trained chains in one launch: where, and by which tile."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import Activation
 from ksopt.jit import host
 from ksopt.kernels import gradient_autotuner, registry
 from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families.gradient_base import GradientProblem
 from ksopt.kernels.families.input_grad_tile import Config, Shape
 from ksopt.kernels.families.input_grad_wgmma16 import LAUNCH
+from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.gradient_autotuner import GradientCandidate, GradientQuestion, Without
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec, Problem
@@ -24,79 +27,103 @@ from ksopt.precision import dtype_name
 # A launch that packs a weight, or puts it in order: products of 64 rows took 3.7 to 5.0 us more for
 # each factor than predicted without it, on an H100 (docs/development/training.md).
 _PREPARING_US = 4.0
-_A_LAUNCH_A_FACTOR = dict.fromkeys(LAUNCH, 0)
+_SEVERAL_LAUNCHES = dict.fromkeys(LAUNCH, 0)
 
-Gradients = tuple[Tensor, Tensor]
-"""Those of a chain's input, and of the values between its factors."""
+Gradients = tuple[Tensor, ...]
+"""Those of the chains' input, and of the values between their factors. Where the input is an
+activation of h, the first one is h's, and what h is activated to is a third tensor."""
+Way = Callable[..., Gradients]
+"""(a gradient of each sibling, their weights, h if there is one) -> all of them."""
 
 
 def is_by_kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> bool:
-    """Whether one launch is expected to be faster than one per factor.
+    """Whether one launch is expected to be faster than several.
 
     Args:
-        s: the chain.
-        dtype: of the gradient and the weights; batch first.
-        rows: of the gradient.
+        s: the chains.
+        dtype: of the gradients and the weights; batch first.
+        rows: of the gradients.
         device: where.
     """
     spec, name = gradient_autotuner.spec_of(device), dtype_name(dtype)
     if spec is None or rows == 0:
         return False
-    us = factors_us(s, name, rows, spec)
+    us = apart_us(s, name, rows, spec)
     return gradient_autotuner.expected(_problem(s, name), rows, device, us) is not None
 
 
-def packed_for(left: Tensor, right: Tensor, rows: int) -> Tensor | None:
+def packed_for(weights: Sequence[Tensor], rows: int) -> Tensor | None:
     """The weights packed as `run` reads them for this many rows; None where no kernel does."""
-    s, name = Shape(Pattern(*left.shape), Pattern(*right.shape)), dtype_name(left.dtype)
-    launch = _launch_of(s, left.dtype, rows, left.device)
+    s, name = shape_of(weights), dtype_name(weights[0].dtype)
+    launch = _launch_of(s, weights[0].dtype, rows, weights[0].device)
     if launch is None:
         return None
-    kernel = gradient_autotuner.loaded(_problem(s, name), launch, left.get_device())
-    packed: Tensor | None = None if kernel is None else kernel.pack(left, right)
+    kernel = gradient_autotuner.loaded(_problem(s, name), launch, weights[0].get_device())
+    packed: Tensor | None = None if kernel is None else kernel.pack(weights)
     return packed
 
 
+def shape_of(weights: Sequence[Tensor], activation: Activation = "none") -> Shape:
+    """The chains of weights, left to right, sibling after sibling, behind an activation."""
+    left, right, *_ = weights
+    return Shape(Pattern(*left.shape), Pattern(*right.shape), len(weights) // 2, activation)
+
+
 def run(
-    grad: Tensor,
-    left: Tensor,
-    right: Tensor,
+    grads: Sequence[Tensor],
+    weights: Sequence[Tensor],
     packed: Tensor | None,
-    by_factors: Callable[[Tensor, Tensor, Tensor], Gradients],
-    by_pytorch: Callable[[Tensor, Tensor, Tensor], Gradients],
+    apart: Way,
+    by_pytorch: Way,
+    h: Tensor | None = None,
+    activation: Activation = "none",
 ) -> Gradients | None:
-    """The gradients of a chain's input and of the values between its factors, by a kernel.
+    """The gradients of chains' input and of the values between their factors, by a kernel.
 
     Args:
-        grad: [*batch, b1*d1]; left, right: [1,b1,c1,d1] and [a2,b2,c2,1], on one device.
-        packed: both weights, as `packed_for` returns them for as many rows, or None.
-        by_factors: (grad, left, right) -> the same by a launch per factor, which the kernel races
-            with.
+        grads: [*batch, b1*d1] of each sibling.
+        weights: [1,b1,c1,d1] and [a2,b2,c2,1] of each sibling, on the device of ``grads``.
+        packed: the weights, as `packed_for` returns them for as many rows, or None.
+        apart: (grads, weights) -> the same by the launches that the kernel races with: those of
+            each sibling, of one chain one per factor.
         by_pytorch: the same by PyTorch alone, in any dtype.
+        h: [*batch, a2*c2], where the chains read an activation of it, which is computed again.
+        activation: of h.
 
     Returns:
-        [*batch, a2*c2] and [*batch, a2*b2]; None where no kernel computes them faster.
+        [*batch, a2*c2], and [*batch, a2*b2], of siblings [siblings, *batch, a2*b2]; None where no
+        kernel computes them faster.
     """
-    if grad.numel() == 0 or not grad.dtype == left.dtype == right.dtype:
+    first = grads[0]
+    if first.numel() == 0 or any(one.dtype != first.dtype for one in (*grads, *weights)):
         return None
-    s, name = Shape(Pattern(*left.shape), Pattern(*right.shape)), dtype_name(grad.dtype)
-    rows, spec = grad.numel() // grad.shape[-1], gradient_autotuner.spec_of(grad.device)
+    s, name = shape_of(weights, activation), dtype_name(first.dtype)
+    rows, spec = first.numel() // first.shape[-1], gradient_autotuner.spec_of(first.device)
     kernel: Any = None
     is_final = True
     if spec is not None:
-        without = Without("factors", factors_us(s, name, rows, spec), by_factors, by_pytorch)
-        shapes = ((rows, grad.shape[-1]), tuple(left.shape), tuple(right.shape))
-        question = GradientQuestion(_problem(s, name), rows, grad.device, spec, without, shapes)
+        without = Without("factors", apart_us(s, name, rows, spec), apart, by_pytorch)
+        shapes: tuple[Any, ...] = (
+            ((rows, first.shape[-1]),) * s.siblings,
+            tuple(tuple(weight.shape) for weight in weights),
+            *(() if h is None else ((rows, s.right.in_features),)),
+        )
+        question = GradientQuestion(_problem(s, name), rows, first.device, spec, without, shapes)
         kernel, is_final = gradient_autotuner.kernel_of(question)
-    if is_final and host.is_loaded():
-        launch = _A_LAUNCH_A_FACTOR if kernel is None else kernel.launches(rows)
-        torch.ops.ksopt_host.know_input_grad(grad, left, right, **launch)
+    if is_final and h is None and host.is_loaded():
+        launch = _SEVERAL_LAUNCHES if kernel is None else kernel.launches(rows)
+        torch.ops.ksopt_host.know_input_grad(list(grads), list(weights), **launch)
     if kernel is None:
         return None
     if packed is not None and packed.numel() != kernel.tile.packed_elements(s):
         packed = None
-    to, between = kernel(in_aligned_rows(grad), left, right, packed)
-    return (to.view(*grad.shape[:-1], -1), between.view(*grad.shape[:-1], -1))
+    behind = None if h is None else h.reshape(rows, -1)
+    to, between, *others = kernel(
+        [in_aligned_rows(one) for one in grads], weights, behind, packed=packed
+    )
+    planes, batch = between.shape[:-2], first.shape[:-1]
+    activated = [one.view(*batch, -1) for one in others]
+    return to.view(*batch, -1), between.view(*planes, *batch, -1), *activated
 
 
 def tile_of(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Config | None:
@@ -121,15 +148,41 @@ def faster(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> GradientCandida
     problem = _problem(s, dtype)
     if not gradient_autotuner.ranked(problem, rows, spec):
         return None
-    return gradient_autotuner.fastest(problem, rows, spec, factors_us(s, dtype, rows, spec))
+    return gradient_autotuner.fastest(problem, rows, spec, apart_us(s, dtype, rows, spec))
 
 
 def _problem(s: Shape, dtype: str) -> GradientProblem:
-    return GradientProblem("chain_input", (s.left, s.right), dtype)
+    factors = (s.left, s.right)
+    return GradientProblem(
+        "chain_input", factors, dtype, siblings=s.siblings, activation=s.activation
+    )
+
+
+def apart_us(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> float:
+    """Microseconds predicted of several launches for what one computes.
+
+    Of one chain they are one per factor; of siblings the fastest of each, and the additions of
+    their results; behind an activation the fastest without it, and a kernel of Inductor's.
+    """
+    if s.activation != "none":
+        plain = replace(s, activation="none")
+        launch, us = faster(plain, dtype, rows, spec), apart_us(plain, dtype, rows, spec)
+        size = getattr(torch, dtype).itemsize * rows * s.right.in_features
+        us = us if launch is None else launch.predicted_us
+        return us + elementwise_us(4 * size, spec.multiprocessors)  # two are read, two written
+    if s.siblings == 1:
+        return factors_us(s, dtype, rows, spec)
+    one = replace(s, siblings=1)
+    us = factors_us(one, dtype, rows, spec)
+    launch = faster(one, dtype, rows, spec)
+    us = us if launch is None else launch.predicted_us
+    size = getattr(torch, dtype).itemsize * rows * s.right.in_features
+    adding_us = elementwise_us(3 * size, spec.multiprocessors)
+    return s.siblings * us + (s.siblings - 1) * adding_us
 
 
 def factors_us(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> float:
-    """Microseconds predicted of one launch per factor, and of what prepares their weights.
+    """Microseconds predicted of one launch per factor of a chain, and of preparing their weights.
 
     The time of one launch for both includes packing. Here each weight is transposed: a kernel reads
     it after a launch that puts its elements in order or packs them.

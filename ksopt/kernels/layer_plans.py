@@ -74,16 +74,20 @@ def plan_of_fakes(
     return plan_for(problem_of(operands, activation, batch_last, siblings), operands.x, repacked)
 
 
-def chosen_for_repacked(operands: Operands) -> tuple[Candidate | None, bool]:
+def chosen_for_repacked(
+    operands: Operands, siblings: int, activation: str = "none"
+) -> tuple[Candidate | None, bool]:
     """The kernel for a whole layer whose weights change; None for one launch per factor.
 
     Args:
-        operands: of a chain, and a bias or none.
+        operands: of chains, and a bias or none.
+        siblings: how many chains.
+        activation: behind them.
 
     Returns:
         The kernel, and whether later calls may use it without another decision.
     """
-    decision, is_final = _decision_of_call(operands, "none", False, 1)
+    decision, is_final = _decision_of_call(operands, activation, False, siblings)
     if decision is None or decision.repacked.name == FACTORS:
         return None, is_final
     return decision.repacked.candidate, is_final

@@ -1,6 +1,7 @@
-"""The forward pass of a trained chain in one launch: y, and the values between its factors.
+"""The forward pass of trained chains in one launch: y, and the values between their factors.
 
-The backward pass reads the latter for a weight's gradient. The weights may be packed for the
+They are one chain, or siblings that read one x. The backward pass reads the values between for
+weights' gradients. The weights may be packed for the
 kernel of x's gradient, too (`input_gradients`), in the same launch. Whether one launch is used is
 the planner's choice for weights that change. Once it is known, the host library serves such calls
 without Python (csrc/host/trained_chain.hpp).
@@ -25,10 +26,10 @@ from ksopt.kernels.families.base import family_of
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.plan import ExecutionPlan
 from ksopt.kernels.problem import Problem
-from ksopt.patterns.chain import Pattern
 
-Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor, Tensor, Tensor]]
-"""(x, weights, bias) -> y, the values between the factors, the weights packed for x's gradient."""
+Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor, ...]]
+"""(x, weights, bias) -> y, the values between the factors, the weights packed for x's gradient,
+and what is activated, if anything is."""
 
 
 @runtime_checkable
@@ -40,18 +41,25 @@ class Launched(Protocol):
 
 
 def run(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, packed: int = 0
-) -> tuple[Tensor, Tensor, Tensor] | None:
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    siblings: int,
+    packed: int = 0,
+    activation: str = "none",
+) -> tuple[Tensor, ...] | None:
     """What `Keeping` returns, by a kernel; None: a launch per factor.
 
     Args:
         x: [*batch, N].
-        weights: of two factors, left to right.
-        bias: [M], or None.
+        weights: of two factors, left to right, sibling after sibling.
+        bias: [siblings * M], or None.
+        siblings: how many chains.
         packed: elements of the weights for x's gradient; 0 for none.
+        activation: of y.
     """
     operands = Operands(x, tuple(weights), bias, None)
-    chosen, is_final = layer_plans.chosen_for_repacked(operands)
+    chosen, is_final = layer_plans.chosen_for_repacked(operands, siblings, activation)
     if chosen is None:
         return None
     problem = chosen.problem
@@ -63,25 +71,27 @@ def run(
     call = _loaded(candidate, x.get_device(), of_grad)
     if call is None:
         return None
-    y, between, own = call(x, weights, bias)
+    y, between, own, *activated = call(x, weights, bias)
     if own.numel() != packed:
-        return y, between, packed_of_grad(x, weights[0], weights[1], packed)
-    if is_final and isinstance(call, Launched) and host.is_loaded():
-        torch.ops.ksopt_host.know_trained_chain(x, *weights, bias, packed, **call.launches())
-    return y, between, own
+        return y, between, packed_of_grad(x, weights, packed), *activated
+    if is_final and activation == "none" and isinstance(call, Launched) and host.is_loaded():
+        torch.ops.ksopt_host.know_trained_chain(
+            x, list(weights), bias, siblings, packed, **call.launches()
+        )
+    return y, between, own, *activated
 
 
-def packed_of_grad(x: Tensor, left: Tensor, right: Tensor, packed: int) -> Tensor:
+def packed_of_grad(x: Tensor, weights: Sequence[Tensor], packed: int) -> Tensor:
     """The weights packed for x's gradient, by a launch of their own.
 
     Args:
         x: [*batch, N].
-        left, right: the weights.
+        weights: as of `run`.
         packed: elements of the result. It is not initialized where no kernel will read it.
     """
     of_grad = None
     if packed:
-        of_grad = input_gradients.packed_for(left, right, x.numel() // x.shape[-1])
+        of_grad = input_gradients.packed_for(weights, x.numel() // x.shape[-1])
     if of_grad is None or of_grad.numel() != packed:
         return x.new_empty(packed)
     return of_grad
@@ -93,17 +103,21 @@ def _tile_of_grad(
     """The tile that weights are packed for, if its packed weights have this many elements."""
     if not packed:
         return None
-    left, right = (Pattern(*weight.shape) for weight in weights)
-    shape = input_grad_tile.Shape(left, right)
+    shape = input_gradients.shape_of(weights)
     tile = input_gradients.tile_of(shape, x.dtype, x.numel() // x.shape[-1], x.device)
     return tile if tile is not None and tile.packed_elements(shape) == packed else None
 
 
-def is_one_launch(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> bool:
-    """Whether one launch is expected to compute operands, which may be fake."""
-    if len(weights) != 2:
-        return False
-    plan = layer_plans.plan_of_fakes(Operands(x, tuple(weights), bias, None), repacked=True)
+def is_one_launch(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    siblings: int,
+    activation: str = "none",
+) -> bool:
+    """Whether one launch is expected to compute operands of `run`, which may be fake."""
+    operands = Operands(x, tuple(weights), bias, None)
+    plan = layer_plans.plan_of_fakes(operands, activation, siblings=siblings, repacked=True)
     return plan is not None and has_kernel(plan, x.device)
 
 

@@ -58,11 +58,14 @@ faster (:mod:`ksopt.kernels.weight_gradients`). Else it is decomposed: one ``tor
 for d > 1 between permuting copies, which Inductor fuses with what stands beside them.
 ``ks_mm_weight_bias_grad_inner(Tensor grad, Tensor x, SymInt a, SymInt d) -> (Tensor, Tensor)`` is
 both that, batch first, and the sum of ``grad`` over all but its last dim, the gradient of a bias.
-``ks_chain_input_grad(Tensor grad, Tensor left, Tensor right, Tensor? packed=None) -> (Tensor,
-Tensor)`` is the gradient of the input of a chain of two factors, batch first, and of the values
-between, where one kernel of ksopt's computes both faster (:mod:`ksopt.kernels.input_gradients`).
-packed is both weights as the kernel reads them, if the forward pass packed them.
-``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of both factors of a chain.
+``ks_chain_input_grad(Tensor[] grads, Tensor[] weights, Tensor? packed=None) -> (Tensor, Tensor)``
+is the gradient of the input of chains of two factors, batch first, and of the values between, where
+one kernel of ksopt's computes all faster (:mod:`ksopt.kernels.input_gradients`): of one chain, or
+of siblings, of which each has its result's gradient. packed is all weights as the kernel reads
+them, if the forward pass packed them. ``ks_chain_input_grad.activated`` computes the gradient of
+what an activation ahead of a chain reads. ``ks_chain_weight_grads`` (ops/chain_gradients.py) is
+that of both factors of a chain, or of siblings. ``ks_chain_siblings`` (ops/chain.py) is a ks_chain
+for each of several chains on one x; the backend puts it into graphs of training.
 
 ``ks_mm_inner.out`` and ``ks_mm_repacked.out`` write y into a tensor, ``(Tensor x,
 Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled
@@ -81,7 +84,7 @@ without it have no such key.
 from __future__ import annotations
 
 from ksopt.ops import autocast_vmap, autograd, host_kernels
-from ksopt.ops.chain import chain, ks_chain, ks_chain_inner, ks_chain_out
+from ksopt.ops.chain import chain, ks_chain, ks_chain_inner, ks_chain_out, ks_chain_siblings
 from ksopt.ops.eager import is_watched, multiply
 from ksopt.ops.mlp import ks_mlp, ks_mlp_inner, ks_mlp_out
 from ksopt.ops.saved_weight import ks_mm_saving
@@ -96,7 +99,7 @@ from ksopt.ops.schemas import (
     ks_mm_weight_grad,
 )
 
-CONTRACT = 13
+CONTRACT = 14
 
 __all__ = [
     "CONTRACT",
@@ -108,6 +111,7 @@ __all__ = [
     "ks_chain",
     "ks_chain_inner",
     "ks_chain_out",
+    "ks_chain_siblings",
     "ks_mlp",
     "ks_mlp_inner",
     "ks_mlp_out",

@@ -27,7 +27,7 @@ from ksopt.ops import implementation, trained
 from ksopt.ops.eager import are_ordinary
 from ksopt.ops.graph_inputs import all_lasting
 from ksopt.ops.schemas import LIBRARY, define, ks_mm
-from ksopt.ops.trained_chain import have_joint_gradients, trained_product
+from ksopt.ops.trained_chain import have_joint_gradients, trained_products
 
 _ARGUMENTS = (
     "(Tensor x, Tensor[] weights, Tensor? bias=None, Tensor? residual=None, "
@@ -106,14 +106,64 @@ def composed(
             if layer_plans.is_whole(replace(operands, weights=tuple(ready)), *how):
                 whole: Tensor = ks_chain_inner(x, ready, *around, lasting_owners)
                 return whole
-        if siblings == 1 and not batch_last and _is_trained(operands):
-            left, right = weights
-            is_one_launch = trained_chain.is_one_launch(x, weights, bias)
-            if is_one_launch or have_joint_gradients(x, left, right, bias):
-                y = trained_product(x, left, right, bias, is_one_launch)
-                return _behind(op, y, None, activation, residual, batch_last)
+        if siblings == 1 and not batch_last:
+            trained_parts = _trained(x, weights, [] if bias is None else [bias], 1)
+            if trained_parts is not None:
+                return _behind(op, trained_parts[0], None, activation, residual, batch_last)
     around = (bias, residual, activation, batch_last, siblings)
     return by_factors(ks_mm, partial(_behind, op), x, weights, *around, owners)
+
+
+def chain_siblings(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    siblings: int,
+    owners: Sequence[Tensor] | None = None,
+) -> list[Tensor]:
+    """``ks_chain`` of each of several chains on one x, which training may compute together.
+
+    Args:
+        x, weights, siblings, owners: see `ksopt.ops`; batch first.
+        biases: of each sibling; none for no bias.
+    """
+    length = len(weights) // siblings
+    if is_cast_by_autocast(x, weights):
+        x = x.to(trained.autocast_dtype(x.device.type))
+        biases = [bias.to(x.dtype) for bias in biases]
+        owners = weights if owners is None else owners
+        with torch._C._DisableAutocast():
+            return chain_siblings(x, weights, biases, siblings, owners)
+    ready, _ = cast_weights(x, weights, owners, "ks_chain")
+    if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
+        parts = _trained(x, ready, biases, siblings)
+        if parts is not None:
+            return parts
+    return [
+        composed(
+            *(x, weights[at : at + length], biases[at // length] if biases else None),
+            owners=None if owners is None else owners[at : at + length],
+        )
+        for at in range(0, len(weights), length)
+    ]
+
+
+def _trained(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], siblings: int
+) -> list[Tensor] | None:
+    """The results of chains that are trained, by an autograd formula of their own.
+
+    None where a compiler traces none, or launches for each factor are faster in both passes.
+    """
+    if len(weights) != 2 * siblings or not are_trained(x, weights, biases):
+        return None
+    bias, of_launch = biases[0] if biases else None, 0
+    for several in dict.fromkeys((siblings, 1)):
+        if of_launch == 0 and trained_chain.is_one_launch(x, weights[: 2 * several], bias, several):
+            of_launch = several
+    if of_launch < siblings and not have_joint_gradients(x, weights, biases):
+        return None
+    return trained_products(x, weights, biases, of_launch)
 
 
 def _behind(
@@ -191,17 +241,15 @@ def are_parts_seen(operands: Operands) -> bool:
     )
 
 
-def _is_trained(operands: Operands) -> bool:
-    """Whether a compiler traces a chain of two factors that are both trained."""
-    x, weights, bias = operands.x, operands.weights, operands.bias
-    present = [x, *weights, *([] if bias is None else [bias])]
+def are_trained(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
+    """Whether a compiler traces chains of two factors that are all trained."""
+    present = [x, *weights, *biases]
     return (
         torch.is_grad_enabled()
         and not is_real(x)
-        and len(weights) == 2
         and all(weight.requires_grad and weight.dim() == 4 for weight in weights)
         and all(tensor.dtype == x.dtype for tensor in present)
-        and (bias is None or _is_of_outputs(bias, weights[0]))
+        and all(_is_of_outputs(bias, weights[0]) for bias in biases)
         and not _is_watched_by_transforms()
         and not any(tensor.is_neg() for tensor in present)
     )
@@ -236,6 +284,14 @@ define(
     implementation.chain_writing_fake,
 )
 
+LIBRARY.define(
+    "ks_chain_siblings(Tensor x, Tensor[] weights, Tensor[] biases, int siblings, "
+    "Tensor[]? owners=None) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.impl("ks_chain_siblings", chain_siblings, "CompositeImplicitAutograd")
+
 ks_chain = torch.ops.ksopt.ks_chain.default
+ks_chain_siblings = torch.ops.ksopt.ks_chain_siblings.default
 ks_chain_out = torch.ops.ksopt.ks_chain.out
 ks_chain_inner = torch.ops.ksopt.ks_chain_inner.default

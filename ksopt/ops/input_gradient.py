@@ -1,18 +1,22 @@
-"""The gradient of the input of a chain of two factors, in one launch: ``ks_chain_input_grad``.
+"""The gradient of the input of chains of two factors, in one launch: ``ks_chain_input_grad``.
 
-It is no public operator: the backward pass of a trained chain uses it where that is faster
-(:mod:`ksopt.kernels.input_gradients`).
+Of one chain, or of siblings that read the same input. It is no public operator: the backward pass
+of trained chains uses it where that is faster (:mod:`ksopt.kernels.input_gradients`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import Activation, activation_gradient, with_epilogue
 from ksopt.kernels import input_gradients, weight_cache
 from ksopt.kernels.families.input_grad_tile import Shape
+from ksopt.kernels.input_gradients import Gradients
 from ksopt.kernels.operands import size_hint
 from ksopt.ops import implementation
 from ksopt.ops.schemas import LIBRARY, implement
@@ -21,58 +25,134 @@ from ksopt.reference import ks_reference
 
 
 def _kernel(
-    grad: Tensor, left: Tensor, right: Tensor, packed: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The gradients of the chain's input, and of the values between its factors."""
-    for weight in (left, right):
+    grads: Sequence[Tensor], weights: Sequence[Tensor], packed: Tensor | None = None
+) -> Gradients:
+    """The gradients of the chains' input, and of the values between their factors."""
+    for weight in weights:
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        gradients = input_gradients.run(grad, left, right, packed, _by_factors, _by_pytorch)
-    return _by_factors(grad, left, right) if gradients is None else gradients
+        gradients = input_gradients.run(grads, weights, packed, _apart, _by_pytorch)
+        return _apart(grads, weights) if gradients is None else gradients
 
 
-def _by_factors(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    between = implementation.repacked(grad, left.transpose(1, 2))
-    return implementation.repacked(between, right.transpose(1, 2)), between
+def _kernel_activated(
+    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+) -> Gradients:
+    """As `_kernel`, where the chains read an activation of h: h's gradient, and the activation."""
+    for weight in weights:
+        weight_cache.forget(weight)
+    by_pytorch = partial(_activated_by_pytorch, activation=activation)
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        apart = partial(_gradient_apart, activation=activation)
+        gradients = input_gradients.run(
+            grads, weights, None, apart, by_pytorch, h=h, activation=activation
+        )
+        if gradients is not None:
+            return gradients
+        to, between = ks_chain_input_grad(grads, weights)
+        activated = with_epilogue(h, activation=activation)
+        return activation_gradient(to, h, activation), between, activated
 
 
-def _by_pytorch(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    between = ks_reference(grad, left.transpose(1, 2))
-    return ks_reference(between, right.transpose(1, 2)), between
+def _gradient_apart(
+    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+) -> Gradients:
+    """Without the activation, which Inductor computes in the kernel of its gradient."""
+    to, between = ks_chain_input_grad(grads, weights)
+    return activation_gradient(to, h, activation), between
+
+
+def _activated_by_pytorch(
+    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+) -> Gradients:
+    to, between = _by_pytorch(grads, weights)
+    activated = with_epilogue(h, activation=activation)
+    return activation_gradient(to, h, activation), between, activated
+
+
+def _apart(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Gradients:
+    """By the fastest launches of each sibling, or by one for each factor of the only chain."""
+    if len(grads) == 1:
+        return _by_factors(implementation.repacked, grads[0], *weights)
+    return _together(ks_chain_input_grad([grad], pair) for grad, *pair in each(grads, weights))
+
+
+def _by_pytorch(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Gradients:
+    return _together(_by_factors(ks_reference, *one) for one in each(grads, weights))
+
+
+def _by_factors(
+    product: Callable[[Tensor, Tensor], Tensor], grad: Tensor, left: Tensor, right: Tensor
+) -> Gradients:
+    between = product(grad, left.transpose(1, 2))
+    return product(between, right.transpose(1, 2)), between
+
+
+def each(
+    grads: Sequence[Tensor], weights: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The gradient, the left weight and the right one of each sibling."""
+    return zip(grads, weights[::2], weights[1::2], strict=True)
+
+
+def _together(several: Iterator[Gradients]) -> Gradients:
+    """The gradients of siblings from those of each."""
+    to, between = next(several)
+    others = list(several)
+    if not others:
+        return to, between
+    for one, _ in others:
+        to = to + one
+    return to, torch.stack([between, *(one for _, one in others)])
 
 
 def _fake(
-    grad: Tensor, left: Tensor, right: Tensor, packed: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    between = implementation.fake(grad, left.transpose(1, 2))
-    return implementation.fake(between, right.transpose(1, 2)), between
+    grads: Sequence[Tensor], weights: Sequence[Tensor], packed: Tensor | None = None
+) -> Gradients:
+    return _together(_by_factors(implementation.fake, *one) for one in each(grads, weights))
+
+
+def _fake_activated(
+    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+) -> Gradients:
+    to, between = _fake(grads, weights)
+    return to, between, torch.empty_like(to)
 
 
 LIBRARY.define(
-    "ks_chain_input_grad(Tensor grad, Tensor left, Tensor right, Tensor? packed=None) "
+    "ks_chain_input_grad(Tensor[] grads, Tensor[] weights, Tensor? packed=None) "
     "-> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define(
+    "ks_chain_input_grad.activated(Tensor[] grads, Tensor[] weights, Tensor h, str activation) "
+    "-> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 implement("ks_chain_input_grad", _kernel)
 torch.library.register_fake("ksopt::ks_chain_input_grad", _fake, lib=LIBRARY)
+implement("ks_chain_input_grad.activated", _kernel_activated)
+torch.library.register_fake("ksopt::ks_chain_input_grad.activated", _fake_activated, lib=LIBRARY)
 ks_chain_input_grad = torch.ops.ksopt.ks_chain_input_grad.default
+ks_chain_input_grad_activated = torch.ops.ksopt.ks_chain_input_grad.activated
 
 
-def is_one_launch(grad: Tensor, left: Tensor, right: Tensor) -> bool:
-    """Whether one kernel computes both gradients faster, of fakes too.
+def is_one_launch(grad: Tensor, weights: Sequence[Tensor], activation: Activation = "none") -> bool:
+    """Whether one kernel computes the gradients of x and between faster, of fakes too.
 
     Of a dynamic number of rows the one at hand decides. Of ``grad`` only the rows matter, the dtype
-    and the device, which are also those of the chain's input.
+    and the device, which are also those of the chains' input.
     """
+    left, right, *_ = weights
     sizes = [size_hint(size) for size in (*left.shape, *right.shape, *grad.shape)]
-    if None in sizes or 0 in sizes or not grad.dtype == left.dtype == right.dtype:
+    if None in sizes or 0 in sizes or any(weight.dtype != grad.dtype for weight in weights):
         return False
     known = [size for size in sizes if size is not None]
-    shape = Shape(Pattern(*known[:4]), Pattern(*known[4:8]))
+    shape = Shape(Pattern(*known[:4]), Pattern(*known[4:8]), len(weights) // 2, activation)
     return input_gradients.is_by_kernel(shape, grad.dtype, math.prod(known[8:-1]), grad.device)
 
 
-def packed_elements(x: Tensor, left: Tensor, right: Tensor) -> int:
+def packed_elements(x: Tensor, weights: Sequence[Tensor]) -> int:
     """Elements of the weights as the kernel of x's gradient reads them, if they are to be saved.
 
     Returns:
@@ -80,12 +160,13 @@ def packed_elements(x: Tensor, left: Tensor, right: Tensor) -> int:
         is dynamic and the kernel's tile with it, and where they take more than an eighth of x's
         memory, beside which the launch that is saved is short.
     """
+    left, right, *_ = weights
     sizes = (*left.shape, *right.shape, *x.shape)
     if not all(type(size) is int for size in sizes) or 0 in sizes:
         return 0
-    if not x.dtype == left.dtype == right.dtype:
+    if any(weight.dtype != x.dtype for weight in weights):
         return 0
-    shape = Shape(Pattern(*left.shape), Pattern(*right.shape))
+    shape = Shape(Pattern(*left.shape), Pattern(*right.shape), len(weights) // 2)
     case = (shape, x.dtype, math.prod(x.shape[:-1]), x.device)
     tile = input_gradients.tile_of(*case) if input_gradients.is_by_kernel(*case) else None
     elements = 0 if tile is None else tile.packed_elements(shape)

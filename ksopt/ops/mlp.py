@@ -1,6 +1,7 @@
 """``ks_mlp``: two consecutive layers as one operator.
 
-It is composed of two ``ks_chain``, with their properties. Only where a kernel takes both, and no
+It is composed of two ``ks_chain``, with their properties; in compiled training it has an autograd
+formula of its own where a launch computes each layer. Only where a kernel takes both, and no
 gradient is recorded, is it another operator, ``ks_mlp_inner``, which runs the plan's launch: the
 features between the layers are never in memory then. Calls in the host library's table run without
 Python (csrc/host/mlp_kernels.cpp).
@@ -16,15 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import with_epilogue
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import mlp_plans, weight_scopes
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.mlp_plans import Mlp
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.validation import check_chain, check_chain_out, is_written_straight
-from ksopt.ops import implementation, trained
+from ksopt.ops import implementation, trained, trained_mlp
 from ksopt.ops.chain import (
     are_parts_seen,
+    are_trained,
     cast_summand,
     cast_weights,
     composed,
@@ -76,9 +79,27 @@ def _composed(
             if mlp_plans.is_whole(replace(operands, weights=tuple(ready)), mlp, check):
                 whole: Tensor = ks_mlp_inner(x, own, others, *around, lasting_owners)
                 return whole
+        y = _trained(operands, count, hidden_activation)
+        if y is not None:
+            return with_epilogue(y, None, activation, residual)
     of_own, of_others = _owners_of(owners, count)
     hidden = composed(x, weights, hidden_bias, None, hidden_activation, False, 1, of_own, _OP)
     return composed(hidden, last_weights, bias, residual, activation, False, 1, of_others, _OP)
+
+
+def _trained(operands: Operands, count: int, activation: str) -> Tensor | None:
+    """The products of both layers, if they are trained and a launch each computes them."""
+    x, weights, last_weights = operands.x, operands.weights[:count], operands.weights[count:]
+    biases = (operands.hidden_bias, operands.bias)
+    present = [[] if one is None else [one] for one in biases]
+    if activation == "none" or not len(weights) == len(last_weights) == 2:
+        return None
+    if not are_trained(x, weights, present[0]) or not are_trained(x, last_weights, present[1]):
+        return None
+    hidden = implementation.chain_fake(x, weights, operands.hidden_bias, op=_OP)
+    if not trained_mlp.is_faster(x, weights, hidden, last_weights, biases, activation):
+        return None
+    return trained_mlp.trained_mlp(x, weights, last_weights, *biases, activation)
 
 
 def _owners_of(

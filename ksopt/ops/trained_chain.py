@@ -1,25 +1,29 @@
 """Trained chains of two factors in compiled graphs, and their one launch: ``ks_chain_keeping``.
 
-The forward pass stores the values between the two factors, so that the backward pass computes no
-product again. As one launch it also stores the weights as the kernel of the input's gradient reads
-them, so that both passes pack them in one launch; that is no public operator. Where a launch per
-factor is faster, the bias is an addition of torch's, which a compiler fuses with what follows. The
-backward pass takes the kernels that compute several gradients where they are faster.
+They are one chain, or siblings: chains of the same patterns on one input. The forward pass stores
+the values between the two factors, so that the backward pass computes no product again. As one
+launch it also stores the weights as the kernel of the input's gradient reads them, so that both
+passes pack them in one launch; that is no public operator. Where a launch per factor is faster, the
+bias is an addition of torch's, which a compiler fuses with what follows. The backward pass takes
+the kernels that compute several gradients where they are faster.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import with_epilogue
 from ksopt.kernels import trained_chain, weight_cache, weight_scopes
 from ksopt.ops import chain_gradients, implementation, input_gradient, weight_gradient
 from ksopt.ops.autograd import in_rows
-from ksopt.ops.input_gradient import ks_chain_input_grad
+from ksopt.ops.input_gradient import each, ks_chain_input_grad
 from ksopt.ops.schemas import (
     LIBRARY,
     implement,
@@ -33,36 +37,88 @@ Three = tuple[Tensor, Tensor, Tensor]
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
-def _kernel(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, packed: int = 0) -> Three:
+def _kernel(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    siblings: int = 1,
+    packed: int = 0,
+) -> Three:
     """y, the values between and packed weights, for calls that the host library does not know."""
-    for weight in (left, right):
+    for weight in weights:
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        result = trained_chain.run(x, (left, right), bias, packed)
+        result = trained_chain.run(x, weights, bias, siblings, packed)
     if result is not None:
-        return result
-    between = implementation.repacked(x, right)
-    y = implementation.repacked(between, left)
+        y, between, own = result
+        return y, between, own
+    y, between = _by_factors(implementation.repacked, x, weights)
     y = y if bias is None else y.add_(bias)
-    return y, between, trained_chain.packed_of_grad(x, left, right, packed)
+    return y, between, trained_chain.packed_of_grad(x, weights, packed)
 
 
-def _fake(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, packed: int = 0) -> Three:
-    between = implementation.fake(x, right)
-    return implementation.fake(between, left), between, x.new_empty(packed)
+def _kernel_activated(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, activation: str, packed: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `_kernel` of one chain, with act(y) instead of y, and y last."""
+    for weight in weights:
+        weight_cache.forget(weight)
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        result = trained_chain.run(x, weights, bias, 1, packed, activation)
+    if result is not None:
+        activated, between, own, y = result
+        return activated, between, own, y
+    y, between, own = ks_chain_keeping(x, weights, bias, 1, packed)
+    return with_epilogue(y, activation=activation), between, own, y
+
+
+def _by_factors(
+    product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The products of all siblings, side by side, and the values between the factors."""
+    between = [product(x, right) for right in weights[1::2]]
+    parts = [product(one, left) for one, left in zip(between, weights[::2], strict=True)]
+    if len(parts) == 1:
+        return parts[0], between[0]
+    return torch.cat(parts, -1), torch.stack(between)
+
+
+def _fake(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    siblings: int = 1,
+    packed: int = 0,
+) -> Three:
+    return *_by_factors(implementation.fake, x, weights), x.new_empty(packed)
+
+
+def _fake_activated(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, activation: str, packed: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    y, between, own = _fake(x, weights, bias, 1, packed)
+    return torch.empty_like(y), between, own, y
 
 
 LIBRARY.define(
-    "ks_chain_keeping(Tensor x, Tensor left, Tensor right, Tensor? bias, int packed=0) "
+    "ks_chain_keeping(Tensor x, Tensor[] weights, Tensor? bias, int siblings=1, int packed=0) "
     "-> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define(
+    "ks_chain_keeping.activated(Tensor x, Tensor[] weights, Tensor? bias, str activation, "
+    "int packed=0) -> (Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 implement("ks_chain_keeping", _kernel)
 torch.library.register_fake("ksopt::ks_chain_keeping", _fake, lib=LIBRARY)
+implement("ks_chain_keeping.activated", _kernel_activated)
+torch.library.register_fake("ksopt::ks_chain_keeping.activated", _fake_activated, lib=LIBRARY)
 ks_chain_keeping = torch.ops.ksopt.ks_chain_keeping.default
+ks_chain_keeping_activated = torch.ops.ksopt.ks_chain_keeping.activated
 
 
-def _without_autocast(backward: Backward) -> Backward:
+def without_autocast(backward: Backward) -> Backward:
     @functools.wraps(backward)
     def computed(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         with torch._C._DisableAutocast():
@@ -71,55 +127,152 @@ def _without_autocast(backward: Backward) -> Backward:
     return computed
 
 
-class _TrainedChain(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, is_whole: bool
-    ) -> tuple[Tensor, ...]:
-        if not is_whole:
-            between = ks_mm_repacked(x, right)
-            y = ks_mm_repacked(between, left)
-            y = y if bias is None else y + bias
-            ctx.mark_non_differentiable(between)
-            ctx.save_for_backward(x, between, left, right, None)
-            return y, between
-        elements = input_gradient.packed_elements(x, left, right) if ctx.needs_input_grad[0] else 0
-        y, between, packed = ks_chain_keeping(x, left, right, bias, elements)
-        ctx.mark_non_differentiable(between, packed)
-        ctx.save_for_backward(x, between, left, right, packed)
-        return y, between, packed
+class _TrainedChains(torch.autograd.Function):
+    """(x, siblings, siblings of a launch, *weights, *biases) -> y of each sibling, and others.
+
+    Each y is a result of its own: so their gradients need not be put side by side.
+    """
 
     @staticmethod
-    @_without_autocast  # which compilers trace the backward pass with, where the forward pass was
+    def forward(
+        ctx: Any, x: Tensor, siblings: int, of_launch: int, *operands: Tensor
+    ) -> tuple[Tensor, ...]:
+        weights, biases = operands[: 2 * siblings], operands[2 * siblings :]
+        ctx.siblings = siblings
+        ctx.set_materialize_grads(False)  # what has no reader has no gradient
+        if of_launch == 0:
+            between = [ks_mm_repacked(x, right) for right in weights[1::2]]
+            parts = [ks_mm_repacked(*one) for one in zip(between, weights[::2], strict=True)]
+            if biases:
+                parts = [y + bias for y, bias in zip(parts, biases, strict=True)]
+            ctx.mark_non_differentiable(*between)
+            ctx.save_for_backward(x, None, *between, *weights)
+            return *parts, *between
+        elements = 0
+        if ctx.needs_input_grad[0] and of_launch == siblings:
+            elements = input_gradient.packed_elements(x, weights)
+        parts, between = [], []
+        for at in range(0, siblings, of_launch):
+            own, its = weights[2 * at : 2 * (at + of_launch)], biases[at : at + of_launch]
+            bias = None if not its else its[0] if of_launch == 1 else torch.cat(its)
+            y, values, packed = ks_chain_keeping(x, own, bias, of_launch, elements)
+            if of_launch == 1:
+                parts.append(y)
+                between.append(values)
+                continue
+            features = y.shape[-1] // of_launch
+            parts += [y.narrow(-1, one * features, features) for one in range(of_launch)]
+            between += [values.select(0, one) for one in range(of_launch)]
+        ctx.mark_non_differentiable(*between, packed)
+        ctx.save_for_backward(x, packed, *between, *weights)
+        return *parts, *between, packed
+
+    @staticmethod
+    @without_autocast  # which compilers trace the backward pass with, where the forward pass was
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad = in_rows(grads[0])
-        x, between, left, right, packed = ctx.saved_tensors
-        of_x, of_left, of_right, of_bias, _ = ctx.needs_input_grad
+        siblings: int = ctx.siblings
+        x, packed, *saved = ctx.saved_tensors
+        of_x, _, _, *needed = ctx.needs_input_grad
+        gradients: list[Tensor | None] = [None] * len(needed)
+        used = [at for at, grad in enumerate(grads[:siblings]) if grad is not None]
+        if not used:
+            return None, None, None, *gradients
+        own = [in_rows(grads[at]) for at in used]
+        between, weights = [saved[at] for at in used], []
+        for at in used:
+            weights += saved[siblings + 2 * at :][:2]
         if torch.is_grad_enabled():  # gradients of gradients: through x and right, too
-            between = ks_mm(x, right)
-        grad_x = grad_left = grad_right = grad_bias = None
-        are_one = of_left and of_right and chain_gradients.are_together(x, left, right, of_bias)
-        if of_left and of_bias and not are_one and _are_together(grad, between, left):
-            grad_left, grad_bias = ks_mm_weight_bias_grad_inner(grad, between, *_sizes(left))
-        elif of_left and not are_one:
-            grad_left = ks_mm_weight_grad(grad, between, *_sizes(left), False)
-        if of_x and _is_one_launch(grad, left, right):
-            known = packed if packed is not None and packed.numel() else None
-            grad_x, grad_between = ks_chain_input_grad(grad, left, right, known)
-        else:
-            with weight_scopes.repacked():
-                grad_between = ks_mm(grad, left.transpose(1, 2))
-                if of_x:
-                    grad_x = ks_mm(grad_between, right.transpose(1, 2))
-        if are_one:
-            grad_left, grad_right, grad_bias = chain_gradients.weight_grads(
-                grad, between, grad_between, x, left, right, of_bias
+            between = [ks_mm(x, right) for right in weights[1::2]]
+        needs = [Needed.of(needed, siblings, at) for at in used]
+        known = packed if len(used) == siblings else None
+        grad_x, grad_between = input_grads(own, weights, of_x, known)
+        of_all = weight_and_bias_grads(own, between, grad_between, x, weights, needs)
+        for at, (of_left, of_right, of_bias) in zip(used, of_all, strict=True):
+            gradients[2 * at : 2 * at + 2] = of_left, of_right
+            if of_bias is not None:
+                gradients[2 * siblings + at] = of_bias
+        return grad_x, None, None, *gradients
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Which of a sibling's gradients are."""
+
+    left: bool
+    right: bool
+    bias: bool
+
+    @classmethod
+    def of(cls, needed: Sequence[bool], siblings: int, at: int) -> Needed:
+        """Those of one sibling, of the weights and then the biases, if any, of all."""
+        left, right = needed[2 * at : 2 * at + 2]
+        return cls(left, right, any(needed[2 * siblings + at :][:1]))
+
+
+def weight_and_bias_grads(
+    grads: Sequence[Tensor],
+    between: Sequence[Tensor],
+    grad_between: Sequence[Tensor],
+    x: Tensor,
+    weights: Sequence[Tensor],
+    needs: Sequence[Needed],
+) -> list[tuple[Tensor | None, Tensor | None, Tensor | None]]:
+    """The gradients of both weights and of the bias of each sibling, where they are needed.
+
+    Args:
+        grads, between, grad_between, needs: of each sibling.
+        x: of all; weights: sibling after sibling.
+    """
+    with_bias, of_launch = any(one.bias for one in needs), 0
+    if all(one.left and one.right for one in needs):
+        of_launch = _siblings_of_launch(x, weights, with_bias)
+    of_all: Sequence[tuple[Tensor | None, Tensor | None, Tensor | None]]
+    if of_launch > 0:
+        of_all = _weight_grads(grads, between, grad_between, x, weights, with_bias, of_launch)
+    else:
+        of_all = [
+            _apart(*one)
+            for one in zip(
+                *(grads, between, grad_between, [x] * len(grads)),
+                *(weights[::2], weights[1::2], needs),
+                strict=True,
             )
-        elif of_right:
-            grad_right = ks_mm_weight_grad(grad_between, x, *_sizes(right), False)
-        if of_bias and grad_bias is None:
-            grad_bias = weight_gradient.bias_grad(grad)
-        return grad_x, grad_left, grad_right, grad_bias, None
+        ]
+    return [
+        (
+            of_left,
+            of_right,
+            (weight_gradient.bias_grad(grad) if bias is None else bias) if its.bias else None,
+        )
+        for grad, its, (of_left, of_right, bias) in zip(grads, needs, of_all, strict=True)
+    ]
+
+
+def _apart(
+    grad: Tensor,
+    between: Tensor,
+    grad_between: Tensor,
+    x: Tensor,
+    left: Tensor,
+    right: Tensor,
+    needs: Needed,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradient of each factor by itself, and the bias's where the left one's kernel has it."""
+    of_left, of_bias = _left_grads(grad, between, left, needs)
+    of_right = ks_mm_weight_grad(grad_between, x, *_sizes(right), False) if needs.right else None
+    return of_left, of_right, of_bias
+
+
+def _left_grads(
+    grad: Tensor, between: Tensor, left: Tensor, needs: Needed
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient of the left factor, and of the bias where the same kernel computes it."""
+    if not needs.left:
+        return None, None
+    if needs.bias and _are_together(grad, between, left):
+        of_left, of_bias = ks_mm_weight_bias_grad_inner(grad, between, *_sizes(left))
+        return of_left, of_bias
+    return ks_mm_weight_grad(grad, between, *_sizes(left), False), None
 
 
 def _are_together(grad: Tensor, between: Tensor, left: Tensor) -> bool:
@@ -129,11 +282,68 @@ def _are_together(grad: Tensor, between: Tensor, left: Tensor) -> bool:
     return weight_gradient.is_weight_grad_by_kernel(grad, between, *_sizes(left), False)
 
 
-def _is_one_launch(grad: Tensor, left: Tensor, right: Tensor) -> bool:
+def _siblings_of_launch(x: Tensor, weights: Sequence[Tensor], with_bias: bool) -> int:
+    """How many siblings' weight gradients one launch computes: all, or one; 0: not even one's."""
+    left, right, *_ = weights
+    for siblings in dict.fromkeys((len(weights) // 2, 1)):
+        if chain_gradients.are_together(x, left, right, with_bias, siblings):
+            return siblings
+    return 0
+
+
+def _weight_grads(
+    grads: Sequence[Tensor],
+    between: Sequence[Tensor],
+    grad_between: Sequence[Tensor],
+    x: Tensor,
+    weights: Sequence[Tensor],
+    with_bias: bool,
+    of_launch: int,
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """The gradients of both weights and the bias of each sibling.
+
+    Args:
+        grads, between, grad_between: of each sibling.
+        x: of all; weights: sibling after sibling.
+        with_bias: whether biases are trained.
+        of_launch: how many siblings' one launch computes.
+    """
+    result: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    for at in range(0, len(grads), of_launch):
+        end = at + of_launch
+        both, biases = chain_gradients.weight_grads(
+            *(grads[at:end], between[at:end], grad_between[at:end]),
+            *(x, weights[2 * at : 2 * end], with_bias),
+        )
+        several = itertools.repeat(None) if biases is None else biases
+        result += zip(both[::2], both[1::2], several, strict=False)
+    return result
+
+
+def input_grads(
+    grads: Sequence[Tensor], weights: Sequence[Tensor], of_x: bool, packed: Tensor | None
+) -> tuple[Tensor | None, Sequence[Tensor]]:
+    """The gradients of x, if requested, and of the values between each sibling's factors."""
+    if of_x and _is_one_launch(grads[0], weights):
+        known = packed if packed is not None and packed.numel() else None
+        grad_x, grad_between = ks_chain_input_grad(grads, weights, known)
+        return grad_x, [grad_between] if len(grads) == 1 else grad_between.unbind(0)
+    if len(grads) > 1:
+        several = [input_grads([grad], pair, of_x, None) for grad, *pair in each(grads, weights)]
+        sums = [one for one, _ in several if one is not None]
+        total = functools.reduce(torch.add, sums) if of_x else None
+        return total, [between for _, (between,) in several]
+    left, right = weights
+    with weight_scopes.repacked():
+        grad_between = ks_mm(grads[0], left.transpose(1, 2))
+        return ks_mm(grad_between, right.transpose(1, 2)) if of_x else None, [grad_between]
+
+
+def _is_one_launch(grad: Tensor, weights: Sequence[Tensor]) -> bool:
     """Whether one kernel computes the gradients of x and of the values between the factors."""
     if torch.is_grad_enabled():  # it has no gradient of its own
         return False
-    return input_gradient.is_one_launch(grad, left, right)
+    return input_gradient.is_one_launch(grad, weights)
 
 
 def _sizes(weight: Tensor) -> tuple[int, int]:
@@ -141,26 +351,34 @@ def _sizes(weight: Tensor) -> tuple[int, int]:
     return a, d
 
 
-def have_joint_gradients(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> bool:
-    """Whether a launch is predicted to compute several of a chain's gradients faster, of fakes too.
+def have_joint_gradients(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
+    """Whether a launch is predicted to compute several gradients faster, of fakes too.
+
+    They are those of all weights, or that of x.
 
     Args:
-        x, left, right, bias: as for `trained_product`; both weights are trained.
+        x, weights, biases: as for `trained_products`; all weights are trained.
     """
-    with_bias = bias is not None and bias.requires_grad
-    return chain_gradients.is_faster(x, left, right, with_bias) or (
-        x.requires_grad and input_gradient.is_one_launch(x, left, right)
-    )
+    if x.requires_grad and input_gradient.is_one_launch(x, weights):
+        return True
+    (left, right, *_), with_bias = weights, any(bias.requires_grad for bias in biases)
+    return chain_gradients.is_faster(x, left, right, with_bias, len(weights) // 2)
 
 
-def trained_product(
-    x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, is_whole: bool = True
-) -> Tensor:
-    """The product of a chain of two factors plus a bias, with its gradients recorded.
+def trained_products(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), of_launch: int = 0
+) -> list[Tensor]:
+    """The products of chains of two factors plus their biases, with their gradients recorded.
 
     Args:
-        x: [*batch, N]; left, right: weights of x's dtype; bias: [M] of it, or None.
-        is_whole: whether the forward pass is one launch, not one per factor.
+        x: [*batch, N].
+        weights: of x's dtype, left to right, sibling after sibling.
+        biases: [M] of each sibling, of x's dtype; none for no bias.
+        of_launch: how many siblings a launch of the forward pass computes; 0: it is one per factor.
+
+    Returns:
+        [*batch, M] of each sibling.
     """
-    y: Tensor = _TrainedChain.apply(x, left, right, bias, is_whole)[0]
-    return y
+    siblings = len(weights) // 2
+    results = _TrainedChains.apply(x, siblings, of_launch, *weights, *biases)
+    return list(results[:siblings])

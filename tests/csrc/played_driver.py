@@ -49,7 +49,7 @@ struct ChainArguments {
   const float *x, *weights, *bias, *residual;
   float* y;
   long batch, x_stride, y_stride, residual_stride, rows_per_block;
-  const void *z, *hidden_bias; /* the latter of an MLP, whose chains are packed as one matrix */
+  const void *z, *h, *hidden_bias; /* the last of an MLP, whose chains are packed as one matrix */
 } chain;
 struct PackArguments {
   const float* weights[4][4];
@@ -161,17 +161,17 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, v
   }
   if (kernel == (void*)PACK_TRAINED || kernel == (void*)TRAINED) {
     const int is_pack = kernel == (void*)PACK_TRAINED;
-    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 88);
+    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 96);
     return 0;
   }
   if (kernel == (void*)GRADIENTS || kernel == (void*)ADDING) {
     const int is_adding = kernel == (void*)ADDING;
-    see(&gradients[is_adding], config, params[0], is_adding ? 104 : 128);
+    see(&gradients[is_adding], config, params[0], is_adding ? 400 : 520);
     return 0;
   }
   if (kernel == (void*)PACK_INPUT_GRAD || kernel == (void*)INPUT_GRAD) {
     const int is_pack = kernel == (void*)PACK_INPUT_GRAD;
-    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 56);
+    see(&trained[is_pack ? 0 : 1], config, params[0], is_pack ? sizeof(struct PackArguments) : 120);
     return 0;
   }
   arguments = *(struct Arguments*)params[0];

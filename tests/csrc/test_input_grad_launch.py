@@ -39,7 +39,9 @@ class Device:
         monkeypatch.setattr(driver, "load_kernel", self._load_kernel)
         monkeypatch.setattr(driver, "launch", self._launch)
         self.packed = None
-        self.left, self.right = (torch.randn(p.weight_shape).bfloat16() for p in (LEFT, RIGHT))
+        self.left, self.right, *self.others = (
+            torch.randn(p.weight_shape).bfloat16() for p in (LEFT, RIGHT) * 4
+        )
 
     @staticmethod
     def _load_kernel(cubin, name, shared_bytes, device):
@@ -51,12 +53,22 @@ class Device:
     def call(self, grad):
         """Both gradients, and whether Python launched them."""
         before = len(self.launches)
-        to, between = ks_chain_input_grad(grad, self.left, self.right, self.packed)
+        weights = [self.left, self.right]
+        to, between = ks_chain_input_grad([grad], weights, self.packed)
         assert to.shape == (*grad.shape[:-1], RIGHT.in_features)
         assert between.shape == (*grad.shape[:-1], RIGHT.out_features)
         assert to.dtype == between.dtype == grad.dtype
         assert to.is_contiguous()
         assert between.is_contiguous()
+        return to, between, len(self.launches) > before
+
+    def call_siblings(self, grads):
+        """Both gradients of what several chains read, and whether Python launched them."""
+        before = len(self.launches)
+        weights = [self.left, self.right, *self.others][: 2 * len(grads)]
+        to, between = ks_chain_input_grad(grads, weights)
+        assert to.shape == (*grads[0].shape[:-1], RIGHT.in_features)
+        assert between.shape == (len(grads), *grads[0].shape[:-1], RIGHT.out_features)
         return to, between, len(self.launches) > before
 
     def is_by_python(self, grad):
@@ -101,7 +113,8 @@ def test_it_launches_what_python_launches(device, batch):
         actual_packing = weight_packer.Arguments.from_buffer_copy(seen_pack.arguments)
         actual = kernels.Arguments.from_buffer_copy(seen.arguments)
         assert actual_packing.packed == actual.weights
-        assert (actual.grad, actual.grad_stride) == (grad.data_ptr(), grad.stride(-2))
+        assert actual.grads[:] == [grad.data_ptr(), None, None, None]
+        assert actual.grad_strides[:] == [grad.stride(-2), 0, 0, 0]
         assert (actual.to, actual.between) == (to.data_ptr(), between.data_ptr())
         assert actual.batch == grad[..., 0].numel()
         for place, weight in enumerate((device.right, device.left)):
@@ -116,11 +129,51 @@ def test_it_launches_what_python_launches(device, batch):
         )
         packed, own = bytes(packing)[:-16], bytes(actual_packing)[:-16]
         assert packed == own
-        for name in ("grad", "weights", "between", "to", "grad_stride"):
+        for name in ("grads", "weights", "between", "to", "grad_strides"):
             setattr(actual, name, getattr(multiplying, name))
         assert bytes(actual) == bytes(multiplying)
         assert ctypes.sizeof(packing) == 656
-        assert ctypes.sizeof(actual) == 56
+        assert ctypes.sizeof(actual) == 120
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_siblings_are_one_launch(device, count):
+    """Of which each has a gradient of its own, whose rows lie as they like."""
+    length = 510 + count  # known of no other test
+    grads = [part_of_wider_rows(rows(2, length)), *(rows(2, length) for _ in range(count - 1))]
+    assert device.call_siblings(grads)[2]
+    assert len(device.launches) == 2
+    (_, pack_grid, packing), (_, grid, multiplying) = device.launches
+    to, between, is_by_python = device.call_siblings(grads)
+    assert not is_by_python
+    seen_pack, seen = trained(device.library)
+    assert (seen_pack.grid, seen.grid) == (pack_grid, grid)
+    packed = weight_packer.Arguments.from_buffer_copy(seen_pack.arguments)
+    actual = kernels.Arguments.from_buffer_copy(seen.arguments)
+    assert bytes(packed)[:-16] == bytes(packing)[:-16]
+    assert actual.weights == packed.packed
+    nothing = [None] * (4 - count)
+    assert actual.grads[:] == [grad.data_ptr() for grad in grads] + nothing
+    assert actual.grad_strides[:count] == [grad.stride(-2) for grad in grads]
+    assert (actual.to, actual.between) == (to.data_ptr(), between.data_ptr())
+    for name in ("weights", "between", "to"):
+        setattr(actual, name, getattr(multiplying, name))
+    assert bytes(actual) == bytes(multiplying)
+
+    # What the kernel cannot read, Python copies; another number of chains is another case.
+    assert device.call_siblings([*grads[1:], rows(length, 2).transpose(0, 1)])[2]
+    assert device.is_by_python(rows(2, length))
+    assert not device.call_siblings(grads)[2]
+
+
+def test_siblings_that_are_faster_apart_are_launched_apart(device, monkeypatch):
+    """The library knows that, and the launch of each."""
+    monkeypatch.setattr(input_gradients, "apart_us", lambda s, *_: 1e9 if s.siblings == 1 else 0.0)
+    grads = [rows(1007), rows(1007)]
+    device.call_siblings(grads)
+    before = variable(device.library, "launches").value
+    assert not device.call_siblings(grads)[2]
+    assert variable(device.library, "launches").value == before + 4
 
 
 def test_weights_that_were_packed_before_are_not_packed_again(device):

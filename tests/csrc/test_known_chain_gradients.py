@@ -40,7 +40,9 @@ class Device:
         monkeypatch.setattr(
             chain_grads_launcher,
             "launches_of",
-            lambda config, chain, rows, spec: [kernels.launch_of(config, rows, self.shares)],
+            lambda config, chain, rows, spec, siblings: [
+                kernels.launch_of(config, rows, self.shares, siblings)
+            ],
         )
         monkeypatch.setattr(torch.Tensor, "is_cuda", True)
         monkeypatch.setattr(arch, "of_device", lambda _: "sm_90a")
@@ -57,12 +59,14 @@ class Device:
 
     def call(self, operands, with_bias=True):
         """The gradients, and whether Python launched them."""
-        before = len(self.launches)
-        result = ks_chain_weight_grads(*operands, 1, 2, 2, 1, with_bias)
-        left, right, bias = result
-        assert (left.shape, right.shape) == (LEFT.weight_shape, RIGHT.weight_shape)
-        assert bias.shape == (LEFT.out_features if with_bias else 0,)
-        assert all(one.is_contiguous() and one.dtype == operands[3].dtype for one in result)
+        before, (*several, x) = len(self.launches), operands
+        siblings = len(several) // 3
+        lists = [several[at : at + siblings] for at in range(0, len(several), siblings)]
+        result = ks_chain_weight_grads(*lists, x, 1, 2, 2, 1, with_bias)
+        shapes = [LEFT.weight_shape, RIGHT.weight_shape] * siblings
+        shapes += [(LEFT.out_features,)] * siblings if with_bias else []
+        assert [one.shape for one in result] == shapes
+        assert all(one.is_contiguous() and one.dtype == x.dtype for one in result)
         return result, len(self.launches) > before
 
 
@@ -73,16 +77,25 @@ def device(serving, monkeypatch):
     gradient_autotuner.forget()
 
 
-def operands(*batch, dtype=torch.bfloat16, beside=0):
-    widths = (LEFT.out_features, LEFT.in_features, RIGHT.out_features, RIGHT.in_features)
-    return [torch.zeros(*batch, one + beside, dtype=dtype)[..., beside:] for one in widths]
+def operands(*batch, dtype=torch.bfloat16, beside=0, siblings=1):
+    """Rows that lie ever farther apart, if apart at all."""
+    widths = [LEFT.out_features, LEFT.in_features, RIGHT.out_features]
+    widths = [one for one in widths for _ in range(siblings)] + [RIGHT.in_features]
+    return [
+        torch.zeros(*batch, one + beside * at, dtype=dtype)[..., beside * at :]
+        for at, one in enumerate(widths, 1)
+    ]
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("siblings", [1, 3, 4])
 @pytest.mark.parametrize("shares", [(1, 1), (3, 1), (1, 2), (3, 2)], ids=str)
-def test_it_launches_what_python_launches(device, shares, with_bias):
-    device.shares, number = shares, ROWS + sum(shares) + 10 * shares[0] + with_bias
-    for inputs in (operands(number), operands(3, number, beside=16)):
+def test_it_launches_what_python_launches(device, shares, siblings, with_bias):
+    device.shares, number = shares, 600 + sum(shares) + 10 * shares[0] + with_bias
+    for inputs in (
+        operands(number, siblings=siblings),
+        operands(3, number, beside=16, siblings=siblings),
+    ):
         before = variable(device.library, "launches").value
         by_python, is_by_python = device.call(inputs, with_bias)
         assert is_by_python
@@ -106,22 +119,26 @@ def _assert_alike(actual, expected, result, by_python):
     places = {
         one.data_ptr(): other.data_ptr() for one, other in zip(result, by_python, strict=True)
     }
+    factors = [
+        both
+        for ours, theirs in ((actual.left, expected.left), (actual.right, expected.right))
+        for both in zip(ours, theirs, strict=True)
+    ]
     if isinstance(actual, launcher.AddingArguments):
-        assert actual.left_blocks == expected.left_blocks
-        for one, other in ((actual.left, expected.left), (actual.right, expected.right)):
+        assert (actual.left_blocks, actual.blocks) == (expected.left_blocks, expected.blocks)
+        added = [both for both in factors if both[0].count]
+        first = min(one.shares for one, _ in added) - min(other.shares for _, other in added)
+        for one, other in factors:
             assert (one.count, one.elements, one.own) == (other.count, other.elements, other.own)
             assert (one.to is None) == (other.to is None) == (one.count == 0)
             if one.count:
                 assert places[one.to] == other.to
                 assert (one.bias and places[one.bias]) == other.bias
-        if actual.left.count and actual.right.count:
-            apart = actual.left.count * actual.left.elements * 4
-            assert actual.right.shares - actual.left.shares == apart
-            assert expected.right.shares - expected.left.shares == apart
+                assert one.shares - other.shares == first
         return
     assert actual.batch == expected.batch
-    assert (actual.bias and places[actual.bias]) == expected.bias
-    for one, other in ((actual.left, expected.left), (actual.right, expected.right)):
+    for one, other in factors:
+        assert (one.bias and places[one.bias]) == other.bias
         for name in ("grad", "x", "grad_stride", "x_stride", "rows_per_block", "shares"):
             assert getattr(one, name) == getattr(other, name), name
         if one.shares == 1:
@@ -136,30 +153,34 @@ def test_what_is_forgotten_is_not_known(device):
     assert device.call(inputs)[1]
 
 
-def test_what_is_no_faster_is_computed_factor_by_factor(device):
+@pytest.mark.parametrize("siblings", [1, 2])
+def test_what_is_no_faster_is_computed_factor_by_factor(device, siblings):
     device.is_faster = False
-    inputs = [torch.randn_like(one) for one in operands(100)]
+    inputs = [torch.randn_like(one) for one in operands(100, siblings=siblings)]
     for _ in range(2):
-        (left, right, bias), is_by_python = device.call(inputs)
+        result, is_by_python = device.call(inputs)
         assert not is_by_python
-        grad, between, grad_between, x = inputs
-        assert torch.equal(left, weight_grad_decomposed(grad, between, 1, 2, False))
-        assert torch.equal(right, weight_grad_decomposed(grad_between, x, 2, 1, False))
-        assert torch.equal(bias, grad.sum(0))
+        for at in range(siblings):
+            grad, between, grad_between = inputs[at:-1:siblings]
+            left, right, bias = *result[2 * at : 2 * at + 2], result[2 * siblings + at]
+            assert torch.equal(left, weight_grad_decomposed(grad, between, 1, 2, False))
+            assert torch.equal(right, weight_grad_decomposed(grad_between, inputs[-1], 2, 1, False))
+            assert torch.equal(bias, grad.sum(0))
     assert device.launches == []
 
 
-def test_operands_that_the_kernel_cannot_read_are_pythons(device):
+@pytest.mark.parametrize("siblings", [1, 2])
+def test_operands_that_the_kernel_cannot_read_are_pythons(device, siblings):
     """Which copies them first, and launches."""
-    inputs = operands(ROWS)
+    inputs = operands(ROWS // siblings, siblings=siblings)
     device.call(inputs)
     assert not device.call(inputs)[1]
-    for at in range(4):
+    for at in range(len(inputs)):
         odd = list(inputs)
         memory = torch.zeros(inputs[at].numel() + 1, dtype=inputs[at].dtype)
         odd[at] = memory[1:].view(inputs[at].shape)
         assert device.call(odd)[1]
         *_, arguments = device.launches[-1]
-        read = arguments.left if at < 2 else arguments.right
-        assert (read.grad if at % 2 == 0 else read.x) % 16 == 0
+        read = [one for both in (arguments.left, arguments.right) for one in both[:siblings]]
+        assert all(one.grad % 16 == one.x % 16 == 0 for one in read)
     assert not device.call(inputs)[1]

@@ -47,7 +47,13 @@ class Device:
         monkeypatch.setattr(driver, "launch", self._launch)
         self.left, self.right = (torch.randn(p.weight_shape).bfloat16() for p in (LEFT, RIGHT))
         self.bias = torch.randn(LEFT.out_features).bfloat16()
+        self.others = []  # weights of siblings
         self.packed = 0  # elements for the gradient of x
+
+    def have_siblings(self, count):
+        """So many chains from here on, with other memory for each."""
+        self.others = [one.clone() for _ in range(count - 1) for one in (self.left, self.right)]
+        self.bias = torch.randn(count * LEFT.out_features).bfloat16()
 
     @staticmethod
     def _load_kernel(cubin, name, shared_bytes, device):
@@ -59,11 +65,14 @@ class Device:
     def call(self, x):
         """y, what is between the factors, and whether Python launched it."""
         before = len(self.launches)
-        y, between, of_grad = ks_chain_keeping(x, self.left, self.right, self.bias, self.packed)
+        weights = [self.left, self.right, *self.others]
+        siblings = len(weights) // 2
+        y, between, of_grad = ks_chain_keeping(x, weights, self.bias, siblings, self.packed)
         assert of_grad.shape == (self.packed,)
         self.of_grad = of_grad
-        assert y.shape == (*x.shape[:-1], LEFT.out_features)
-        assert between.shape == (*x.shape[:-1], RIGHT.out_features)
+        assert y.shape == (*x.shape[:-1], siblings * LEFT.out_features)
+        planes = (siblings,) if siblings > 1 else ()
+        assert between.shape == (*planes, *x.shape[:-1], RIGHT.out_features)
         assert y.dtype == between.dtype == x.dtype
         assert y.is_contiguous()
         assert between.is_contiguous()
@@ -105,9 +114,9 @@ def part_of_wider_rows(x):
     return wide[..., 8:]
 
 
-def elements_of_grad(rows):
+def elements_of_grad(rows, siblings=1):
     """Elements of the weights as the kernel of the gradient of x reads them."""
-    shape = input_grad_tile.Shape(LEFT, RIGHT)
+    shape = input_grad_tile.Shape(LEFT, RIGHT, siblings)
     tile = input_gradients.tile_of(shape, torch.bfloat16, rows, torch.device("cpu"))
     return tile.packed_elements(shape)
 
@@ -154,6 +163,39 @@ def test_it_launches_what_python_launches(device, batch, has_bias, is_of_grad):
         packed = weight_packer.Arguments.from_buffer_copy(seen_pack.arguments)
         assert values_of(packed) == values_of(packing)
         assert values_of(actual) == values_of(multiplying)
+
+
+@pytest.mark.parametrize("is_of_grad", [False, True])
+def test_siblings_are_one_launch(device, is_of_grad):
+    x = part_of_wider_rows(rows(MANY))
+    device.have_siblings(3)
+    device.packed = elements_of_grad(MANY, 3) if is_of_grad else 0
+    assert device.is_by_python(x)
+    assert len(device.launches) == 2
+    (pack, pack_grid, packing), (chain, chain_grid, multiplying) = device.launches
+    assert (pack, chain) == (PACK_TRAINED, TRAINED)
+    y, between, is_by_python = device.call(x)
+    assert not is_by_python
+    seen_pack, seen_chain = trained(device.library)
+    assert (seen_pack.grid, seen_chain.grid) == (pack_grid, chain_grid)
+    packed = weight_packer.Arguments.from_buffer_copy(seen_pack.arguments)
+    actual = chain_launcher.Arguments.from_buffer_copy(seen_chain.arguments)
+    weights = [device.left, device.right, *device.others]
+    for sibling, (left, right) in enumerate(zip(weights[::2], weights[1::2], strict=True)):
+        assert packed.weights[sibling][:2] == [right.data_ptr(), left.data_ptr()]
+    assert (actual.y, actual.z, actual.y_stride) == (y.data_ptr(), between.data_ptr(), y.shape[-1])
+    assert packed.packed == actual.weights
+    packing.packed, multiplying.weights = actual.weights, actual.weights
+    if is_of_grad:
+        packing.packed_of_grad = device.of_grad.data_ptr()
+    multiplying.y, multiplying.z = actual.y, actual.z
+    assert values_of(packed) == values_of(packing)
+    assert values_of(actual) == values_of(multiplying)
+    for count in (2, 1):  # which is known of others
+        device.have_siblings(count)
+        device.packed = 0
+        assert device.is_by_python(x)
+        assert not device.is_by_python(x)
 
 
 def test_the_arguments_are_the_operands(device):

@@ -140,24 +140,23 @@ def run_weight_gradients() -> int:
 def run_input_gradients() -> int:
     """Run the input gradients of chains by a tile of each way to share the work; how often."""
     ran, device = 0, DeviceSpec.of_device(0)
-    for text in (
-        "(1,52,48,2)*(3,32,72,1)",
-        "(1,72,64,1)*(2,32,40,1)",
-        "(1,40,32,4)*(4,32,24,1)",
-        "(1,19,32,8)*(4,64,72,1)",
+    for text, siblings in (
+        ("(1,52,48,2)*(3,32,72,1)", 1),
+        ("(1,72,64,1)*(2,32,40,1)", 1),
+        ("(1,40,32,4)*(4,32,24,1)", 1),
+        ("(1,19,32,8)*(4,64,72,1)", 1),
+        ("(1,52,48,2)*(3,32,72,1)", 3),
     ):
-        shape = input_grad_tile.Shape(*Chain.parse(text))
+        shape = input_grad_tile.Shape(*Chain.parse(text), siblings)
         tiles = {
             (tile.groups, tile.blocks, tile.splits, tile.parts): tile
             for tile in input_grad_tile.configs(shape, device)
         }
         for tile, rows in itertools.product(list(tiles.values())[::3], (ROWS, 300)):
-            grad = torch.randn(rows, shape.left.out_features, device="cuda").bfloat16()
-            left, right = (
-                torch.randn(p.weight_shape, device="cuda").bfloat16()
-                for p in (shape.left, shape.right)
-            )
-            result = InputGradient(shape, tile, "bfloat16", 0)(grad, left, right)
+            features, factors = shape.left.out_features, (shape.left, shape.right) * siblings
+            grads = [torch.randn(rows, features, device="cuda").bfloat16() for _ in range(siblings)]
+            weights = [torch.randn(p.weight_shape, device="cuda").bfloat16() for p in factors]
+            result = InputGradient(shape, tile, "bfloat16", 0)(grads, weights)
             assert not any(torch.isnan(one).any() for one in result), (text, tile)
             ran += 1
     return ran
@@ -166,16 +165,22 @@ def run_input_gradients() -> int:
 def run_chain_gradients() -> int:
     """Run some blocks of every cluster for chains' gradients, with one share and several."""
     ran = 0
-    for text in ("(1,20,40,2)*(2,40,40,1)", "(2,16,24,3)*(6,24,40,1)", "(1,72,72,2)*(2,72,136,1)"):
+    for text, siblings in (
+        ("(1,20,40,2)*(2,40,40,1)", 1),
+        ("(2,16,24,3)*(6,24,40,1)", 1),
+        ("(1,72,72,2)*(2,72,136,1)", 1),
+        ("(1,20,40,2)*(2,40,40,1)", 3),
+    ):
         left, right = Chain.parse(text)
         every = list(chain_grads_wgmma16.configs((left, right)))
         for number, config in enumerate(every[:: max(1, len(every) // 24)]):
             rows, shares = ((ROWS, (1, 1)), (1300, (1, 2)), (700, (2, 1)))[number % 3]
-            launch = chain_grads_wgmma16.launch_of(config, rows, shares)
+            launch = chain_grads_wgmma16.launch_of(config, rows, shares, siblings)
             kernel = ChainGradients((left, right), "bfloat16", launch, 0, True)
-            widths = (left.out_features, left.in_features, right.out_features, right.in_features)
+            features = (left.out_features, left.in_features, right.out_features)
+            widths = [n for n in features for _ in range(siblings)] + [right.in_features]
             operands = [torch.randn(rows, n, device="cuda").bfloat16() for n in widths]
-            print(f"{text}: {config}, {rows} rows, {shares} shares", flush=True)
+            print(f"{siblings} x {text}: {config}, {rows} rows, {shares} shares", flush=True)
             result = kernel(*operands)
             assert not any(torch.isnan(one).any() for one in result), (text, config)
             ran += 1

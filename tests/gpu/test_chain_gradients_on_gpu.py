@@ -41,41 +41,63 @@ def chain_of(text: str) -> Chain:
     return left, right
 
 
-def operands(chain: Chain, rows: int, dtype: torch.dtype) -> list[Tensor]:
-    """grad, between, grad_between and x: rows that lie apart, with NaN between them."""
+def operands(chain: Chain, rows: int, dtype: torch.dtype, siblings: int = 1) -> list[Tensor]:
+    """Each sibling's grad, between and grad_between, and x: rows lie apart, with NaN between them.
+
+    Those of siblings lie ever farther apart.
+    """
     left, right = chain
     results = []
-    for features in (
-        *(left.out_features, left.in_features, right.out_features, right.in_features),
-    ):
-        memory = torch.full((rows, features + 16), float("nan"), dtype=dtype, device="cuda")
-        memory[:, 8 : 8 + features] = torch.randn(rows, features, device="cuda")
-        results.append(memory[:, 8 : 8 + features])
+    for features in (left.out_features, left.in_features, right.out_features):
+        results += [drawn(rows, features, dtype, 16 * at) for at in range(1, siblings + 1)]
+    return [*results, drawn(rows, right.in_features, dtype, 16)]
+
+
+def drawn(rows: int, features: int, dtype: torch.dtype, beside: int) -> Tensor:
+    memory = torch.full((rows, features + beside), float("nan"), dtype=dtype, device="cuda")
+    memory[:, 8 : 8 + features] = torch.randn(rows, features, device="cuda")
+    return memory[:, 8 : 8 + features]
+
+
+def of_operator(inputs: list[Tensor], with_bias: bool = True) -> list[Tensor]:
+    """The gradients of siblings of ``TEXT``, by the operator."""
+    siblings = len(inputs) // 3
+    lists = (inputs[at : at + siblings] for at in range(0, 3 * siblings, siblings))
+    results: list[Tensor] = ks_chain_weight_grads(*lists, inputs[-1], 1, 2, 2, 1, with_bias)
     return results
 
 
-def assert_right(results: launcher.Gradients, inputs: list[Tensor], chain: Chain) -> None:
-    grad, between, grad_between, x = (one.flatten(0, -2) for one in inputs)
+def assert_right(results: list[Tensor], inputs: list[Tensor], chain: Chain) -> None:
+    """The weights' gradients, and those of the biases if any."""
+    *several, x = (one.flatten(0, -2) for one in inputs)
+    siblings = len(several) // 3
     unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[x.dtype]
-    for dk, p, dy, z in zip(results, chain, (grad, grad_between), (between, x), strict=False):
-        truth = weight_grad_decomposed(dy.double(), z.double(), p.a, p.d, False)
-        sizes = weight_grad_decomposed(dy.abs().double(), z.abs().double(), p.a, p.d, False)
-        wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes + 1e-6)
-        assert not wrong.any(), f"{p}: {int(wrong.sum())} of {p.nnz} are wrong"
-    if results[2] is not None and results[2].numel():
-        truth, sizes = grad.double().sum(0), grad.abs().double().sum(0)
-        assert ((results[2].double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes).all()
+    for at in range(siblings):
+        grad, between, grad_between = several[at::siblings]
+        both = zip(results[2 * at :], chain, (grad, grad_between), (between, x), strict=False)
+        for dk, p, dy, z in both:
+            truth = weight_grad_decomposed(dy.double(), z.double(), p.a, p.d, False)
+            sizes = weight_grad_decomposed(dy.abs().double(), z.abs().double(), p.a, p.d, False)
+            wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes + 1e-6)
+            assert not wrong.any(), f"{p} of {at}: {int(wrong.sum())} of {p.nnz} are wrong"
+        if len(results) > 2 * siblings:
+            truth, sizes = grad.double().sum(0), grad.abs().double().sum(0)
+            wrong = (results[2 * siblings + at].double() - truth).abs()
+            assert (wrong <= unit * truth.abs() + 2e-6 * sizes).all()
 
 
-def poisoned(kernel: launcher.ChainGradients, inputs: list[Tensor], with_bias: bool):
+def poisoned(
+    kernel: launcher.ChainGradients, inputs: list[Tensor], with_bias: bool
+) -> list[Tensor]:
     """The gradients, written over NaN."""
-    grad, between, grad_between, x = inputs
-    left, right = (x.new_full(p.weight_shape, torch.nan) for p in kernel.chain)
-    bias = x.new_full((grad.shape[-1],), torch.nan) if with_bias else None
-    elements = sum(launcher.share_elements(kernel.chain, kernel.launch, with_bias))
+    x, siblings = inputs[-1], kernel.launch.siblings
+    results = [x.new_full(p.weight_shape, torch.nan) for _ in range(siblings) for p in kernel.chain]
+    if with_bias:
+        results += [x.new_full((inputs[0].shape[-1],), torch.nan) for _ in range(siblings)]
+    elements = siblings * sum(launcher.share_elements(kernel.chain, kernel.launch, with_bias))
     shares = x.new_full((elements,), torch.nan, dtype=torch.float32) if elements else None
-    kernel.write((grad, between, grad_between, x), (left, right, bias), shares)
-    return left, right, bias
+    kernel.write(inputs, results, shares)
+    return results
 
 
 def test_random_chains(spec: DeviceSpec) -> None:
@@ -100,21 +122,22 @@ def test_random_chains(spec: DeviceSpec) -> None:
         config = draw.choice(list(kernels.configs(chain)))
         clusters.add(config.cluster)
         shares = draw.choice(((1, 1), (1, 1), (2, 1), (1, 3), (4, 2)))
-        launch = kernels.launch_of(config, rows, shares)
+        siblings = draw.choice((1, 1, 2, 3, 4))
+        launch = kernels.launch_of(config, rows, shares, siblings)
         name, with_bias = str(dtype).removeprefix("torch."), draw.random() < 0.5
         kernel = launcher.ChainGradients(chain, name, launch, 0, with_bias)
-        inputs = operands(chain, rows, dtype)
+        inputs = operands(chain, rows, dtype, siblings)
         results = poisoned(kernel, inputs, with_bias)
         assert_right(results, inputs, chain)
         for one, other in zip(results, poisoned(kernel, inputs, with_bias), strict=True):
-            assert (one is None) == (other is None)
-            assert one is None or torch.equal(one, other), "not the same at every call"
+            assert torch.equal(one, other), "not the same at every call"
     assert len(clusters) > 2
 
 
+@pytest.mark.parametrize("siblings", [1, 3])
 @pytest.mark.parametrize("cluster", kernels.CLUSTERS)
 @pytest.mark.parametrize("text", [TEXT, "(1,512,128,2)*(2,128,512,1)"])
-def test_every_cluster(spec: DeviceSpec, text: str, cluster: int) -> None:
+def test_every_cluster(spec: DeviceSpec, text: str, cluster: int, siblings: int) -> None:
     """The best predicted config of each size, which must be one that the device can run."""
     chain = chain_of(text)
     for rows in (1, 333, 4096):
@@ -122,20 +145,22 @@ def test_every_cluster(spec: DeviceSpec, text: str, cluster: int) -> None:
             one
             for config in kernels.configs(chain)
             if config.cluster == cluster
-            for one in kernels.launches_of(config, chain, rows, spec)
+            for one in kernels.launches_of(config, chain, rows, spec, siblings)
         ]
         launch = min(launches, key=lambda one: kernels.predicted_us(one, chain, rows, spec))
         kernel = launcher.ChainGradients(chain, "bfloat16", launch, 0, True)
-        inputs = operands(chain, rows, torch.bfloat16)
+        inputs = operands(chain, rows, torch.bfloat16, siblings)
         assert_right(poisoned(kernel, inputs, True), inputs, chain)
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("siblings", [1, 3])
 @pytest.mark.parametrize("batch", [(4096,), (4, 5, 100), (1,)], ids=str)
 def test_a_known_call_needs_no_python(
     spec: DeviceSpec,
     monkeypatch: pytest.MonkeyPatch,
     batch: tuple[int, ...],
+    siblings: int,
     with_bias: bool,
 ) -> None:
     from ksopt.jit import host
@@ -143,12 +168,14 @@ def test_a_known_call_needs_no_python(
     assert host.load() is None
     chain = chain_of(TEXT)
     rows = torch.Size(batch).numel()
-    inputs = [one.view(*batch, -1) for one in operands(chain, rows, torch.bfloat16)]
-    first = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, with_bias)
+    inputs = [one.view(*batch, -1) for one in operands(chain, rows, torch.bfloat16, siblings)]
+    first = of_operator(inputs, with_bias)
     assert_right(first, inputs, chain)
-    assert first[2].numel() == (384 if with_bias else 0)
+    assert len(first) == siblings * (3 if with_bias else 2)
     run = chain_gradients.run
-    is_one = chain_gradients.is_by_kernel(chain, torch.bfloat16, rows, first[0].device, with_bias)
+    is_one = chain_gradients.is_by_kernel(
+        chain, torch.bfloat16, rows, first[0].device, with_bias, siblings
+    )
     assert is_one or rows == 1
 
     def refuse(*args: object) -> object:
@@ -156,7 +183,7 @@ def test_a_known_call_needs_no_python(
         return run(*args)
 
     monkeypatch.setattr(chain_gradients, "run", refuse)
-    again = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, with_bias)
+    again = of_operator(inputs, with_bias)
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
@@ -167,19 +194,20 @@ def test_operands_that_it_may_be_called_with(spec: DeviceSpec) -> None:
     odd = [torch.randn(1024 * n + 1, device="cuda").bfloat16()[1:].view(1024, n) for n in widths]
     turned = [torch.randn(64, 16, n, device="cuda").bfloat16().transpose(0, 1) for n in widths]
     for inputs in (odd, turned):
-        results = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, True)
+        results = of_operator(inputs)
         assert_right(results, [one.contiguous() for one in inputs], chain)
     none = [one[:0] for one in odd]
-    assert not any(one.any() for one in ks_chain_weight_grads(*none, 1, 2, 2, 1, True))
+    assert not any(one.any() for one in of_operator(none))
 
 
-def test_it_can_be_captured(spec: DeviceSpec) -> None:
+@pytest.mark.parametrize("siblings", [1, 3])
+def test_it_can_be_captured(spec: DeviceSpec, siblings: int) -> None:
     chain = chain_of(TEXT)
-    inputs = operands(chain, 8192, torch.bfloat16)
-    expected = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, True)
+    inputs = operands(chain, 8192, torch.bfloat16, siblings)
+    expected = of_operator(inputs)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, True)
+        results = of_operator(inputs)
     for _ in range(2):
         for one in results:
             one.fill_(torch.nan)

@@ -17,7 +17,7 @@ from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families.input_grad_tile import Shape
 from ksopt.kernels.gradient_record import GradientRecord
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.ops import ks_mm_weight_grad
+from ksopt.ops import input_gradient, ks_mm_weight_grad
 from ksopt.ops.chain_gradients import ks_chain_weight_grads
 from ksopt.ops.input_gradient import ks_chain_input_grad
 from ksopt.ops.weight_gradient import weight_grad_decomposed
@@ -81,34 +81,48 @@ def test_a_weights_gradient_is_raced_once(
     assert weights.is_by_kernel(p, torch.bfloat16, rows, CUDA) == is_kernel
 
 
+@pytest.mark.parametrize("siblings", [1, 3])
 @pytest.mark.parametrize("rows", [64, 8192])
-def test_those_of_a_chain_are_raced(rows: int) -> None:
+def test_those_of_chains_are_raced(rows: int, siblings: int) -> None:
     left, right = Chain.parse(LAYER)
-    widths = (left.out_features, left.in_features, right.out_features, right.in_features)
-    inputs = [drawn(rows, n) for n in widths]
-    results = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, True)
-    grad, between, grad_between, x = (one.double() for one in inputs)
-    assert_near(results[0], weight_grad_decomposed(grad, between, 1, 2, False))
-    assert_near(results[1], weight_grad_decomposed(grad_between, x, 2, 1, False))
-    assert_near(results[2], grad.sum(0))
-    (of_chain,) = (one for one in records() if one.key.problem.gradient == "chain_weights")
-    is_one = of_chain.choice.config is not None
-    chain = (left, right)
-    assert chain_gradients.is_by_kernel(chain, torch.bfloat16, rows, CUDA, True) == is_one
-    again = ks_chain_weight_grads(*inputs, 1, 2, 2, 1, True)
+    widths = (left.out_features, left.in_features, right.out_features)
+    inputs = [[drawn(rows, n) for _ in range(siblings)] for n in widths]
+    x = drawn(rows, right.in_features)
+    results = ks_chain_weight_grads(*inputs, x, 1, 2, 2, 1, True)
+    for at, its in enumerate(zip(*inputs, strict=True)):
+        grad, between, grad_between = (one.double() for one in its)
+        assert_near(results[2 * at], weight_grad_decomposed(grad, between, 1, 2, False))
+        exact = weight_grad_decomposed(grad_between, x.double(), 2, 1, False)
+        assert_near(results[2 * at + 1], exact)
+        assert_near(results[2 * siblings + at], grad.sum(0))
+    (record,) = (
+        one
+        for one in records()
+        if (one.key.problem.gradient, one.key.problem.siblings) == ("chain_weights", siblings)
+    )
+    is_one = record.choice.config is not None
+    call = ((left, right), torch.bfloat16, rows, CUDA, True, siblings)
+    assert chain_gradients.is_by_kernel(*call) == is_one
+    again = ks_chain_weight_grads(*inputs, x, 1, 2, 2, 1, True)
     assert all(torch.equal(one, other) for one, other in zip(results, again, strict=True))
 
 
-def test_that_of_a_chains_input_is_raced() -> None:
-    s, rows = Shape(*Chain.parse(LAYER)), 8192
-    left, right = (drawn(*p.weight_shape) for p in (s.left, s.right))
-    grad = drawn(rows, s.left.out_features)
+@pytest.mark.parametrize("siblings", [1, 3])
+def test_that_of_what_chains_read_is_raced(siblings: int) -> None:
+    s, rows = Shape(*Chain.parse(LAYER), siblings), 8192
+    factors = [drawn(*p.weight_shape) for p in (s.left, s.right) * siblings]
+    grads = [drawn(rows, s.left.out_features) for _ in range(siblings)]
+    wide = [one.double() for one in (*grads, *factors)]
+    of_x, of_between = input_gradient._by_pytorch(wide[:siblings], wide[siblings:])
     for _ in range(2):
-        to, between = ks_chain_input_grad(grad, left, right)
-        exact = ksopt.reference.ks_reference(grad.double(), left.double().transpose(1, 2))
-        assert_near(between, exact)
-        assert_near(to, ksopt.reference.ks_reference(exact, right.double().transpose(1, 2)))
-    (record,) = (one for one in records() if one.key.problem.gradient == "chain_input")
+        to, between = ks_chain_input_grad(grads, factors)
+        assert_near(between, of_between)
+        assert_near(to, of_x)
+    (record,) = (
+        one
+        for one in records()
+        if one.key.problem.gradient == "chain_input" and one.key.problem.siblings == siblings
+    )
     assert record.choice.config in (None, {})
     is_kernel = record.choice.config is not None
     assert input_gradients.is_by_kernel(s, torch.bfloat16, rows, CUDA) == is_kernel

@@ -1,10 +1,10 @@
-"""The gradient of what a trained chain reads, in one launch, against float64."""
+"""The gradient of what trained chains read, in one launch, against float64."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -34,6 +34,7 @@ CHAINS = (
     "(1,90,64,4)*(4,64,96,1)",
     "(1,33,64,8)*(4,128,40,1)",
 )
+SIBLINGS = ((LAYER, 3), ("(1,52,48,2)*(3,32,72,1)", 2), ("(1,72,96,1)*(3,32,40,1)", 4))
 
 
 @pytest.fixture
@@ -54,53 +55,66 @@ def is_faster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     input_gradients.faster.cache_clear()
 
 
-def drawn(s: Shape, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """A gradient, whose rows lie apart with NaN between them, and both factors."""
-    features = s.left.out_features
-    memory = torch.full((rows, features + 16), float("nan"), dtype=dtype, device="cuda")
-    memory[:, 8:-8] = torch.randn(rows, features, device="cuda")
-    left = (torch.randn(s.left.weight_shape, device="cuda") * s.left.b**-0.5).to(dtype)
-    # A view whose elements are in another order.
-    right = torch.randn(s.right.weight_shape, device="cuda").transpose(0, 1).contiguous()
-    return memory[:, 8:-8], left, (right.transpose(0, 1) * s.right.b**-0.5).to(dtype)
+def drawn(s: Shape, rows: int, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients, whose rows lie apart with NaN between them, and all factors."""
+    features, grads, weights = s.left.out_features, [], []
+    for at in range(s.siblings):
+        memory = torch.full(
+            (rows, features + 16 + 8 * at), float("nan"), dtype=dtype, device="cuda"
+        )
+        grads.append(memory[:, 8 : 8 + features].copy_(torch.randn(rows, features, device="cuda")))
+        left = torch.randn(s.left.weight_shape, device="cuda") * s.left.b**-0.5
+        # A view whose elements are in another order.
+        right = torch.randn(s.right.weight_shape, device="cuda").transpose(0, 1).contiguous()
+        weights += [left.to(dtype), (right.transpose(0, 1) * s.right.b**-0.5).to(dtype)]
+    return grads, weights
 
 
-def assert_right(to: Tensor, between: Tensor, grad: Tensor, left: Tensor, right: Tensor) -> None:
+def assert_right(
+    to: Tensor, between: Tensor, grads: Sequence[Tensor], weights: Sequence[Tensor]
+) -> None:
     """Each within one rounding of its own, and the first within one of what is between, too."""
-    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[grad.dtype]
-    of_left, of_right = left.double().transpose(1, 2), right.double().transpose(1, 2)
-    truth = ks_reference(grad.double(), of_left)
-    size = ks_reference(grad.double().abs(), of_left.abs())
-    wrong = ~((between.double() - truth).abs() <= unit * truth.abs() + 2e-6 * size + 1e-6)
-    assert not wrong.any(), f"{int(wrong.sum())} between the factors are wrong"
-    spread, sizes = ks_reference(truth.abs(), of_right.abs()), ks_reference(size, of_right.abs())
-    truth = ks_reference(truth, of_right)
-    allowed = unit * (truth.abs() + 1.01 * spread) + 4e-6 * sizes + 1e-6
-    wrong = ~((to.double() - truth).abs() <= allowed)
+    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[to.dtype]
+    total, allowed = torch.zeros_like(to).double(), torch.zeros_like(to).double()
+    planes = between.view(len(grads), *grads[0].shape[:-1], -1)
+    for at, grad in enumerate(grads):
+        of_left, of_right = (one.double().transpose(1, 2) for one in weights[2 * at : 2 * at + 2])
+        truth = ks_reference(grad.double(), of_left)
+        size = ks_reference(grad.double().abs(), of_left.abs())
+        wrong = ~((planes[at].double() - truth).abs() <= unit * truth.abs() + 2e-6 * size + 1e-6)
+        assert not wrong.any(), f"{int(wrong.sum())} between the factors are wrong"
+        spread, sizes = (ks_reference(one, of_right.abs()) for one in (truth.abs(), size))
+        total += ks_reference(truth, of_right)
+        allowed += unit * 1.01 * spread + 4e-6 * sizes
+    wrong = ~((to.double() - total).abs() <= allowed + unit * total.abs() + 1e-6)
     assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} are wrong"
 
 
-def computed(kernel: InputGradient, grad: Tensor, left: Tensor, right: Tensor) -> list[Tensor]:
+def computed(
+    kernel: InputGradient, grads: Sequence[Tensor], weights: Sequence[Tensor]
+) -> list[Tensor]:
     """Both gradients, with nothing written beside them."""
-    s, rows = kernel.shape, len(grad)
+    s, rows = kernel.shape, len(grads[0])
     apart = [
-        torch.full((rows + 2, features), float("nan"), device="cuda", dtype=grad.dtype)
-        for features in (s.right.in_features, s.middle)
+        torch.full((count + 2, features), float("nan"), device="cuda", dtype=grads[0].dtype)
+        for count, features in ((rows, s.right.in_features), (s.siblings * rows, s.middle))
     ]
     to, between = (one[1:-1] for one in apart)
-    kernel.launch(grad, kernel.pack(left, right), between, to)
+    if s.siblings > 1:
+        between = between.view(s.siblings, rows, -1)
+    kernel.launch(grads, kernel.pack(weights), between, to)
     for one in apart:
         assert one[0].isnan().all()
         assert one[-1].isnan().all()
     return [to, between]
 
 
-@pytest.mark.parametrize("text", CHAINS)
-def test_random_tiles_and_rows(spec: DeviceSpec, text: str) -> None:
+@pytest.mark.parametrize(("text", "siblings"), [*((text, 1) for text in CHAINS), *SIBLINGS])
+def test_random_tiles_and_rows(spec: DeviceSpec, text: str, siblings: int) -> None:
     seed = int(time.time())
     print(f"seed {seed}")
     torch.manual_seed(seed)
-    draw, s = random.Random(seed), Shape(*Chain.parse(text))
+    draw, s = random.Random(seed), Shape(*Chain.parse(text), siblings)
     of_way: dict[tuple[int, int, int, int], list[Config]] = {}
     for tile in tiles.configs(s, spec):
         of_way.setdefault((tile.groups, tile.blocks, tile.splits, tile.parts), []).append(tile)
@@ -118,9 +132,9 @@ def test_random_tiles_and_rows(spec: DeviceSpec, text: str) -> None:
 def test_what_is_not_finite_reaches_what_it_met(spec: DeviceSpec) -> None:
     s = Shape(*Chain.parse("(1,52,48,2)*(3,32,72,1)"))
     kernel = InputGradient(s, tiles.best(s, 300, spec)[0], "bfloat16", 0)
-    grad, left, right = drawn(s, 300, torch.bfloat16)
+    (grad,), (left, right) = drawn(s, 300, torch.bfloat16)
     grad[3, -1], grad[170, 0] = float("inf"), float("nan")
-    to, between = computed(kernel, grad, left, right)
+    to, between = computed(kernel, [grad], [left, right])
     truth = ks_reference(grad.double(), left.double().transpose(1, 2))
     assert torch.equal(between.isfinite(), truth.isfinite())
     truth = ks_reference(truth, right.double().transpose(1, 2))
@@ -130,7 +144,7 @@ def test_what_is_not_finite_reaches_what_it_met(spec: DeviceSpec) -> None:
 @pytest.mark.usefixtures("is_faster")
 def test_the_operator_takes_all_that_it_may_be_called_with(spec: DeviceSpec) -> None:
     s = Shape(*Chain.parse(LAYER))
-    grad, left, right = drawn(s, 4096, torch.bfloat16)
+    (grad,), weights = drawn(s, 4096, torch.bfloat16)
     for one in (
         grad,
         grad.contiguous().view(4, 1024, -1),
@@ -138,29 +152,42 @@ def test_the_operator_takes_all_that_it_may_be_called_with(spec: DeviceSpec) -> 
         torch.randn(4096 * 384 + 1, device="cuda").bfloat16()[1:].view(4096, 384),
         grad[:0],
     ):
-        to, between = ks_chain_input_grad(one, left, right)
+        to, between = ks_chain_input_grad([one], weights)
         assert to.shape == (*one.shape[:-1], 384)
         assert between.shape == (*one.shape[:-1], 128)
-        flat = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (to, between, one))
+        flat = [tensor.reshape(-1, tensor.shape[-1]) for tensor in (to, between, one)]
         if one.numel() > 0:
-            assert_right(*flat, left, right)
-    by_factors = input_gradient._by_factors
-    assert input_gradients.run(grad, left, right, None, by_factors, by_factors) is not None
+            assert_right(*flat[:2], flat[2:], weights)
+    apart = input_gradient._apart
+    assert input_gradients.run([grad], weights, None, apart, apart) is not None
+
+
+@pytest.mark.usefixtures("is_faster")
+@pytest.mark.parametrize("siblings", [2, 3])
+def test_the_operator_sums_over_siblings(spec: DeviceSpec, siblings: int) -> None:
+    s = Shape(*Chain.parse(LAYER), siblings)
+    grads, weights = drawn(s, 4096, torch.bfloat16)
+    for several in (grads, [one.contiguous().view(4, 1024, -1) for one in grads]):
+        for _ in range(2):  # by Python, and by the host library
+            to, between = ks_chain_input_grad(several, weights)
+            assert to.shape == (*several[0].shape[:-1], 384)
+            assert between.shape == (siblings, *several[0].shape[:-1], 128)
+            assert_right(to.view(-1, 384), between, grads, weights)
 
 
 @pytest.mark.usefixtures("is_faster")
 def test_it_can_be_captured(spec: DeviceSpec) -> None:
     s = Shape(*Chain.parse(LAYER))
-    grad, left, right = drawn(s, 4096, torch.float16)
-    ks_chain_input_grad(grad, left, right)
+    grads, weights = drawn(s, 4096, torch.float16)
+    ks_chain_input_grad(grads, weights)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = ks_chain_input_grad(grad, left, right)
+        result = ks_chain_input_grad(grads, weights)
     for _ in range(2):
-        left.normal_(std=0.1)
-        grad.normal_()
+        weights[0].normal_(std=0.1)
+        grads[0].normal_()
         graph.replay()
-        for one, expected in zip(result, ks_chain_input_grad(grad, left, right), strict=True):
+        for one, expected in zip(result, ks_chain_input_grad(grads, weights), strict=True):
             assert torch.equal(one, expected)
 
 
@@ -206,40 +233,41 @@ def test_a_known_launch_needs_no_python(spec: DeviceSpec, monkeypatch: pytest.Mo
 
     assert host.load() is None
     s = Shape(*Chain.parse(LAYER))
-    grad, left, right = drawn(s, 7_102, torch.bfloat16)
-    expected = ks_chain_input_grad(grad, left, right)
+    grads, weights = drawn(s, 7_102, torch.bfloat16)
+    expected = ks_chain_input_grad(grads, weights)
 
     def refuse(*_: object) -> None:
         raise AssertionError("Python was entered")
 
     monkeypatch.setattr(input_gradients, "run", refuse)
-    for one, other in zip(ks_chain_input_grad(grad, left, right), expected, strict=True):
+    for one, other in zip(ks_chain_input_grad(grads, weights), expected, strict=True):
         assert torch.equal(one, other)
-    left.mul_(2)
-    to, between = ks_chain_input_grad(grad, left, right)
-    assert_right(to, between, grad, left, right)
+    weights[0].mul_(2)
+    to, between = ks_chain_input_grad(grads, weights)
+    assert_right(to, between, grads, weights)
 
 
+@pytest.mark.parametrize("siblings", [1, 3])
 def test_the_forward_pass_packs_weights_for_it(
-    spec: DeviceSpec, is_faster: None, monkeypatch: pytest.MonkeyPatch
+    spec: DeviceSpec, is_faster: None, monkeypatch: pytest.MonkeyPatch, siblings: int
 ) -> None:
     """As the kernel that packs them for the backward pass alone does; by Python and without it."""
     monkeypatch.setenv("KSOPT_TUNE", "model")
     for rows in (300, 20_000):
-        left, right = drawn(Shape(*Chain.parse(LAYER)), 1, torch.bfloat16)[1:]
-        x, grad = (torch.randn(rows, 384, device="cuda").bfloat16() for _ in range(2))
-        shape = Shape(*Chain.parse(LAYER))
+        shape = Shape(*Chain.parse(LAYER), siblings)
+        grads, weights = drawn(shape, rows, torch.bfloat16)
+        x = torch.randn(rows, 384, device="cuda").bfloat16()
         tile = input_gradients.tile_of(shape, x.dtype, rows, x.device)
         assert tile is not None
-        expected = input_gradients.packed_for(left, right, rows)
+        expected = input_gradients.packed_for(weights, rows)
         assert expected is not None
-        gradients = ks_chain_input_grad(grad, left, right)
+        gradients = ks_chain_input_grad(grads, weights)
+        elements = tile.packed_elements(shape)
         for _ in range(3):
-            y, between, packed = ks_chain_keeping(x, left, right, None, tile.packed_elements(shape))
+            y, between, packed = ks_chain_keeping(x, weights, None, siblings, elements)
             assert torch.equal(packed, expected)
-            for one, other in zip(
-                (y, between), ks_chain_keeping(x, left, right, None), strict=False
-            ):
+            others = ks_chain_keeping(x, weights, None, siblings)
+            for one, other in zip((y, between), others, strict=False):
                 assert torch.equal(one, other)
-            again = ks_chain_input_grad(grad, left, right, packed)
+            again = ks_chain_input_grad(grads, weights, packed)
             assert all(map(torch.equal, again, gradients))

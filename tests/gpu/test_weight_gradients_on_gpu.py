@@ -233,16 +233,16 @@ def test_a_known_trained_chain_needs_no_python(
         for x in (whole, apart):
             plan_autotuner.forget()
             runs.clear()
-            ks_chain_keeping(x, left.zero_(), right.zero_(), bias)
+            ks_chain_keeping(x, [left.zero_(), right.zero_()], bias)
             assert runs == [True], "the planner took no kernel"
             for _ in range(3):
                 left.normal_(std=0.1)
                 right.normal_(std=0.1)
                 runs.clear()
-                y, between, _ = ks_chain_keeping(x, left, right, bias)
+                y, between, _ = ks_chain_keeping(x, [left, right], bias)
                 assert runs == [], "Python was entered"
                 plan_autotuner.forget()
-                expected = ks_chain_keeping(x, left, right, bias)
+                expected = ks_chain_keeping(x, [left, right], bias)
                 assert runs == [True]
                 assert torch.equal(y, expected[0])
                 assert torch.equal(between, expected[1])
@@ -254,13 +254,13 @@ def test_a_known_trained_chain_needs_no_python(
         graph = torch.cuda.CUDAGraph()
         runs.clear()
         with torch.cuda.graph(graph):
-            y, between, _ = ks_chain_keeping(whole, left, right, bias)
+            y, between, _ = ks_chain_keeping(whole, [left, right], bias)
         right.normal_(std=0.1)
         graph.replay()
         assert runs == []
         plan_autotuner.forget()
         for one, other in zip(
-            (y, between), ks_chain_keeping(whole, left, right, bias)[:2], strict=True
+            (y, between), ks_chain_keeping(whole, [left, right], bias)[:2], strict=True
         ):
             assert torch.equal(one, other)
 

@@ -199,16 +199,23 @@ def run(
 
 def run_keeping(
     kernel: EmulatedKernel, case: tuple[Shape, Config, Epilogue, str], o: Operands, sms: int = 2
-) -> tuple[Tensor, Tensor]:
-    """As `run`, and what is between the factors; that is left empty where it is not stored."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `run`, and what is between the factors, [siblings, rows, features], and is activated.
+
+    What is not stored has no features.
+    """
     s, tile, epilogue, _ = case
     packed = chain_packing.pack(o.left, o.right, chain_packing.pack_index(s, tile))
     launch = chain_launcher.launch_of(tile, o.x.shape[0], sms)
     shared = tile.shared_bytes(s)
     z_features = s.right.out_features if epilogue.keeps_z else 0
-    y = _launch(kernel, launch, tile, shared, epilogue, o, packed, o.bias, z_features)
+    of_all = s.siblings * z_features
+    memory = _launch(kernel, launch, tile, shared, epilogue, o, packed, o.bias, of_all)
     rows, features = o.residual.shape
-    return y[: rows * features].view(rows, features), y[rows * features :].view(rows, z_features)
+    of_h = features if epilogue.keeps_h else 0
+    y, z, h = memory.split([rows * features, rows * of_all, rows * of_h])
+    planes = z.view(s.siblings, rows, z_features)
+    return y.view(rows, features), planes, h.view(rows, of_h)
 
 
 def run_mlp(
@@ -289,14 +296,16 @@ def _launch(
     z_features: int = 0,
     hidden: Tensor | None = None,
 ) -> Tensor:
-    """y and, of so many features, what is between the factors, one behind the other.
+    """y, of so many features what is between the factors, and what is activated, side by side.
 
     ``hidden`` is the bias of the first of two chains.
     """
     rows, features = o.residual.shape
     weights = _aligned(torch.cat([packed, bias, *([] if hidden is None else [hidden])]))
     apart = _aligned(o.x._base.reshape(-1))  # x and residual
-    y = _aligned(torch.full((rows * (features + z_features),), float("nan"), dtype=o.x.dtype))
+    h_features = features if epilogue.keeps_h else 0
+    count = rows * (features + z_features + h_features)
+    y = _aligned(torch.full((count,), float("nan"), dtype=o.x.dtype))
     blocks, of_block = launch
     size, stride = o.x.element_size(), o.x.stride(0)
     kind, last = Arguments, ()
@@ -312,6 +321,7 @@ def _launch(
         y.data_ptr(),
         *(rows, stride, features, stride, of_block),
         y.data_ptr() + rows * features * size if z_features else 0,
+        y.data_ptr() + rows * (features + z_features) * size if h_features else 0,
         *last,
     )
     _emulate(kernel, arguments, (blocks, tile.threads, shared), (apart, weights, y))

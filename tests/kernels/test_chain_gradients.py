@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from checks import H200
 
 from ksopt.kernels import chain_gradients, gradient_autotuner, weight_gradients
+from ksopt.kernels.families import chain_grads_wgmma16 as kernels
 from ksopt.kernels.families import pytorch_cost
 from ksopt.kernels.families.chain_grads_wgmma16 import Chain
 from ksopt.kernels.families.gradient_base import GradientProblem
@@ -29,8 +31,10 @@ def chain_of(text: str) -> Chain:
     return left, right
 
 
-def is_one(text: str, rows: int = 4096, dtype: torch.dtype = torch.bfloat16) -> bool:
-    return chain_gradients.is_by_kernel(chain_of(text), dtype, rows, CUDA, True)
+def is_one(
+    text: str, rows: int = 4096, dtype: torch.dtype = torch.bfloat16, siblings: int = 1
+) -> bool:
+    return chain_gradients.is_by_kernel(chain_of(text), dtype, rows, CUDA, True, siblings)
 
 
 def test_where_one_launch_is_predicted_to_be_faster() -> None:
@@ -41,6 +45,43 @@ def test_where_one_launch_is_predicted_to_be_faster() -> None:
     assert not is_one("(1,512,128,2)*(2,128,512,1)", dtype=torch.float32)
     assert not is_one("(1,512,128,16)*(16,128,512,1)")
     assert not is_one("(1,512,128,2)*(2,128,512,1)", rows=0)
+
+
+def test_where_one_launch_of_siblings_is_predicted_to_be_faster() -> None:
+    for siblings in (2, 3, 4):
+        assert is_one("(1,192,64,2)*(2,64,192,1)", 25_216, siblings=siblings)
+        assert is_one("(1,512,128,2)*(2,128,512,1)", siblings=siblings)
+        assert not is_one("(1,512,128,16)*(16,128,512,1)", siblings=siblings)
+    assert not is_one("(1,192,64,2)*(2,64,192,1)", siblings=5)
+
+
+@pytest.mark.parametrize("text", ["(1,192,64,2)*(2,64,192,1)", "(1,512,128,16)*(16,128,512,1)"])
+def test_siblings_compete_with_the_best_way_of_one(text: str) -> None:
+    chain = chain_of(text)
+    problem = GradientProblem("chain_weights", chain, "bfloat16", True)
+    factors = chain_gradients.by_factors_us(chain, "bfloat16", 4096, H200, True)
+    assert chain_gradients.without_us(problem, 4096, H200) == factors
+    best = [one.predicted_us for one in gradient_autotuner.ranked(problem, 4096, H200)]
+    several = replace(problem, siblings=3)
+    assert chain_gradients.without_us(several, 4096, H200) == 3 * min([factors, *best])
+
+
+def test_siblings_share_waves_and_what_they_read() -> None:
+    """So they take less than as many launches, and fewer shares of each tile fill the device."""
+    chain = chain_of("(1,192,64,2)*(2,64,192,1)")
+    one, three = (
+        gradient_autotuner.ranked(
+            GradientProblem("chain_weights", chain, "bfloat16", True, siblings), 25_216, H200
+        )[0]
+        for siblings in (1, 3)
+    )
+    assert one.predicted_us < three.predicted_us < 3 * one.predicted_us
+    for config in kernels.configs(chain):
+        for launch in kernels.launches_of(config, chain, 25_216, H200, 3):
+            assert launch.siblings == 3
+            clusters = launch.blocks(chain) // config.cluster
+            assert launch.shares == (1, 1) or clusters <= config.clusters(H200)
+            assert launch.blocks(chain) == 3 * replace(launch, siblings=1).blocks(chain)
 
 
 def test_elsewhere_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from ksopt.kernels.gradient_record import GradientKey, GradientRecord
 from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import EntryResult
 from ksopt.measure.measurement import Measurement
-from ksopt.ops import weight_gradient
+from ksopt.ops import input_gradient, weight_gradient
 from ksopt.patterns.chain import Pattern
 from tests.kernels import toy_gradients
 
@@ -101,6 +101,28 @@ def test_it_is_measured_once_and_recorded(raced: list[list[str]]) -> None:
     assert GradientRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
     gradient_autotuner.forget()
     assert kernel_of(question())[0] is None  # the family is no longer there: nothing to choose
+
+
+def test_what_siblings_read_is_raced_beside_what_one_chain_reads(raced: list[list[str]]) -> None:
+    chain, by_pytorch = (Pattern(1, 3, 2, 2), Pattern(2, 2, 4, 1)), input_gradient._by_pytorch
+    pair = tuple(p.weight_shape for p in chain)
+    for count in (1, 3):
+        problem = GradientProblem("chain_input", chain, "float32", siblings=count)
+        without = Without("factors", 1.4, by_pytorch, by_pytorch)
+        shapes = (((ROWS, 6),) * count, pair * count)
+        with toy_gradients.registered(of=toy_gradients.ToyInputGrad):
+            question_of = GradientQuestion(problem, ROWS, CPU, H200, without, shapes)
+            kernel, is_final = kernel_of(question_of)
+            assert is_final
+            grads, weights = ([torch.randn(size) for size in sizes] for sizes in shapes)
+            to, between = kernel(grads, weights)
+            assert to.shape == (ROWS, 8)
+            assert between.shape == ((count, ROWS, 4) if count > 1 else (ROWS, 4))
+    assert raced == 2 * [["factors", *(f"toy_input_grad(ToyTile(size={size}))" for size in (8, 4))]]
+    records = tuning_cache.load_all(backend_of("cpu").fingerprint(CPU), GradientRecord)
+    assert {one.key.problem.siblings for one in records} == {1, 3}
+    for one in records:
+        assert GradientRecord.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
 def test_a_wrong_kernel_is_left_out(raced: list[list[str]]) -> None:
@@ -198,7 +220,9 @@ def test_names_are_used_once() -> None:
     }
 
 
-@pytest.mark.parametrize("broken", [{"gradient": "bias"}, {"pattern": "no"}, {"dtype": None}])
+@pytest.mark.parametrize(
+    "broken", [{"gradient": "bias"}, {"pattern": "no"}, {"dtype": None}, {"siblings": 0}]
+)
 def test_a_key_of_something_else_is_refused(broken: dict[str, Any]) -> None:
     values = GradientKey(PROBLEM, 6).to_json()
     assert GradientKey.from_json(values) == GradientKey(PROBLEM, 6)

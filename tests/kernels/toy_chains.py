@@ -99,17 +99,22 @@ class ToyChain(KernelFamily[ToyConfig]):
         return launch
 
     def stores_intermediate(self, problem: Problem) -> bool:
-        return problem.epilogue.activation == "none" and not problem.epilogue.residual
+        return not problem.epilogue.residual
 
     def storing_launcher(
         self, problem: Problem, config: ToyConfig, device_index: int, of_grad: Any = None
     ) -> Any:
         def launch(x, weights, bias):
             ToyChain.stored.append(problem)
-            left, right = weights
-            between = ks_reference(x, right)
-            y = with_epilogue(ks_reference(between, left), bias).contiguous()
-            return y, between, x.new_empty(0)
+            between = [ks_reference(x, right) for right in weights[1::2]]
+            parts = [ks_reference(*one) for one in zip(between, weights[::2], strict=True)]
+            assert len(parts) == problem.siblings
+            y = with_epilogue(torch.cat(parts, -1), bias).contiguous()
+            z = between[0] if len(parts) == 1 else torch.stack(between)
+            activation = problem.epilogue.activation
+            if activation == "none":
+                return y, z, x.new_empty(0)
+            return with_epilogue(y, activation=activation), z, x.new_empty(0), y
 
         return launch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from ksopt.kernels.families import gradient_base
 from ksopt.kernels.families.gradient_base import GradientFamily, GradientProblem
 from ksopt.kernels.problem import DeviceSpec
+from ksopt.ops import input_gradient
 from ksopt.ops.weight_gradient import weight_grad_decomposed
 
 
@@ -68,23 +69,42 @@ class ToyWeightGrad(GradientFamily[ToyLaunch]):
         return call
 
 
+class ToyInputGrad(ToyWeightGrad):
+    """The gradient of what chains read, by torch."""
+
+    name = "toy_input_grad"
+    computes = "chain_input"
+
+    def launcher(
+        self, problem: GradientProblem, launch: ToyLaunch, device_index: int
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        def call(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            assert len(grads) == problem.siblings
+            return input_gradient._by_pytorch(grads, weights)
+
+        return call
+
+
 @contextlib.contextmanager
 def registered(
-    predicted: float = 1.0, error: float = 0.0
+    predicted: float = 1.0,
+    error: float = 0.0,
+    of: type[GradientFamily[ToyLaunch]] = ToyWeightGrad,
 ) -> Iterator[type[GradientFamily[ToyLaunch]]]:
     """The family takes part inside the block.
 
     Args:
         predicted: microseconds of its better tile.
         error: added to its results.
+        of: the family.
     """
     values = {"predicted": predicted, "error": error}
-    family = type("Toy", (ToyWeightGrad,), values)
+    family = type("Toy", (of,), values)
     gradient_base.register_gradient_family(family)
     try:
         yield family
     finally:
-        gradient_base.unregister_gradient_family(ToyWeightGrad.name)
+        gradient_base.unregister_gradient_family(of.name)
 
 
 def drawn(rows: int) -> tuple[Tensor, Tensor]:

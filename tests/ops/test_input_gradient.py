@@ -14,6 +14,7 @@ from ksopt.kernels import input_gradients, registry
 from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.input_grad_tile import Shape
+from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.ops import input_gradient
 from ksopt.ops.input_gradient import ks_chain_input_grad
@@ -30,8 +31,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     """Gradients that the operator is called with, where a kernel would be taken for any chain."""
     seen: list[Tensor] = []
 
-    def run(grad: Tensor, *_: object) -> None:
-        seen.append(grad)
+    def run(grads: list[Tensor], *_: object) -> None:
+        seen.append(grads[0])
 
     monkeypatch.setenv("KSOPT_TUNE", "model")
     monkeypatch.setattr(input_gradients, "run", run)
@@ -46,7 +47,7 @@ def drawn(*rows: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_it_is_two_products(calls: list[Tensor]) -> None:
     grad, left, right = drawn(3, 5)
-    to, between = ks_chain_input_grad(grad, left, right)
+    to, between = ks_chain_input_grad([grad], [left, right])
     torch.testing.assert_close(between, ks_reference(grad, left.transpose(1, 2)))
     torch.testing.assert_close(to, ks_reference(between, right.transpose(1, 2)))
     assert len(calls) == 1
@@ -54,7 +55,8 @@ def test_it_is_two_products(calls: list[Tensor]) -> None:
 
 def test_the_operator_is_one_of_torchs() -> None:
     for check in ("test_faketensor", "test_schema"):
-        torch.library.opcheck(ks_chain_input_grad, drawn(6), test_utils=check)
+        grad, *weights = drawn(6)
+        torch.library.opcheck(ks_chain_input_grad, ([grad], weights), test_utils=check)
 
 
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -86,9 +88,10 @@ def test_it_is_not_called_for_weights_alone(calls: list[Tensor]) -> None:
 
 
 def test_nothing_but_a_cuda_device_has_a_kernel() -> None:
-    assert not input_gradient.is_one_launch(*drawn(6))
-    by_factors = input_gradient._by_factors
-    assert input_gradients.run(*drawn(6), None, by_factors, by_factors) is None
+    grad, *weights = drawn(6)
+    assert not input_gradient.is_one_launch(grad, weights)
+    apart = input_gradient._apart
+    assert input_gradients.run([grad], weights, None, apart, apart) is None
     shape = Shape(*Chain.parse("(1,192,64,2)*(2,64,192,1)"))
     assert not input_gradients.is_by_kernel(shape, torch.bfloat16, 4096, torch.device("cpu"))
 
@@ -104,6 +107,29 @@ def test_it_is_taken_where_it_is_predicted_to_be_faster(monkeypatch: pytest.Monk
         input_gradients.faster.cache_clear()
         monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1.0)
         assert input_gradients.faster(shape, "bfloat16", 4096, H200) is None
+    finally:
+        input_gradients.faster.cache_clear()
+
+
+def test_siblings_are_compared_with_launches_of_each_and_additions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left, right = Chain.parse("(1,192,64,2)*(2,64,192,1)")
+    one, three = Shape(left, right), Shape(left, right, 3)
+    adding_us = elementwise_us(3 * 2 * 4096 * right.in_features, H200.multiprocessors)
+
+    def apart_us(s: Shape) -> float:
+        input_gradients.faster.cache_clear()
+        return input_gradients.apart_us(s, "bfloat16", 4096, H200)
+
+    try:
+        alone = input_gradients.faster(one, "bfloat16", 4096, H200)
+        assert alone is not None
+        assert apart_us(three) == pytest.approx(3 * alone.predicted_us + 2 * adding_us)
+        assert input_gradients.faster(three, "bfloat16", 4096, H200) is not None
+        monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1.0)
+        assert apart_us(three) == pytest.approx(3 * 1.0 + 2 * adding_us)
+        assert apart_us(one) == 1.0
     finally:
         input_gradients.faster.cache_clear()
 
@@ -131,7 +157,7 @@ def test_weights_that_the_forward_pass_packed_reach_the_backward_pass(
     """Only where x has a gradient."""
     monkeypatch.setenv("KSOPT_TUNE", "model")
     seen: list[Tensor | None] = []
-    monkeypatch.setattr(input_gradients, "run", lambda *operands: seen.append(operands[3]))
+    monkeypatch.setattr(input_gradients, "run", lambda *operands: seen.append(operands[2]))
     monkeypatch.setattr(input_gradient, "is_one_launch", lambda *_: True)
     monkeypatch.setattr(input_gradient, "packed_elements", lambda *_: 24)
     model = ksopt.KSLinear(32, 32, "(1,8,4,4)*(4,4,8,1)")

@@ -20,7 +20,7 @@ from ksopt.epilogue import Activation
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops import chain_gradients, input_gradient
-from ksopt.ops.trained_chain import have_joint_gradients, trained_product
+from ksopt.ops.trained_chain import have_joint_gradients, trained_products
 
 CHAIN = "(1,8,4,4)*(4,4,8,1)"  # 32 -> 16 -> 32
 H200 = DeviceSpec((9, 0), 132, 228 * 1024)
@@ -253,7 +253,7 @@ def test_gradients_of_gradients(predict: Predict, with_bias: bool) -> None:
     inputs = [torch.randn(one, dtype=torch.float64, requires_grad=True) for one in shapes]
 
     def product(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-        return trained_product(x, left, right, bias, is_whole=False)
+        return trained_products(x, [left, right], [] if bias is None else [bias])[0]
 
     operands = inputs if with_bias else inputs[:3]
     assert torch.autograd.gradcheck(product, operands)
@@ -297,4 +297,4 @@ def test_chains_of_a_small_language_model(
             torch.empty(size, dtype=dtype, device="cuda", requires_grad=True)
             for size in ((rows, n_in), (1, n_out // 2, c, 2), (2, c, n_in // 2, 1), (n_out,))
         )
-        assert have_joint_gradients(x, left, right, bias) == is_joint
+        assert have_joint_gradients(x, [left, right], [bias]) == is_joint

@@ -76,7 +76,7 @@ def test_the_fastest_that_keeps_is_taken_if_it_beats_a_launch_a_factor(
         plan_autotuner.forget()
         chain = ksopt.Chain.parse(CHAIN)
         weights = [torch.randn(p.weight_shape) for p in chain]
-        result = trained_chain.run(torch.randn(9, 32), weights, torch.randn(32))
+        result = trained_chain.run(torch.randn(9, 32), weights, torch.randn(32), 1)
         assert (result is not None) == bool(stored)
         assert len(toy.stored) == stored
     finally:
@@ -138,11 +138,11 @@ def test_the_operator_is_one_of_torchs(toy) -> None:
     x, left, right = torch.randn(6, 32), torch.randn(1, 8, 4, 4), torch.randn(4, 4, 8, 1)
     op = torch.ops.ksopt.ks_chain_keeping.default
     for bias in (torch.randn(32), None):
-        torch.library.opcheck(op, (x, left, right, bias), test_utils="test_faketensor")
-        torch.library.opcheck(op, (x, left, right, bias), test_utils="test_schema")
-        y, between, packed = op(x, left, right, bias)
+        torch.library.opcheck(op, (x, [left, right], bias), test_utils="test_faketensor")
+        torch.library.opcheck(op, (x, [left, right], bias), test_utils="test_schema")
+        y, between, packed = op(x, [left, right], bias)
         assert packed.shape == (0,)
-        assert op(x, left, right, bias, 8)[2].shape == (8,)
+        assert op(x, [left, right], bias, 1, 8)[2].shape == (8,)
         torch.testing.assert_close(between, ks_reference(x, right))
         expected = ks_reference(between, left)
         torch.testing.assert_close(y, expected if bias is None else expected + bias)

@@ -7,9 +7,9 @@ launch computes two layers faster than one each, they become one ``ks_mlp``.
 Only single readers are followed: a node that has other readers stays. So does an activation that
 elementwise arithmetic reads, as in a gate, where one kernel of Inductor's for both is faster than a
 launch with the activation. A graph that writes in place is not changed. Where gradients are
-recorded an operator takes a chain of two trained factors and its bias: the backward pass reads the
-inputs of activations. It does so, too, where one launch computes several of their gradients faster
-(`join_gradients`).
+recorded an operator takes a chain of two trained factors and its bias, siblings of such, or two
+around an activation, whose input is saved. It does so, too, where one launch computes several of
+their gradients faster (`join_gradients`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
@@ -124,22 +124,40 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
             fused.append(fused_of(both.problem, both.problem, layer, other, beside=beside))
         new[node] = gates.replace(node, both, new)
         fused_nodes.add(node)
-    for group in () if trains else siblings.groups(graph, whole, is_faster):
+
+    def are_together(problem: Problem, *layers: Layer) -> bool:
+        if not trains:
+            return is_faster(problem, *layers)
+        is_one = is_faster(problem, *layers) or _have_joint_gradients(*layers)
+        return is_one and not _switches_gradients(graph)
+
+    for group in siblings.groups(graph, whole, are_together):
         several = [whole[node] for node in group]
         problem = siblings.problem_of(several)
-        fused += [fused_of(problem, problem, one, *several) for one in several]
-        new |= siblings.replace(graph, {node: whole.pop(node).renewed(new) for node in group})
+        if is_faster(problem, *several):
+            fused += [fused_of(problem, problem, one, *several) for one in several]
+        else:  # than a launch each, but not their gradients
+            fused += [fused_of(one.problem, one.problem, one) for one in several]
+        layers_of_group = {node: whole.pop(node).renewed(new) for node in group}
+        new |= siblings.replace(graph, layers_of_group, trains)
     # One launch may compute two layers though neither alone is faster as one launch, such as two
     # layers of one factor each.
-    every = {} if trains else _with_others(whole, layers, fused_nodes)
-    for node, mlp in list(mlps.pairs(every, is_faster)):
+    every = _with_activated(graph, whole) if trains else _with_others(whole, layers, fused_nodes)
+
+    def are_mlp(problem: Problem, first: Layer, second: Layer) -> bool:
+        if not trains:
+            return is_faster(problem, first, second)
+        return first.activation != "none" and is_faster(first.problem, first)
+
+    for node, mlp in list(mlps.pairs(every, are_mlp)):
         one, two = mlp.first, mlp.second
         fused_nodes |= {*one.inner, *two.inner}
         for layer, other, where in ((one, two, "behind"), (two, one, "ahead of")):
             beside = f"the layer {where} it, {other.problem.chain}"
-            fused.append(fused_of(layer.problem, mlp.problem, layer, other, beside=beside))
+            launch = layer.problem if trains else mlp.problem
+            fused.append(fused_of(layer.problem, launch, layer, other, beside=beside))
         new[node] = mlps.replace(node, mlp, new)
-        for either in (node, mlp.hidden):
+        for either in (node, mlp.hidden, *one.inner):
             whole.pop(either, None)
     for node, layer in whole.items():
         fused.append(fused_of(layer.problem, layer.problem, layer))
@@ -150,10 +168,10 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
 
 
 def join_gradients(gm: fx.GraphModule) -> int:
-    """Replace trained chains by one operator each where one launch computes several gradients.
+    """Replace trained chains by one operator where one launch computes several gradients.
 
-    The operator's forward pass is a launch per factor: those that one launch computes are left, as
-    `fuse` replaces them.
+    It takes one chain or siblings. Its forward pass is a launch per factor: those that one launch
+    computes are left, as `fuse` replaces them.
 
     Args:
         gm: a graph after `fuse`.
@@ -167,10 +185,20 @@ def join_gradients(gm: fx.GraphModule) -> int:
     layers = _layers(graph, trains=True)
     joined = set[fx.Node]()
     count = 0
+    new: dict[fx.Node, fx.Node] = {}
+    largest = _largest(layers, lambda *_, **__: True, joined)
+    groups = siblings.groups(
+        graph, dict(largest), lambda _, *layers: _have_joint_gradients(*layers)
+    )
+    for group in [] if _switches_gradients(graph) else list(groups):
+        several = {node: layers[node].renewed(new) for node in group}
+        joined.update(inner for layer in several.values() for inner in layer.inner)
+        new |= siblings.replace(graph, several, are_trained=True)
+        count += len(group)
     for node, layer in reversed(list(layers.items())):  # the largest of those that overlap first
-        if node not in joined and not is_one_call(layer) and _has_joint_gradients(layer):
+        if node not in joined and not is_one_call(layer) and _have_joint_gradients(layer):
             joined.update(layer.inner)
-            _replace(node, layer)
+            _replace(node, layer.renewed(new))
             count += 1
     _erase_unread(graph, joined)
     return count
@@ -179,7 +207,7 @@ def join_gradients(gm: fx.GraphModule) -> int:
 def _layers(graph: fx.Graph, trains: bool) -> dict[fx.Node, Layer]:
     """The layers of a graph by their last nodes; of a graph of training, those of trained ones."""
     layers: dict[fx.Node, Layer] = {}
-    is_switched = any(node.target in _SWITCHES for node in graph.nodes)
+    is_switched = _switches_autocast(graph)
     for node in graph.nodes:
         layer = product(node, layers) or with_next(node, layers) or layers.get(node)
         if layer is None or (trains and not _is_trained(layer)):
@@ -187,16 +215,54 @@ def _layers(graph: fx.Graph, trains: bool) -> dict[fx.Node, Layer]:
         if is_switched and layer.is_cast_by_autocast:
             continue  # the place of its operator would determine its dtype
         layers[node] = layer
-        layers |= dict(with_decomposed(node, layer))  # a later node's
+        if not trains:
+            layers |= dict(with_decomposed(node, layer))  # a later node's
     return layers
 
 
-def _has_joint_gradients(layer: Layer) -> bool:
-    if len(layer.weights) != 2:
+def _with_activated(graph: fx.Graph, whole: Mapping[fx.Node, Layer]) -> dict[fx.Node, Layer]:
+    """Trained layers, and those with the activation that alone reads them, or is in their call."""
+    several = dict[fx.Node, Layer]()
+    for node in graph.nodes if not _switches_autocast(graph) else ():
+        call = product(node, {}) if node.target in CHAINS else None
+        if call is not None and _is_trained(replace(call, activation="none")):
+            several[node] = call
+    for node, layer in whole.items():
+        several[node] = layer
+        at: fx.Node | None = node
+        while at is not None and layer.activation == "none":
+            decomposed = next(with_decomposed(at, layer), None)
+            (reader,) = at.users if len(at.users) == 1 else (None,)
+            extended = None if reader is None else with_next(reader, {at: layer})
+            if decomposed is not None:
+                at, layer = decomposed
+            elif extended is not None and extended.residual is None:
+                at, layer = reader, extended
+            else:
+                at = None
+        if at is not None:
+            several[at] = layer
+    return several
+
+
+def _have_joint_gradients(*layers: Layer) -> bool:
+    """Whether a launch computes several gradients of a layer, or that of x of siblings, faster."""
+    first = layers[0]
+    if len(first.weights) != 2:
         return False
-    x, left, right = (fake_result(one).to(layer.dtype) for one in (layer.x, *layer.weights))
-    bias = None if layer.bias is None else fake_result(layer.bias)
-    return have_joint_gradients(x, left, right, bias)
+    nodes = [first.x, *(one for layer in layers for one in layer.weights)]
+    x, *weights = (fake_result(node).to(first.dtype) for node in nodes)
+    biases = [fake_result(layer.bias) for layer in layers if layer.bias is not None]
+    return have_joint_gradients(x, weights, biases)
+
+
+def _switches_gradients(graph: fx.Graph) -> bool:
+    """Whether gradients are recorded in parts of a graph only: from these nothing is moved."""
+    return any(node.target is torch._C._set_grad_enabled for node in graph.nodes)
+
+
+def _switches_autocast(graph: fx.Graph) -> bool:
+    return any(node.target in _SWITCHES for node in graph.nodes)
 
 
 def _erase_unread(graph: fx.Graph, nodes: Container[fx.Node]) -> None:
@@ -260,8 +326,7 @@ def _is_of_input(owner: fx.Node, inputs: Container[int]) -> bool:
 
 def records_gradients(graph: fx.Graph) -> bool:
     """Whether a graph is of training: a gradient of one of its inputs is recorded."""
-    switched = any(node.target is torch._C._set_grad_enabled for node in graph.nodes)
-    if not torch.is_grad_enabled() and not switched:
+    if not torch.is_grad_enabled() and not _switches_gradients(graph):
         return False
     inputs = (fake_result(node) for node in graph.nodes if node.op in _INPUTS)
     return any(isinstance(value, Tensor) and value.requires_grad for value in inputs)

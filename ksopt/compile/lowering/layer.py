@@ -24,7 +24,8 @@ from ksopt.precision import dtype_name
 
 PRODUCTS = frozenset({torch.ops.ksopt.ks_mm, ops.ks_mm})
 CHAINS = frozenset({torch.ops.ksopt.ks_chain, ops.ks_chain})
-_MLPS = frozenset({torch.ops.ksopt.ks_mlp, ops.ks_mlp})
+SIBLINGS = frozenset({torch.ops.ksopt.ks_chain_siblings, ops.ks_chain_siblings})
+MLPS = frozenset({torch.ops.ksopt.ks_mlp, ops.ks_mlp})
 _ADDITIONS = {operator.add, torch.add, "add"}
 RESHAPES = {
     *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"),
@@ -147,7 +148,7 @@ def _native(node: fx.Node) -> Layer | None:
 
 def has_epilogue(node: fx.Node) -> bool:
     """Whether a node is an MLP, or a call of ``ks_chain`` that adds to its product or activates."""
-    if node.target in _MLPS:
+    if node.target in MLPS:
         return True
     if node.target not in CHAINS:
         return False

@@ -30,6 +30,7 @@ from ksopt.compile.lowering.layer import (
     CHAINS,
     PRODUCTS,
     RESHAPES,
+    SIBLINGS,
     activation_of_node,
     are_alike,
     arguments_of_chain,
@@ -112,6 +113,9 @@ def trained_chains(graph: fx.Graph) -> Iterator[TrainedChain]:
             chain = TrainedChain(
                 arguments["x"], tuple(arguments["weights"]), arguments.get("siblings", 1)
             )
+        elif node.target in SIBLINGS:
+            x, weights, _, siblings, *_ = node.args
+            chain = TrainedChain(x, tuple(weights), siblings)
         elif node.target in _PRODUCTS:
             x, weights = node, list[fx.Node]()
             while x.target in _PRODUCTS:

@@ -1,10 +1,12 @@
 """Siblings: layers of the same patterns on one input in one launch, as queries, keys and values.
 
-Their results are side by side in one tensor, of which each reader gets its part.
+Their results are side by side in one tensor, of which each reader gets its part. Those that are
+trained become ``ks_chain_siblings``, whose results have a gradient each.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace as with_changes
 from typing import Any
@@ -34,11 +36,11 @@ def groups(
     layers: Mapping[fx.Node, Layer],
     is_whole: Callable[..., bool],
 ) -> Iterator[list[fx.Node]]:
-    """Groups of siblings that one launch computes faster than a launch each.
+    """Groups of siblings that are computed faster together.
 
     Args:
         graph: of the layers.
-        layers: the layer of each node, all of which one launch computes.
+        layers: the layer of each node.
         is_whole: judges the problem of all of a group; called with it and the layers.
     """
     order = {node: at for at, node in enumerate(graph.nodes)}
@@ -91,12 +93,15 @@ def _is_movable(node: fx.Node, before: int, order: Mapping[fx.Node, int]) -> boo
     return True
 
 
-def replace(graph: fx.Graph, layers: Mapping[fx.Node, Layer]) -> dict[fx.Node, fx.Node]:
+def replace(
+    graph: fx.Graph, layers: Mapping[fx.Node, Layer], are_trained: bool
+) -> dict[fx.Node, fx.Node]:
     """Replace siblings by one operator, at the first one's result.
 
     Args:
         graph: of the layers.
         layers: of one group, in its order.
+        are_trained: whether gradients of the group are recorded.
 
     Returns:
         The replacement of each node.
@@ -109,20 +114,23 @@ def replace(graph: fx.Graph, layers: Mapping[fx.Node, Layer]) -> dict[fx.Node, f
     emit = Emitter(first, first, [], {})
     together = list(layers.values())
     biases = [vector(emit, layer.bias) for layer in together if layer.bias is not None]
-    value = emit.call(
-        *(ops.ks_chain, together[0].x, [one for layer in together for one in layer.weights]),
-        *(emit.call(torch.cat, biases) if biases else None, None, "none", False, len(together)),
-        [one for layer in together for one in layer.owners],
-    )
-    features, parts = together[0].problem.out_features, list[fx.Node]()
+    x, count = together[0].x, len(together)
+    weights = [one for layer in together for one in layer.weights]
+    owners = [one for layer in together for one in layer.owners]
+    if are_trained:
+        value = emit.call(ops.ks_chain_siblings, x, weights, biases, count, owners)
+        parts = [emit.call(operator.getitem, value, at) for at in range(count)]
+    else:
+        bias = emit.call(torch.cat, biases) if biases else None
+        features = together[0].problem.out_features
+        value = emit.call(ops.ks_chain, x, weights, bias, None, "none", False, count, owners)
+        places = range(0, count * features, features)
+        parts = [emit.call(torch.narrow, value, -1, at, features) for at in places]
     new = {}
     for at, (node, layer) in enumerate(layers.items()):
-        part = emit.call(torch.narrow, value, -1, at * features, features)
-        part = reshaped(emit, part, layer)
-        parts.append(part)
-        new[node] = part
-        node.replace_all_uses_with(part, delete_user_cb=_is_not_of(layer))
-    for user in list(parts[0].users):
+        new[node] = parts[at] = reshaped(emit, parts[at], layer)
+        node.replace_all_uses_with(parts[at], delete_user_cb=_is_not_of(layer))
+    for user in [] if are_trained else list(parts[0].users):
         if _puts_side_by_side(user, parts):
             new[user] = value
             user.replace_all_uses_with(value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.families import weight_grad
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.chain_grads_wgmma16 import (
+    MOST_SIBLINGS,
     Chain,
     Config,
     Launch,
@@ -29,16 +31,13 @@ from ksopt.kernels.families.gradient_base import (
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
 
-FourRows = tuple[Tensor, Tensor, Tensor, Tensor]
-"""grad, between, grad_between and x, [rows, features] of any stride."""
-Gradients = tuple[Tensor, Tensor, Tensor | None]
-"""The gradients of the left weight, of the right one, and of the bias if requested."""
 
-
-def kernel_name(chain: Chain, dtype: str, with_bias: bool) -> str:
+def kernel_name(chain: Chain, dtype: str, with_bias: bool, siblings: int = 1) -> str:
     """The kernel's name, as profilers show it."""
     shape = "_".join(str(size) for p in chain for size in p.weight_shape)
-    return f"ksopt_chain_grads_wgmma16_{dtype}_{shape}" + ("_bias" if with_bias else "")
+    words = [f"x{siblings}"] if siblings > 1 else []
+    words += ["bias"] if with_bias else []
+    return "_".join(["ksopt_chain_grads_wgmma16", dtype, shape, *words])
 
 
 def adding_name(dtype: str) -> str:
@@ -46,7 +45,9 @@ def adding_name(dtype: str) -> str:
     return f"ksopt_add_chain_shares_{dtype}"
 
 
-def source(chain: Chain, config: Config, dtype: str, with_bias: bool = False) -> str:
+def source(
+    chain: Chain, config: Config, dtype: str, with_bias: bool = False, siblings: int = 1
+) -> str:
     """The generated file: the kernel of the gradients, of the bias's too if ``with_bias``."""
     left, right = chain
 
@@ -59,7 +60,7 @@ def source(chain: Chain, config: Config, dtype: str, with_bias: bool = False) ->
             '"csrc and kernels/families/chain_grads_wgmma16.py disagree");\n'
         )
 
-    sizes = (config.groups, config.cluster, config.blocks, config.shared_bytes(chain))
+    sizes = (config.groups, config.cluster, config.blocks, config.shared_bytes(chain), siblings)
     cluster = f"__cluster_dims__({config.cluster}, 1, 1) " if config.cluster > 1 else ""
     return (
         '#include "chain_grads_wgmma16.cuh"\n'
@@ -67,7 +68,7 @@ def source(chain: Chain, config: Config, dtype: str, with_bias: bool = False) ->
         + tile("Left", left, config.left, with_bias)
         + tile("Right", right, config.right, False)
         + f'extern "C" __global__ void {cluster}__launch_bounds__(Block::THREADS, Block::BLOCKS)\n'
-        f"{kernel_name(chain, dtype, with_bias)}"
+        f"{kernel_name(chain, dtype, with_bias, siblings)}"
         "(const __grid_constant__ ChainGradsArguments arguments) {\n"
         f"  chain_grads_wgmma16_kernel<{HALF[dtype]}, Left, LeftTile, Right, RightTile>"
         "(arguments);\n"
@@ -93,6 +94,7 @@ class Operands(ctypes.Structure):
         ("grad", ctypes.c_void_p),
         ("x", ctypes.c_void_p),
         ("to", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
         ("grad_stride", ctypes.c_int64),
         ("x_stride", ctypes.c_int64),
         ("rows_per_block", ctypes.c_int64),
@@ -104,9 +106,8 @@ class Arguments(ctypes.Structure):
     """``ChainGradsArguments`` of csrc/cuda/chain_grads_wgmma16.cuh."""
 
     _fields_ = [
-        ("left", Operands),
-        ("right", Operands),
-        ("bias", ctypes.c_void_p),
+        ("left", Operands * MOST_SIBLINGS),
+        ("right", Operands * MOST_SIBLINGS),
         ("batch", ctypes.c_int64),
     ]
 
@@ -115,14 +116,15 @@ class AddingArguments(ctypes.Structure):
     """``ChainSharesArguments`` of csrc/cuda/chain_grads_wgmma16.cuh."""
 
     _fields_ = [
-        ("left", weight_grad.SharesArguments),
-        ("right", weight_grad.SharesArguments),
+        ("left", weight_grad.SharesArguments * MOST_SIBLINGS),
+        ("right", weight_grad.SharesArguments * MOST_SIBLINGS),
         ("left_blocks", ctypes.c_int64),
+        ("blocks", ctypes.c_int64),
     ]
 
 
 def share_elements(chain: Chain, launch: Launch, with_bias: bool) -> tuple[int, int]:
-    """fp32 elements of all shares of each factor; none where there is one share."""
+    """fp32 elements of all shares of each factor of a sibling; none where there is one share."""
     left, right = chain
     elements = (left.nnz + (left.out_features if with_bias else 0), right.nnz)
     of_left, of_right = (
@@ -132,9 +134,54 @@ def share_elements(chain: Chain, launch: Launch, with_bias: bool) -> tuple[int, 
     return of_left, of_right
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A factor of a sibling: its operands, and where its gradient goes.
+
+    Attributes:
+        grad: dY; x: what the factor was multiplied with.
+        to: the weight's gradient; bias: that of the bias, of left factors if requested.
+        shares: address of its shares; None where there is one.
+    """
+
+    grad: Tensor
+    x: Tensor
+    to: Tensor
+    bias: Tensor | None
+    shares: int | None
+
+    @property
+    def of_bias(self) -> int:
+        """Address of the bias's gradient."""
+        return 0 if self.bias is None else self.bias.data_ptr()
+
+
+def _parts(
+    rows: Sequence[Tensor],
+    results: Sequence[Tensor],
+    shares: Tensor | None,
+    chain: Chain,
+    launch: Launch,
+) -> Iterator[tuple[_Part, _Part]]:
+    """The left and the right factor of each sibling."""
+    siblings = launch.siblings
+    with_bias = len(results) > 2 * siblings
+    of_left, of_right = share_elements(chain, launch, with_bias)
+    first = 0 if shares is None else shares.data_ptr()
+    for at in range(siblings):
+        grad, between, grad_between = rows[at:-1:siblings]
+        left, right = results[2 * at : 2 * at + 2]
+        bias = results[2 * siblings + at] if with_bias else None
+        own = first + 4 * at * (of_left + of_right)
+        yield (
+            _Part(grad, between, left, bias, own if of_left else None),
+            _Part(grad_between, rows[-1], right, None, own + 4 * of_left if of_right else None),
+        )
+
+
 def arguments_of(
-    rows: FourRows,
-    results: Gradients,
+    rows: Sequence[Tensor],
+    results: Sequence[Tensor],
     shares: Tensor | None,
     chain: Chain,
     launch: Launch,
@@ -142,67 +189,71 @@ def arguments_of(
     """The arguments of the kernel.
 
     Args:
-        rows: the operands.
-        results: where the gradients go.
-        shares: fp32, of `share_elements`: the left factor's, then the right one's.
+        rows: the operands, as of `ChainGradients`.
+        results: where the gradients go, in that order.
+        shares: fp32, of `share_elements` for each sibling: the left factor's, then the right one's.
         chain: the factors.
         launch: of it.
     """
-    grad, between, grad_between, x = rows
-    left, right, bias = results
-    first = None if shares is None else shares.data_ptr()
-    of_left, _ = share_elements(chain, launch, bias is not None)
-    to_left = first if first is not None and launch.shares[0] > 1 else left.data_ptr()
-    to_right = first + 4 * of_left if first is not None and launch.shares[1] > 1 else None
-    to = (to_left, right.data_ptr() if to_right is None else to_right)
-    both = [
-        Operands(
-            *(dy.data_ptr(), z.data_ptr(), to[at], dy.stride(0), z.stride(0)),
-            *(launch.rows_per_block[at], launch.shares[at]),
+    arguments = Arguments(batch=rows[-1].shape[0])
+    for at, both in enumerate(_parts(rows, results, shares, chain, launch)):
+        arguments.left[at], arguments.right[at] = (
+            Operands(
+                *(one.grad.data_ptr(), one.x.data_ptr()),
+                *(one.to.data_ptr() if one.shares is None else one.shares, one.of_bias),
+                *(one.grad.stride(0), one.x.stride(0), of_block, count),
+            )
+            for one, of_block, count in zip(both, launch.rows_per_block, launch.shares, strict=True)
         )
-        for at, (dy, z) in enumerate(((grad, between), (grad_between, x)))
-    ]
-    return Arguments(*both, 0 if bias is None else bias.data_ptr(), grad.shape[0])
+    return arguments
 
 
 def adding_arguments(
-    shares: Tensor, results: Gradients, chain: Chain, launch: Launch
+    rows: Sequence[Tensor],
+    results: Sequence[Tensor],
+    shares: Tensor,
+    chain: Chain,
+    launch: Launch,
 ) -> AddingArguments:
-    """The arguments of the kernel that adds shares."""
-    left, right, bias = results
-    first, none = shares.data_ptr(), weight_grad.SharesArguments()
-    of_left, of_right = share_elements(chain, launch, bias is not None)
-    elements = left.numel() + (0 if bias is None else bias.numel())
-    return AddingArguments(
-        weight_grad.SharesArguments(
-            *(first, left.data_ptr(), 0 if bias is None else bias.data_ptr()),
-            *(launch.shares[0], elements, left.numel()),
+    """The arguments of the kernel that adds shares, of those of `arguments_of`."""
+    arguments = AddingArguments()
+    for at, both in enumerate(_parts(rows, results, shares, chain, launch)):
+        for of_factor, one, count in zip(
+            (arguments.left, arguments.right), both, launch.shares, strict=True
+        ):
+            if one.shares is not None:
+                own = one.to.numel()
+                elements = own + (0 if one.bias is None else one.bias.numel())
+                of_factor[at] = weight_grad.SharesArguments(
+                    one.shares, one.to.data_ptr(), one.of_bias, count, elements, own
+                )
+    with_bias = len(results) > 2 * launch.siblings
+    arguments.left_blocks, of_right = _adding_blocks(chain, launch, with_bias)
+    arguments.blocks = arguments.left_blocks + of_right
+    return arguments
+
+
+def _adding_blocks(chain: Chain, launch: Launch, with_bias: bool) -> tuple[int, int]:
+    of_left, of_right = (
+        weight_grad.adding_blocks(elements // shares)
+        for elements, shares in zip(
+            share_elements(chain, launch, with_bias), launch.shares, strict=True
         )
-        if of_left
-        else none,
-        weight_grad.SharesArguments(
-            *(first + 4 * of_left, right.data_ptr(), 0),
-            *(launch.shares[1], right.numel(), right.numel()),
-        )
-        if of_right
-        else none,
-        weight_grad.adding_blocks(elements) if of_left else 0,
     )
+    return of_left, of_right
 
 
 def adding_blocks(chain: Chain, launch: Launch, with_bias: bool) -> int:
     """Blocks of the kernel that adds shares; none where there are none."""
-    of_left, of_right = share_elements(chain, launch, with_bias)
-    return sum(
-        weight_grad.adding_blocks(elements // shares)
-        for elements, shares in zip((of_left, of_right), launch.shares, strict=True)
-    )
+    return sum(_adding_blocks(chain, launch, with_bias)) * launch.siblings
 
 
 class ChainGradients:
-    """Loaded kernels of one chain, for one number of rows: called with the rows of its operands.
+    """Loaded kernels of a chain or of siblings, for one number of rows: called with operands.
 
-    They can be captured in a CUDA graph: beside launches they only allocate memory.
+    These are the gradients of y of all siblings, what is between their factors, its gradients, and
+    x, each [rows, features]. Calls can be captured in a CUDA graph: beside launches they only
+    allocate memory.
 
     Raises:
         CompilationError, UnavailableError: see :mod:`ksopt.jit`.
@@ -215,10 +266,11 @@ class ChainGradients:
         self._with_bias = with_bias
         self._shared = launch.config.shared_bytes(chain)
         target = arch.of_device(device_index)
-        code = nvrtc.cubin(source(chain, launch.config, dtype, with_bias), target).data
-        name = kernel_name(chain, dtype, with_bias)
+        generated = source(chain, launch.config, dtype, with_bias, launch.siblings)
+        code = nvrtc.cubin(generated, target).data
+        name = kernel_name(chain, dtype, with_bias, launch.siblings)
         self._kernel = driver.load_kernel(code, name, self._shared, device_index)
-        self._elements = sum(share_elements(chain, launch, with_bias))
+        self._elements = launch.siblings * sum(share_elements(chain, launch, with_bias))
         self._adding = 0
         if self._elements:
             code = nvrtc.cubin(adding_source(dtype), target).data
@@ -234,21 +286,28 @@ class ChainGradients:
             adding_blocks(self.chain, launch, self._with_bias),
         )
 
-    def __call__(self, grad: Tensor, between: Tensor, grad_between: Tensor, x: Tensor) -> Gradients:
-        """The gradients from operands [rows, features], whose rows are aligned to 16 bytes."""
-        left, right = (x.new_empty(p.weight_shape) for p in self.chain)
-        bias = x.new_empty(self.chain[0].out_features) if self._with_bias else None
-        shares = x.new_empty(self._elements, dtype=torch.float32) if self._elements else None
-        self.write((grad, between, grad_between, x), (left, right, bias), shares)
-        return left, right, bias
+    def __call__(self, *rows: Tensor) -> list[Tensor]:
+        """The gradients from operands whose rows are aligned to 16 bytes.
 
-    def write(self, rows: FourRows, results: Gradients, shares: Tensor | None) -> None:
-        """Write the gradients into ``results``; ``shares`` is fp32, of `share_elements`, if any."""
+        Those of the weights, left to right, sibling after sibling, and then of the biases if any.
+        """
+        x, siblings = rows[-1], self.launch.siblings
+        results = [x.new_empty(p.weight_shape) for _ in range(siblings) for p in self.chain]
+        if self._with_bias:
+            results += [x.new_empty(self.chain[0].out_features) for _ in range(siblings)]
+        shares = x.new_empty(self._elements, dtype=torch.float32) if self._elements else None
+        self.write(rows, results, shares)
+        return results
+
+    def write(
+        self, rows: Sequence[Tensor], results: Sequence[Tensor], shares: Tensor | None
+    ) -> None:
+        """Write the gradients into ``results``; ``shares`` as of `arguments_of`, if any."""
         arguments = arguments_of(rows, results, shares, self.chain, self.launch)
         blocks, threads = self.launch.blocks(self.chain), self.launch.config.threads
         driver.launch(self._kernel, blocks, threads, self._shared, arguments, self._device)
         if shares is not None:
-            adding = adding_arguments(shares, results, self.chain, self.launch)
+            adding = adding_arguments(rows, results, shares, self.chain, self.launch)
             blocks = adding_blocks(self.chain, self.launch, self._with_bias)
             driver.launch(self._adding, blocks, weight_grad.ADDING_THREADS, 0, adding, self._device)
 
@@ -261,12 +320,12 @@ class ChainGradsWgmma16(GradientFamily[Launch]):
     computes = "chain_weights"
 
     def unsupported_reason(self, problem: GradientProblem, device: DeviceSpec) -> str | None:
-        return unsupported(chain_of(problem), problem.dtype, device)
+        return unsupported(chain_of(problem), problem.dtype, device, problem.siblings)
 
     def launches(self, problem: GradientProblem, rows: int, device: DeviceSpec) -> Iterator[Launch]:
         chain = chain_of(problem)
         for config in configs(chain):
-            yield from launches_of(config, chain, rows, device)
+            yield from launches_of(config, chain, rows, device, problem.siblings)
 
     def predicted_us(
         self, problem: GradientProblem, launch: Launch, rows: int, device: DeviceSpec

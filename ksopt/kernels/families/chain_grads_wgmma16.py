@@ -2,6 +2,7 @@
 
 The first blocks of the grid have tiles of the left factor's gradient, the others of the right
 one's. How the rows are split decides when they end: all at about the same time, in one wave.
+Siblings, chains of the same patterns on the same x, share the waves of a launch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ksopt.patterns.chain import Pattern
 ROWS = weight_grad.ROWS
 """The rows of a block are a multiple of this: whole stages."""
 CLUSTERS = (1, 2, 3, 4, 8)
+MOST_SIBLINGS = 4
+"""Chains of a launch."""
 
 _SHARED = 233_472  # of a multiprocessor
 _WIDEST = {1: 4, 2: 4, 3: 3, 4: 2}  # warpgroups: panels whose sums fit into registers
@@ -154,11 +157,13 @@ class Launch:
         shares: clusters with the same tile, of the left factor and of the right one; where there
             are several a second kernel adds their sums.
         rows_per_block: of each factor's blocks, multiples of `ROWS`.
+        siblings: chains whose gradients are computed.
     """
 
     config: Config
     shares: tuple[int, int]
     rows_per_block: tuple[int, int]
+    siblings: int = 1
 
     def blocks(self, chain: Chain) -> int:
         """Blocks of the grid."""
@@ -167,11 +172,13 @@ class Launch:
             tile.count(p) * shares
             for tile, p, shares in zip(tiles, chain, self.shares, strict=True)
         )
-        return sum(counts) * self.config.cluster
+        return sum(counts) * self.siblings * self.config.cluster
 
 
-def unsupported(chain: Chain, dtype: str, spec: DeviceSpec) -> str | None:
+def unsupported(chain: Chain, dtype: str, spec: DeviceSpec, siblings: int = 1) -> str | None:
     """Why no kernel computes a chain's weight gradients; None if one does."""
+    if siblings > MOST_SIBLINGS:
+        return f"{siblings} siblings are more than {MOST_SIBLINGS}"
     for p in chain:
         reason = factors.unsupported(p, dtype, spec)
         if reason is not None:
@@ -196,35 +203,41 @@ def configs(chain: Chain) -> Iterator[Config]:
                 yield config
 
 
-def launches_of(config: Config, chain: Chain, rows: int, spec: DeviceSpec) -> Iterator[Launch]:
+def launches_of(
+    config: Config, chain: Chain, rows: int, spec: DeviceSpec, siblings: int = 1
+) -> Iterator[Launch]:
     """The launches worth considering: one cluster per tile, and those that fill one wave."""
-    tiles = (config.left.count(chain[0]), config.right.count(chain[1]))
+    tiles = (config.left.count(chain[0]) * siblings, config.right.count(chain[1]) * siblings)
     at_a_time = config.clusters(spec)
     if at_a_time == 0:
         return  # a part of a GPU may have fewer multiprocessors than a cluster takes
-    yield launch_of(config, rows, (1, 1))
+    yield launch_of(config, rows, (1, 1), siblings)
     for of_left in range(1, min(24, at_a_time // tiles[0]) + 1):
         of_right = (at_a_time - of_left * tiles[0]) // tiles[1]
         if of_right > 0 and (of_left, of_right) != (1, 1):
-            yield launch_of(config, rows, (of_left, of_right))
+            yield launch_of(config, rows, (of_left, of_right), siblings)
 
 
-def launch_of(config: Config, rows: int, shares: tuple[int, int]) -> Launch:
+def launch_of(config: Config, rows: int, shares: tuple[int, int], siblings: int = 1) -> Launch:
     """The launch with this many shares, or fewer where some would be empty."""
     stages = max(1, -(-rows // ROWS))
     of_block = [-(-stages // (share * config.cluster)) for share in shares]
     shares_used = [-(-stages // (one * config.cluster)) for one in of_block]
     return Launch(
-        config, (shares_used[0], shares_used[1]), (of_block[0] * ROWS, of_block[1] * ROWS)
+        config,
+        (shares_used[0], shares_used[1]),
+        (of_block[0] * ROWS, of_block[1] * ROWS),
+        siblings,
     )
 
 
 def predicted_us(launch: Launch, chain: Chain, rows: int, spec: DeviceSpec) -> float:
     """Predicted microseconds: the slowest of products, memory and L2, then moving the sums.
 
-    The rates of these are `weight_grad_wgmma16`'s, which were measured.
+    The rates of these are `weight_grad_wgmma16`'s, which were measured. Siblings read x from memory
+    once.
     """
-    config = launch.config
+    config, siblings = launch.config, launch.siblings
     at_a_time = spec.multiprocessors * config.blocks
     waves = -(-launch.blocks(chain) // (config.clusters(spec) * config.cluster))
     multiplied, read, all_read, sent = 0.0, 0.0, 0.0, 0.0
@@ -235,13 +248,16 @@ def predicted_us(launch: Launch, chain: Chain, rows: int, spec: DeviceSpec) -> f
         of_block = min(rows, of_block)
         multiplied = max(multiplied, 2.0 * of_block * tile.m * tile.n)
         one = 2.0 * of_block * (tile.m + tile.n)
-        read, all_read = max(read, one), all_read + one * tile.count(p) * shares * config.cluster
+        blocks = tile.count(p) * shares * config.cluster * siblings
+        read, all_read = max(read, one), all_read + one * blocks
         if config.sources(tile) > 1:
             sent = max(sent, 4.0 * tile.stored_sums(p))
-        shares_bytes += 8.0 * p.nnz * shares if shares > 1 else 0.0
+        shares_bytes += 8.0 * p.nnz * shares * siblings if shares > 1 else 0.0
     products = waves * multiplied * at_a_time / (factors.TFLOPS * 1e6)
     filled = all_read / (waves * at_a_time * read)
-    features = sum(p.in_features + p.out_features for p in chain)
+    left, right = chain
+    own = left.out_features + left.in_features + right.out_features
+    features = siblings * own + right.in_features
     memory = 2.0 * rows * features / (factors.MEMORY * 1e6)
     l2 = all_read / (factors.L2 * 1e6 * filled**factors.L2_FILLED)
     total = factors.LAUNCH_US + overlapped((products, memory, l2), factors.OVERLAP)

@@ -77,8 +77,8 @@ class ChainWgmma16(KernelFamily[Config]):
     def stores_intermediate(self, problem: Problem) -> bool:
         left, right = problem.chain
         after = problem.epilogue
-        is_bare = after.activation == "none" and not after.residual and problem.siblings == 1
-        return is_bare and right.b // left.d % 2 == 0
+        is_one_or_bare = problem.siblings == 1 or after.activation == "none"
+        return is_one_or_bare and not after.residual and right.b // left.d % 2 == 0
 
     def storing_launcher(
         self,
@@ -93,7 +93,8 @@ class ChainWgmma16(KernelFamily[Config]):
 class LaunchKeeping:
     """(x, weights, bias) -> y and what the backward pass reads; packs weights at each call.
 
-    These are the values between the factors, and the weights packed for the gradient of x.
+    These are the values between the factors, the weights packed for the gradient of x and, with an
+    activation, its input.
     """
 
     def __init__(
@@ -104,8 +105,11 @@ class LaunchKeeping:
         of_grad: input_grad_tile.Config | None,
     ) -> None:
         shape = _shape(problem)
-        epilogue = replace(Epilogue.of(problem), keeps_z=True)
+        after = Epilogue.of(problem)
+        self._is_activated = after.activation != "none"
+        epilogue = replace(after, keeps_z=True, keeps_h=self._is_activated)
         self._out_features = problem.out_features
+        self._planes = (problem.siblings,) if problem.siblings > 1 else ()
         self._between = shape.right.out_features
         self._pack = TrainedPacker(shape, config, of_grad, device_index)
         self._launch = ChainLauncher(shape, config, epilogue, problem.dtype, device_index)
@@ -116,9 +120,11 @@ class LaunchKeeping:
 
     def __call__(
         self, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         y = torch.empty((*x.shape[:-1], self._out_features), dtype=x.dtype, device=x.device)
-        z = torch.empty((*x.shape[:-1], self._between), dtype=x.dtype, device=x.device)
+        sizes = (*self._planes, *x.shape[:-1], self._between)
+        z = torch.empty(sizes, dtype=x.dtype, device=x.device)
+        h = torch.empty_like(y) if self._is_activated else None
         packed, of_grad = self._pack(weights)
         self._launch(
             as_rows(x),
@@ -126,8 +132,9 @@ class LaunchKeeping:
             None if bias is None else aligned(bias.contiguous()),
             out=y.view(-1, self._out_features),
             z=z.view(-1, self._between),
+            h=h,
         )
-        return y, z, of_grad
+        return (y, z, of_grad) if h is None else (y, z, of_grad, h)
 
 
 class LaunchChain:

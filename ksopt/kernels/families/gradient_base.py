@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
+from ksopt.epilogue import Activation
 from ksopt.errors import InvalidInputError
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
@@ -34,17 +35,23 @@ class GradientProblem:
         dtype: of all operands, such as "bfloat16".
         with_bias: whether the gradient of a bias added to the product, the sum of the rows of y's
             gradient, is computed beside that of a weight.
+        siblings: how many chains of these factors read the same.
+        activation: of "chain_input", what was computed ahead of the chains.
     """
 
     gradient: Gradient
     factors: tuple[Pattern, ...]
     dtype: str
     with_bias: bool = False
+    siblings: int = 1
+    activation: Activation = "none"
 
     def __str__(self) -> str:
         chain = "*".join(map(str, self.factors))
+        times = f"{self.siblings} x " if self.siblings > 1 else ""
         bias = " and bias" if self.with_bias else ""
-        return f"{self.gradient}{bias} of {chain} {self.dtype}"
+        ahead = f" of {self.activation}" if self.activation != "none" else ""
+        return f"{self.gradient}{bias} of {times}{chain}{ahead} {self.dtype}"
 
 
 class GradientFamily(abc.ABC, Generic[LaunchT]):
@@ -89,10 +96,12 @@ class GradientFamily(abc.ABC, Generic[LaunchT]):
 
         Returns:
             Called with the operands: for "weight" (grad [rows, M], x [rows, N]) -> (the weight's
-            gradient, the bias's or None); for "chain_weights" (grad, between, grad_between, x) ->
-            (left, right, bias or None); for "chain_input" (grad, left weight, right weight) ->
-            (input's gradient, that of what is between the factors). Its ``entry``, or its
-            ``launches(rows)``, is what the host library needs to launch it.
+            gradient, the bias's or None); for "chain_weights" (the grad of each sibling, each
+            between, each grad_between, x) -> the weights' and the biases' if any; for
+            "chain_input" (grads, weights), of all siblings, -> (input's gradient, those of what is
+            between the factors), with an activation (grads, weights, its input h) -> (h's gradient,
+            the others, what h is activated to). Its ``entry``, or its ``launches(rows)``, is what
+            the host library needs to launch it.
 
         Raises:
             UnavailableError, CompilationError: see :mod:`ksopt.jit`.

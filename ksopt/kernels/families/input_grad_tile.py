@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
+from ksopt.epilogue import ACTIVATIONS, Activation
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.families.row_grid import grid_of
 from ksopt.kernels.families.two_factors import multiplier_registers, unsupported_form
+from ksopt.kernels.families.weight_packer import MOST_SIBLINGS
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
@@ -27,6 +29,7 @@ _L2_BYTES_US = 101_000.0
 _SHARED_BYTES_US = 193_000.0
 _MOST_BYTES_US = 106_000.0  # that one alone can take in
 _FLOPS_US = 5.76e6
+_ACTIVATION_US = 1.43e-4  # of an output, with its gradient: that of chain_cost, not fitted here
 _LATENCY_US = 1.17  # of the loads that fill a block's ring
 _BETWEEN_US = 0.0475  # between two groups of a warpgroup's products
 _LAUNCH_US = 4.5  # and for the kernel that packs, some 3
@@ -35,22 +38,28 @@ _OVERLAP = 3.55
 
 @dataclass(frozen=True)
 class Shape:
-    """A chain (1,b1,c1,d1)*(a2,b2,c2,1).
+    """Chains (1,b1,c1,d1)*(a2,b2,c2,1) of the same patterns that read the same.
 
     Attributes:
         left, right: the factors.
+        siblings: how many chains.
+        activation: what was computed ahead of the chains: its gradient is multiplied by, too.
     """
 
     left: Pattern
     right: Pattern
+    siblings: int = 1
+    activation: Activation = "none"
 
     @property
     def middle(self) -> int:
-        """Features between the factors."""
+        """Features between the factors of a chain."""
         return self.right.out_features
 
     def __str__(self) -> str:
-        return f"{self.left}*{self.right}"
+        times = "" if self.siblings == 1 else f"{self.siblings} x "
+        behind = "" if self.activation == "none" else f" of {self.activation}"
+        return f"{times}{self.left}*{self.right}{behind}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ class Config:
         return replace(self, groups=1, blocks=1, parts=1, stages=2)
 
     def columns(self, s: Shape) -> int:
-        """Columns between the factors that a block computes."""
+        """Columns between the factors of a chain that a block computes."""
         return s.middle // self.splits
 
     def chunks(self, s: Shape) -> int:
@@ -113,7 +122,7 @@ class Config:
         return s.right.a // self.splits * self.chunks(s) // self.parts
 
     def slots(self, s: Shape) -> int:
-        """Slots that the gradient's rows take."""
+        """Slots that the rows of one chain's gradient take."""
         return -(-s.left.out_features // self.kf)
 
     def left_bytes(self, s: Shape) -> int:
@@ -121,8 +130,8 @@ class Config:
         return self.kf // s.left.d * self.columns(s) * 2
 
     def right_bytes(self, s: Shape) -> int:
-        """Weights of the right factor for a chunk."""
-        return s.right.b * self.nc * 2
+        """Weights of the right factors for a chunk."""
+        return s.siblings * s.right.b * self.nc * 2
 
     def slot_bytes(self, s: Shape) -> int:
         """Bytes of a slot of the ring."""
@@ -134,7 +143,7 @@ class Config:
 
     def packed_elements(self, s: Shape) -> int:
         """Elements of the packed weights."""
-        left = self.splits * self.slots(s) * self.left_bytes(s)
+        left = s.siblings * self.splits * self.slots(s) * self.left_bytes(s)
         return (left + s.right.a * self.chunks(s) * self.right_bytes(s)) // 2
 
 
@@ -144,6 +153,8 @@ def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
     reason = unsupported_form(left, right, dtype, device)
     if reason is not None:
         return reason
+    if not 1 <= s.siblings <= MOST_SIBLINGS:
+        return f"{s.siblings} siblings are not 1 to {MOST_SIBLINGS}"
     if left.d not in (1, 2, 4, 8):
         return f"d = {left.d} of the left factor is not 1, 2, 4 or 8"
     if right.b % 32 != 0:
@@ -159,7 +170,8 @@ def configs(s: Shape, device: DeviceSpec) -> Iterator[Config]:
     """All tiles worth considering of a supported chain, in no order."""
     d, right = s.left.d, s.right
     unit = unit_of(d)
-    widths = [nc for nc in (64, 96, 128) if nc - 32 < -(-right.c // 32) * 32] or [32]
+    all_widths = (64, 96, 128) if s.siblings == 1 else (32, 64, 96, 128)
+    widths = [nc for nc in all_widths if nc - 32 < -(-right.c // 32) * 32] or [32]
     for splits in (n for n in range(1, _MOST_BLOCKS_OF_ROWS + 1) if right.a % n == 0):
         columns = s.middle // splits
         if columns > _MOST_SUMS or columns % (8 * d) != 0:
@@ -181,7 +193,8 @@ def unit_of(d: int) -> int:
 
 def template_arguments(s: Shape, tile: Config) -> tuple[str, str]:
     """The arguments of ``InputGradPattern``, and those of ``InputGradTile`` after it."""
-    pattern = (s.right.a, s.right.b, s.right.c, s.left.b, s.left.d)
+    activation = ACTIVATIONS.index(s.activation)
+    pattern = (s.right.a, s.right.b, s.right.c, s.left.b, s.left.d, s.siblings, activation)
     return ", ".join(map(str, pattern)), ", ".join(map(str, astuple(tile)))
 
 
@@ -204,25 +217,31 @@ def predicted_us(s: Shape, tile: Config, rows: int, device: DeviceSpec) -> float
     passes = -(-units // tile.groups)
     used = 128 * min(tile.groups, units) * tile.kf + tile.left_bytes(s)  # of a slot
     ring = tile.stages * max(used, tile.right_bytes(s)) * at_a_time
-    grad = 128 * units * s.left.out_features
-    left = tile.slots(s) * tile.left_bytes(s)
+    grad = 128 * units * s.siblings * s.left.out_features
+    left = s.siblings * tile.slots(s) * tile.left_bytes(s)
     right = tile.chunks_of_block(s) * tile.right_bytes(s)
     between, result = (
         128 * units * features
-        for features in (tile.columns(s) / tile.parts, s.right.in_features / tile.of_rows)
+        for features in (
+            s.siblings * tile.columns(s) / tile.parts,
+            s.right.in_features / tile.of_rows,
+        )
     )
-    flops = 128 * units * tile.columns(s)  # for each thing that a column is multiplied with
+    # For each thing that a column is multiplied with.
+    flops = 128 * units * s.siblings * tile.columns(s)
     first = (
         grad / tile.of_rows / rate(_READ_BYTES_US),
         (grad + passes * left) / rate(_L2_BYTES_US),
         (2 * grad + (passes + units) * left) / _SHARED_BYTES_US,
         (grad + passes * left) / ring * _LATENCY_US,
         flops * s.left.b / _FLOPS_US,
-        passes / at_a_time * s.left.out_features / unit_of(s.left.d) * _BETWEEN_US,
+        passes / at_a_time * s.siblings * s.left.out_features / unit_of(s.left.d) * _BETWEEN_US,
     )
     of_chunk = tile.nc * tile.chunks(s) // tile.parts
+    activated = result if s.activation != "none" else 0.0
     second = (
-        (between + result) / rate(_WRITTEN_BYTES_US),
+        (between + result + activated) / rate(_WRITTEN_BYTES_US) + activated / rate(_READ_BYTES_US),
+        activated / 2 * _ACTIVATION_US,
         passes * right / rate(_L2_BYTES_US),
         (passes + units) * right / _SHARED_BYTES_US,
         passes * right / ring * _LATENCY_US,
@@ -256,6 +275,8 @@ def _most_stages(tile: Config, s: Shape, device: DeviceSpec) -> int:
 def _fits_registers(tile: Config, s: Shape) -> bool:
     columns = tile.columns(s)
     words = unit_of(s.left.d) // 4  # a quarter of a unit, of two rows, in pairs
-    first = columns // 2 + 3 * words  # two groups' operands, and what is read for the next
-    second = columns // 4 + tile.nc  # what is between, and the sums of two chunks
+    before = (s.siblings - 1) * columns // 4  # what is between, of the siblings before
+    first = before + columns // 2 + 3 * words  # two groups' operands, and what is read for the next
+    second = before + columns // 4 + tile.nc  # and the sums of two chunks
+    second += tile.nc // 4 if s.activation != "none" else 0  # and what was activated
     return max(first, second) + _OTHER_REGISTERS <= tile.registers

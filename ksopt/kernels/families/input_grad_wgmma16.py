@@ -1,7 +1,7 @@
-"""Kernels of a chain's input gradient in one launch (csrc/cuda/input_grad_wgmma16.cuh).
+"""Kernels of the gradient of chains' input in one launch (csrc/cuda/input_grad_wgmma16.cuh).
 
-Of a chain (1,b1,c1,d1)*(a2,b2,c2,1) in 16 bits, batch first, on Hopper. The gradient of what is
-between the factors is written beside it: the right factor's own gradient needs it. The
+Of chains (1,b1,c1,d1)*(a2,b2,c2,1) in 16 bits, batch first, on Hopper. The gradients of what is
+between the factors are written beside it: the right factors' own gradients need them. The
 weights, which have changed since the last step, are packed by a small kernel before.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from ksopt.jit import arch, driver, nvrtc
@@ -22,7 +23,7 @@ from ksopt.kernels.families.gradient_base import (
     register_gradient_family,
 )
 from ksopt.kernels.families.input_grad_tile import Config, Shape, launch_of, template_arguments
-from ksopt.kernels.families.weight_packer import Launch, WeightPacker
+from ksopt.kernels.families.weight_packer import MOST_SIBLINGS, Launch, WeightPacker
 from ksopt.kernels.problem import DeviceSpec
 
 PACK_THREADS = 256
@@ -37,13 +38,15 @@ class Arguments(ctypes.Structure):
     """``InputGradArguments`` of csrc/cuda/input_grad_tile.cuh."""
 
     _fields_ = [
-        ("grad", ctypes.c_void_p),
+        ("grads", ctypes.c_void_p * MOST_SIBLINGS),
         ("weights", ctypes.c_void_p),
         ("between", ctypes.c_void_p),
         ("to", ctypes.c_void_p),
         ("batch", ctypes.c_int64),
-        ("grad_stride", ctypes.c_int64),
+        ("grad_strides", ctypes.c_int64 * MOST_SIBLINGS),
         ("rows_per_block", ctypes.c_int64),
+        ("h", ctypes.c_void_p),
+        ("activated", ctypes.c_void_p),
     ]
 
 
@@ -63,6 +66,7 @@ def source(s: Shape, tile: Config, dtype: str) -> str:
 
 def pack_source(s: Shape, tile: Config) -> str:
     """The generated file of the kernel that packs, for all tiles of the same packing."""
+    s = replace(s, activation="none")
     return _source(
         "input_grad_pack",
         s,
@@ -88,11 +92,13 @@ def _source(header: str, s: Shape, tile: Config, facts: str, bounds: str, kernel
 
 
 def _sizes(s: Shape) -> str:
-    return "_".join(map(str, (*s.left.weight_shape[1:], *s.right.weight_shape[:3])))
+    siblings = (f"x{s.siblings}",) if s.siblings > 1 else ()
+    return "_".join(map(str, (*s.left.weight_shape[1:], *s.right.weight_shape[:3], *siblings)))
 
 
 def _name(s: Shape, dtype: str) -> str:
-    return f"ksopt_input_grad_wgmma16_{dtype}_{_sizes(s)}"
+    activation = f"_{s.activation}" if s.activation != "none" else ""
+    return f"ksopt_input_grad_wgmma16_{dtype}_{_sizes(s)}{activation}"
 
 
 def _pack_name(s: Shape) -> str:
@@ -100,13 +106,27 @@ def _pack_name(s: Shape) -> str:
 
 
 def arguments_of(
-    grad: Tensor, packed: Tensor, between: Tensor, to: Tensor, rows_per_block: int
+    grads: Sequence[Tensor],
+    packed: Tensor,
+    between: Tensor,
+    to: Tensor,
+    rows_per_block: int,
+    h: Tensor | None = None,
+    activated: Tensor | None = None,
 ) -> Arguments:
-    """The arguments of the kernel; rows of grad may have any stride."""
-    return Arguments(
-        *(grad.data_ptr(), packed.data_ptr(), between.data_ptr(), to.data_ptr()),
-        *(grad.shape[0], grad.stride(0), rows_per_block),
+    """The arguments of the kernel; rows of grads may have any stride."""
+    arguments = Arguments(
+        weights=packed.data_ptr(),
+        between=between.data_ptr(),
+        to=to.data_ptr(),
+        batch=to.shape[0],
+        rows_per_block=rows_per_block,
+        h=0 if h is None else h.data_ptr(),
+        activated=0 if activated is None else activated.data_ptr(),
     )
+    for at, grad in enumerate(grads):
+        arguments.grads[at], arguments.grad_strides[at] = grad.data_ptr(), grad.stride(0)
+    return arguments
 
 
 def pack_blocks(s: Shape, tile: Config) -> int:
@@ -115,7 +135,7 @@ def pack_blocks(s: Shape, tile: Config) -> int:
 
 
 class InputGradient:
-    """Loaded kernels of one chain: called with (grad, left, right).
+    """Loaded kernels of chains that read the same: called with (grads, weights).
 
     They are right in a graph that is being captured: all that they take is memory.
 
@@ -129,7 +149,7 @@ class InputGradient:
         self._shared_bytes = tile.shared_bytes(s)
         self._kernel = driver.load_kernel(code, _name(s, dtype), self._shared_bytes, device_index)
         blocks, elements = pack_blocks(s, tile), tile.packed_elements(s)
-        launch = Launch(PACK_THREADS, blocks, elements, siblings=1)
+        launch = Launch(PACK_THREADS, blocks, elements, s.siblings)
         self._pack = WeightPacker(_pack_name(s), pack_source(s, tile), launch, device_index)
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
 
@@ -141,37 +161,57 @@ class InputGradient:
         numbers = (*self._pack.launch().values(), *multiplying)
         return dict(zip(LAUNCH, numbers, strict=True))
 
-    def pack(self, left: Tensor, right: Tensor) -> Tensor:
+    def pack(self, weights: Sequence[Tensor]) -> Tensor:
         """The weights as the kernel reads them."""
-        return self._pack((left, right))
+        return self._pack(weights)
 
-    def launch(self, grad: Tensor, packed: Tensor, between: Tensor, to: Tensor) -> None:
-        """Write both gradients, contiguous, from packed weights."""
-        blocks, of_block = launch_of(self.tile, grad.shape[0], self._multiprocessors)
-        arguments = arguments_of(grad, packed, between, to, of_block)
+    def launch(
+        self,
+        grads: Sequence[Tensor],
+        packed: Tensor,
+        between: Tensor,
+        to: Tensor,
+        h: Tensor | None = None,
+        activated: Tensor | None = None,
+    ) -> None:
+        """Write both gradients, contiguous, from packed weights; and what is ``activated``."""
+        blocks, of_block = launch_of(self.tile, to.shape[0], self._multiprocessors)
+        arguments = arguments_of(grads, packed, between, to, of_block, h, activated)
         driver.launch(
             *(self._kernel, blocks, self.tile.threads, self._shared_bytes),
             *(arguments, self._device),
         )
 
     def __call__(
-        self, grad: Tensor, left: Tensor, right: Tensor, packed: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The gradients of the chain's input, and of the values between its factors.
+        self,
+        grads: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        h: Tensor | None = None,
+        packed: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The gradients of the chains' input, and of the values between their factors.
 
         Args:
-            grad: [rows, b1*d1], the elements of a row side by side, rows at multiples of 16 bytes.
-            left, right: [1,b1,c1,d1] and [a2,b2,c2,1], of grad's dtype, any strides.
-            packed: both, by `pack`, where that was done before.
+            grads: [rows, b1*d1] of each chain, the elements of a row side by side, rows at
+                multiples of 16 bytes.
+            weights: [1,b1,c1,d1] and [a2,b2,c2,1] of each chain, of grads' dtype, any strides.
+            h: [rows, a2*c2], contiguous, of which the shape's activation is what the chains read;
+                None where it has none. The first gradient is then h's.
+            packed: the weights by `pack`, where that was done before.
 
         Returns:
-            [rows, a2*c2] and [rows, a2*b2].
+            [rows, a2*c2] and [rows, a2*b2], of several chains [siblings, rows, a2*b2]; with an
+            activation also what it makes of h.
         """
-        between = grad.new_empty(grad.shape[0], self.shape.middle)
-        to = grad.new_empty(grad.shape[0], self.shape.right.in_features)
-        if grad.shape[0] > 0:
-            self.launch(grad, self.pack(left, right) if packed is None else packed, between, to)
-        return to, between
+        rows, siblings = grads[0].shape[0], self.shape.siblings
+        planes = (siblings,) if siblings > 1 else ()
+        between = grads[0].new_empty(*planes, rows, self.shape.middle)
+        to = grads[0].new_empty(rows, self.shape.right.in_features)
+        activated = None if h is None else torch.empty_like(to)
+        if rows > 0:
+            packed = self.pack(weights) if packed is None else packed
+            self.launch(grads, packed, between, to, h, activated)
+        return (to, between) if activated is None else (to, between, activated)
 
 
 @dataclass(frozen=True)
@@ -187,15 +227,15 @@ class InputGradWgmma16(GradientFamily[Config]):
     computes = "chain_input"
 
     def unsupported_reason(self, problem: GradientProblem, device: DeviceSpec) -> str | None:
-        return input_grad_tile.unsupported_reason(Shape(*problem.factors), problem.dtype, device)
+        return input_grad_tile.unsupported_reason(_shape(problem), problem.dtype, device)
 
     def launches(self, problem: GradientProblem, rows: int, device: DeviceSpec) -> Sequence[Config]:
-        return input_grad_tile.best(Shape(*problem.factors), rows, device)
+        return input_grad_tile.best(_shape(problem), rows, device)
 
     def predicted_us(
         self, problem: GradientProblem, launch: Config, rows: int, device: DeviceSpec
     ) -> float:
-        return input_grad_tile.predicted_us(Shape(*problem.factors), launch, rows, device)
+        return input_grad_tile.predicted_us(_shape(problem), launch, rows, device)
 
     def tile(self, launch: Config) -> PredictedTile:
         return PredictedTile()
@@ -203,4 +243,9 @@ class InputGradWgmma16(GradientFamily[Config]):
     def launcher(
         self, problem: GradientProblem, launch: Config, device_index: int
     ) -> InputGradient:
-        return InputGradient(Shape(*problem.factors), launch, problem.dtype, device_index)
+        return InputGradient(_shape(problem), launch, problem.dtype, device_index)
+
+
+def _shape(problem: GradientProblem) -> Shape:
+    left, right = problem.factors
+    return Shape(left, right, problem.siblings, problem.activation)

@@ -1,6 +1,6 @@
-"""The kernel that packs a trained chain's weights (csrc/cuda/trained_pack.cuh).
+"""The kernel that packs trained chains' weights (csrc/cuda/trained_pack.cuh).
 
-One launch packs them for the forward pass and for the gradient of the chain's input.
+One launch packs them for the forward pass and for the gradient of the chains' input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ksopt.kernels.families.weight_packer import Launch, WeightPacker
 
 def source(s: Shape, tile: Config, of_grad: input_grad_tile.Config) -> str:
     """The generated file: one instance of the template."""
-    grad_shape = input_grad_tile.Shape(s.left, s.right)
+    grad_shape = input_grad_tile.Shape(s.left, s.right, s.siblings)
     pattern, fields = template_arguments(s, tile.packing)
     grad_pattern, grad_fields = input_grad_tile.template_arguments(grad_shape, of_grad.packing)
     return (
@@ -43,12 +43,12 @@ def kernel_name(s: Shape) -> str:
 
 
 class TrainedPacker:
-    """A loaded kernel: called with both weights, returns them packed, for both passes.
+    """A loaded kernel: called with all weights, returns them packed, for both passes.
 
     Args:
-        s: the chain.
+        s: the chains.
         tile: of the forward pass.
-        of_grad: the tile of the gradient of the chain's input; None: they are not packed for it.
+        of_grad: the tile of the gradient of the chains' input; None: they are not packed for it.
         device_index: where.
     """
 
@@ -58,10 +58,11 @@ class TrainedPacker:
         self._elements, self._of_grad = tile.packed_elements(s), 0
         name, text = chain_pack_launcher.kernel_name(s), chain_pack_launcher.source(s, tile)
         if of_grad is not None:
-            self._of_grad = of_grad.packed_elements(input_grad_tile.Shape(s.left, s.right))
+            grad_shape = input_grad_tile.Shape(s.left, s.right, s.siblings)
+            self._of_grad = of_grad.packed_elements(grad_shape)
             name, text = kernel_name(s), source(s, tile, of_grad)
         blocks = blocks_for(self._elements + self._of_grad)
-        launch = Launch(THREADS, blocks, self._elements, siblings=1)
+        launch = Launch(THREADS, blocks, self._elements, s.siblings)
         self._packer = WeightPacker(name, text, launch, device_index)
 
     def launch(self) -> dict[str, int]:

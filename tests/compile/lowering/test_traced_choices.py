@@ -9,6 +9,7 @@ import torch
 
 import ksopt
 from ksopt.compile.lowering import traced_choices
+from ksopt.ops import input_gradient
 from tests.kernels import toy_chains
 
 CHAIN = "(1,8,4,4)*(4,4,8,1)"
@@ -32,6 +33,20 @@ def test_another_choice_has_another_digest(toy, compiled_by_eager, is_trained, m
     assert traced_choices.digest(graph) != first
     monkeypatch.setenv("KSOPT_TUNE", "off")
     assert traced_choices.digest(graph) == ""
+
+
+def test_siblings_have_choices_of_their_own(toy, compiled_by_eager, monkeypatch) -> None:
+    layers = torch.nn.ModuleList(ksopt.KSLinear(32, 32, CHAIN) for _ in range(2))
+    torch.compile(lambda x: layers[0](x).sin() * layers[1](x), backend="ksopt")(torch.randn(5, 32))
+    (graph,) = compiled_by_eager.graphs
+    assert any("ks_chain_siblings" in str(node.target) for node in graph.nodes)
+    digests = {traced_choices.digest(graph)}
+    for faster in (1, 2):  # of which one launch computes the gradient of x
+        monkeypatch.setattr(
+            input_gradient, "is_one_launch", lambda _, weights, n=faster: len(weights) == 2 * n
+        )
+        digests.add(traced_choices.digest(graph))
+    assert len(digests) == 3
 
 
 def test_a_graph_without_products_has_none(compiled_by_eager) -> None:

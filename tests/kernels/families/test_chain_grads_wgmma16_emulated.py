@@ -36,6 +36,14 @@ CASES: list[tuple[str, Config]] = [
 ]
 
 
+# Of chains on the same x.
+SIBLINGS: list[tuple[str, Config, int]] = [
+    ("(1,20,40,2)*(2,40,40,1)", Config(2, 2, Tile(2, 1), Tile(1, 1)), 2),
+    ("(1,24,24,3)*(3,24,40,1)", Config(1, 3, Tile(1, 2), Tile(1, 1)), 3),
+    ("(1,24,16,2)*(2,16,24,1)", Config(1, 1, Tile(1, 1), Tile(1, 1)), 4),
+]
+
+
 @dataclass(frozen=True)
 class Case:
     """A kernel of the sweep."""
@@ -44,6 +52,12 @@ class Case:
     config: Config
     dtype: str
     with_bias: bool
+    siblings: int = 1
+
+    @property
+    def source(self) -> str:
+        """Its file."""
+        return launcher.source(self.chain, self.config, self.dtype, self.with_bias, self.siblings)
 
 
 def _cases() -> list[Case]:
@@ -52,6 +66,9 @@ def _cases() -> list[Case]:
         left, right = patterns.Chain.parse(text)
         for dtype in ("bfloat16", "float16"):
             result.append(Case((left, right), config, dtype, (at + (dtype == "float16")) % 4 > 0))
+    for text, config, siblings in SIBLINGS:
+        left, right = patterns.Chain.parse(text)
+        result.append(Case((left, right), config, "bfloat16", siblings != 2, siblings))
     return result
 
 
@@ -72,7 +89,7 @@ def emulated(emulator):
             _instance(
                 case.chain[0],
                 _Block(case.config.threads),
-                launcher.source(case.chain, case.config, case.dtype, case.with_bias),
+                case.source,
                 case.dtype,
                 case.config.shared_bytes(case.chain),
             )
@@ -93,15 +110,21 @@ def adding(emulator):
 
 
 def operands(case: Case, rows: int, seed: int) -> tuple[Tensor, list[Tensor]]:
-    """Their memory, and grad, between, grad_between and x in it, with NaN between the rows."""
+    """Their memory, and all siblings' operands in it, with NaN between the rows.
+
+    They are gradients of y, what is between the factors, its gradients, and x: rows lie ever
+    farther apart.
+    """
     left, right = case.chain
     generator = torch.Generator().manual_seed(seed)
-    widths = [left.out_features, left.in_features, right.out_features, right.in_features]
-    sizes = [rows * (features + 24) for features in widths]
+    widths = [left.out_features, left.in_features, right.out_features]
+    widths = [one for one in widths for _ in range(case.siblings)] + [right.in_features]
+    strides = [features + 24 + 8 * at for at, features in enumerate(widths)]
+    sizes = [rows * stride for stride in strides]
     memory = _aligned(torch.full((sum(sizes),), float("nan"), dtype=getattr(torch, case.dtype)))
     result = []
-    for features, part in zip(widths, memory.split(sizes), strict=True):
-        inside = part.view(rows, features + 24)[:, 8 : 8 + features]
+    for features, stride, part in zip(widths, strides, memory.split(sizes), strict=True):
+        inside = part.view(rows, stride)[:, 8 : 8 + features]
         inside.copy_(torch.randn(rows, features, generator=generator))
         result.append(inside)
     return memory, result
@@ -109,31 +132,35 @@ def operands(case: Case, rows: int, seed: int) -> tuple[Tensor, list[Tensor]]:
 
 def computed(
     kernel, adding, case: Case, launch: Launch, memory: Tensor, rows: list[Tensor]
-) -> launcher.Gradients:
+) -> list[Tensor]:
     """By the kernel, and by the one that adds shares where there are some.
 
     What a kernel writes lies side by side: the emulator looks for bytes that are not written.
     """
     left, right = case.chain
     of_bias = left.out_features if case.with_bias else 0
-    counts = (left.nnz + of_bias, right.nnz)
     elements = launcher.share_elements(case.chain, launch, case.with_bias)
-    straight = [0 if one else count for one, count in zip(elements, counts, strict=True)]
-    later = [count - one for count, one in zip(counts, straight, strict=True)]
-    first = _aligned(torch.full((2 * sum(elements) + sum(straight),), float("nan")).to(memory))
-    second = _aligned(torch.full((sum(later),), float("nan")).to(memory))
-    shares = first[: 2 * sum(elements)].view(torch.float32)
-    parts = zip(first[2 * sum(elements) :].split(straight), second.split(later), strict=True)
-    of_left, of_right = (one if one.numel() else other for one, other in parts)
-    bias = of_left[left.nnz :] if case.with_bias else None
-    results = (of_left[: left.nnz].view(left.weight_shape), of_right.view(right.weight_shape), bias)
+    sizes = [(left.nnz, elements[0]), (right.nnz, elements[1])] * case.siblings
+    sizes += [(of_bias, elements[0])] * case.siblings if of_bias else []
+    of_shares = 2 * case.siblings * sum(elements)
+    straight = sum(size for size, of_factor in sizes if of_factor == 0)
+    later = sum(size for size, of_factor in sizes if of_factor > 0)
+    first = _aligned(torch.full((of_shares + straight,), float("nan")).to(memory))
+    second = _aligned(torch.full((later,), float("nan")).to(memory))
+    shares, places = first[:of_shares].view(torch.float32), [first[of_shares:], second]
+    results = []
+    for size, of_factor in sizes:
+        results.append(places[of_factor > 0][:size])
+        places[of_factor > 0] = places[of_factor > 0][size:]
+    for at in range(2 * case.siblings):
+        results[at] = results[at].view(case.chain[at % 2].weight_shape)
     arguments = launcher.arguments_of(
-        tuple(rows), results, shares if sum(elements) else None, case.chain, launch
+        rows, results, shares if of_shares else None, case.chain, launch
     )
     grid = (launch.blocks(case.chain), case.config.threads, case.config.shared_bytes(case.chain))
     _emulate(kernel, arguments, grid, (memory, memory[:0], first))
-    if sum(elements):
-        added = launcher.adding_arguments(shares, results, case.chain, launch)
+    if of_shares:
+        added = launcher.adding_arguments(rows, results, shares, case.chain, launch)
         blocks = launcher.adding_blocks(case.chain, launch, case.with_bias)
         _emulate(
             adding, added, (blocks, weight_grad.ADDING_THREADS, 0), (shares, shares[:0], second)
@@ -141,18 +168,22 @@ def computed(
     return results
 
 
-def assert_right(actual: launcher.Gradients, case: Case, rows: list[Tensor]) -> None:
-    grad, between, grad_between, x = rows
+def assert_right(actual: list[Tensor], case: Case, rows: list[Tensor]) -> None:
+    siblings, x = case.siblings, rows[-1]
     unit = {"float16": 2**-11, "bfloat16": 2**-8}[case.dtype]
-    for dk, p, dy, z in zip(actual, case.chain, (grad, grad_between), (between, x), strict=False):
-        truth = weight_grad_decomposed(dy.double(), z.double(), p.a, p.d, False)
-        sizes = weight_grad_decomposed(dy.abs().double(), z.abs().double(), p.a, p.d, False)
-        wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 1e-6 * sizes + 1e-6)
-        assert not wrong.any(), f"{p}: {int(wrong.sum())} of {p.nnz} are wrong"
-    assert (actual[2] is not None) == case.with_bias
-    if actual[2] is not None:
-        truth, sizes = grad.double().sum(0), grad.abs().double().sum(0)
-        assert ((actual[2].double() - truth).abs() <= unit * truth.abs() + 1e-6 * sizes).all()
+    assert len(actual) == siblings * (3 if case.with_bias else 2)
+    for at in range(siblings):
+        grad, between, grad_between = rows[at:-1:siblings]
+        both = zip(actual[2 * at :], case.chain, (grad, grad_between), (between, x), strict=False)
+        for dk, p, dy, z in both:
+            truth = weight_grad_decomposed(dy.double(), z.double(), p.a, p.d, False)
+            sizes = weight_grad_decomposed(dy.abs().double(), z.abs().double(), p.a, p.d, False)
+            wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 1e-6 * sizes + 1e-6)
+            assert not wrong.any(), f"{p} of {at}: {int(wrong.sum())} of {p.nnz} are wrong"
+        if case.with_bias:
+            truth, sizes = grad.double().sum(0), grad.abs().double().sum(0)
+            wrong = actual[2 * siblings + at].double() - truth
+            assert (wrong.abs() <= unit * truth.abs() + 1e-6 * sizes).all()
 
 
 @pytest.mark.sweep
@@ -162,7 +193,7 @@ def test_they_are_the_gradients(emulated, adding, at):
     launches = [(rows, (1, 1)) for rows in (1, 64, 600)] + [(390, (2, 1)), (300, (1, 3))]
     for rows, shares in launches:
         memory, inputs = operands(case, rows, rows)
-        launch = kernels.launch_of(case.config, rows, shares)
+        launch = kernels.launch_of(case.config, rows, shares, case.siblings)
         actual = computed(emulated[at], adding[case.dtype], case, launch, memory, inputs)
         assert_right(actual, case, inputs)
 
@@ -173,7 +204,7 @@ def test_infinities_stay_where_they_meet(emulated, adding):
     memory, inputs = operands(case, 70, 0)
     inputs[1][3, 5] = float("inf")
     launch = kernels.launch_of(case.config, 70, (1, 1))
-    dk, other, _ = computed(emulated[2], adding[case.dtype], case, launch, memory, inputs)
+    dk, other, *_ = computed(emulated[2], adding[case.dtype], case, launch, memory, inputs)
     p = case.chain[0]
     expected = weight_grad_decomposed(inputs[0].double(), inputs[1].double(), p.a, p.d, False)
     assert torch.equal(dk.isfinite(), expected.isfinite())
@@ -195,10 +226,9 @@ def test_blocks_that_do_not_meet_are_noticed(emulator, which: int) -> None:
         assert len(parts) == 3
         return parts[0] + (call if which else "") + parts[1] + ("" if which else call) + parts[2]
 
-    source = launcher.source(case.chain, case.config, case.dtype, case.with_bias)
     shared = case.config.shared_bytes(case.chain)
     block = _Block(case.config.threads)
-    instance = _instance(case.chain[0], block, source, case.dtype, shared)
+    instance = _instance(case.chain[0], block, case.source, case.dtype, shared)
     (kernel,) = emulator.build([instance], edit)
     memory, inputs = operands(case, 600, 0)
     launch = kernels.launch_of(case.config, 600, (1, 1))

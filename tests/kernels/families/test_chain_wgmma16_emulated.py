@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from cuda_emulator import EmulationError
 from packed_kernels import without_predicates
 
-from chain_kernels import Operands, assert_right, build, expected, on_demand, run, run_keeping
+from chain_kernels import (
+    ACTIVATIONS,
+    Operands,
+    assert_right,
+    build,
+    expected,
+    on_demand,
+    run,
+    run_keeping,
+)
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
@@ -135,10 +145,24 @@ def test_results(kernels, at):
         assert_right(run(kernels[at], ALL[at], o), o, epilogue)
 
 
-# One class, two, four and eight; parts of a block; several groups; a cluster; columns without l.
+def _storing(epilogue: Epilogue) -> Epilogue:
+    is_activated = epilogue.activation != "none"
+    return replace(epilogue, middle="none", keeps_z=True, keeps_h=is_activated)
+
+
+# One class, two, four and eight; parts of a block; several groups; a cluster; columns without l;
+# siblings.
 KEEPING = [
-    (shape, tile, Epilogue(epilogue.bias, epilogue.activation, epilogue.residual, keeps_z=True), of)
-    for shape, tile, epilogue, of in (ALL[at] for at in (0, 1, 3, 4, 5, 7, 8, 10, 11, 12))
+    (shape, tile, _storing(epilogue), of)
+    for shape, tile, epilogue, of in (
+        *(ALL[at] for at in (0, 1, 3, 4, 5, 7, 8, 10, 11, 12)),
+        *[
+            one
+            for one in ALL
+            if one[0].siblings > 1 and not one[2].is_gated and one[2].middle == "none"
+        ],
+    )
+    if shape.l_of_block % 2 == 0
 ]
 
 
@@ -153,12 +177,20 @@ def test_the_values_between_the_factors_are_stored(keeping, at):
     shape, _, epilogue, dtype = KEEPING[at]
     for rows in (1, 200):
         o = Operands.random(shape, dtype, rows, seed=rows)
-        y, z = run_keeping(keeping[at], KEEPING[at], o)
+        y, z, h = run_keeping(keeping[at], KEEPING[at], o)
         assert_right(y, o, epilogue)
-        truth = ks_reference(o.x.double(), o.right[0].double())
-        size = ks_reference(o.x.abs().double(), o.right[0].abs().double())
         unit = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
-        assert ((z.double() - truth).abs() <= unit * truth.abs() + 1e-6 * size + 1e-6).all()
+        if epilogue.keeps_h:
+            assert_right(h, o, replace(epilogue, activation="none", residual=False))
+            activated = ACTIVATIONS[epilogue.activation](h.double())
+            activated = activated + o.residual.double() if epilogue.residual else activated
+            assert ((y.double() - activated).abs() <= unit * activated.abs() + 1e-5).all()
+        for of_one, right in zip(z, o.right, strict=True):
+            truth = ks_reference(o.x.double(), right.double())
+            size = ks_reference(o.x.abs().double(), right.abs().double())
+            assert (
+                (of_one.double() - truth).abs() <= unit * truth.abs() + 1e-6 * size + 1e-6
+            ).all()
 
 
 @pytest.mark.parametrize("at", [1, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 15))])

@@ -70,14 +70,16 @@ def test_the_fastest_tile_compiles(family: KernelFamily[Any], dtype: str, target
         assert nvrtc.cubin(source, target).data.startswith(b"\x7fELF")
 
 
-def gradient_of(family: GradientFamily[Any]) -> GradientProblem:
+def gradient_of(family: GradientFamily[Any], siblings: int = 1) -> GradientProblem:
     factors = LEFT.patterns if family.computes == "weight" else CHAIN.patterns
-    return GradientProblem(family.computes, factors, "bfloat16", family.computes != "chain_input")
+    with_bias = family.computes != "chain_input"
+    return GradientProblem(family.computes, factors, "bfloat16", with_bias, siblings)
 
 
 GRADIENT_CASES = [
-    pytest.param(family, target, id=f"{family.name}-{target}")
+    pytest.param(family, siblings, target, id=f"{family.name}-{siblings}-{target}")
     for kind in KINDS
+    for siblings in ((1, 3) if kind == "chain_weights" else (1,))
     for family in gradient_families(kind)
     for target, device in DEVICES.items()
     if family.unsupported_reason(gradient_of(family), device) is None
@@ -85,12 +87,12 @@ GRADIENT_CASES = [
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("family", "target"), GRADIENT_CASES)
+@pytest.mark.parametrize(("family", "siblings", "target"), GRADIENT_CASES)
 def test_the_fastest_launch_of_a_gradient_compiles(
-    family: GradientFamily[Any], target: str, monkeypatch: pytest.MonkeyPatch
+    family: GradientFamily[Any], siblings: int, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[bytes] = []
-    problem, device = gradient_of(family), DEVICES[target]
+    problem, device = gradient_of(family, siblings), DEVICES[target]
     monkeypatch.setattr(arch, "of_device", lambda _: target)
     monkeypatch.setattr(driver, "load_kernel", lambda code, *_: loaded.append(code))
     monkeypatch.setattr(DeviceSpec, "of_device", lambda _: device)

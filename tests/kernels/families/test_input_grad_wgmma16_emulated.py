@@ -1,4 +1,4 @@
-"""The gradient of what a chain reads, in one launch: kernels run on the CPU, against float64."""
+"""The gradient of what chains read, in one launch: kernels run on the CPU, against float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cuda_emulator import EmulationError
 from packed_kernels import without_predicates
 from torch import Tensor
 
-from chain_kernels import _aligned, _emulate, _instance
+from chain_kernels import ACTIVATIONS, _aligned, _emulate, _instance
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
 from ksopt.kernels.families import input_grad_tile as tiles
@@ -19,7 +19,7 @@ from ksopt.kernels.families.input_grad_tile import Config, Shape
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
 
-# Chain, tile, dtype.
+# Chain, tile, dtype, the number of siblings, and what was computed ahead of them.
 CASES = [
     # Two classes; one group and several; blocks that share the right factor, and their columns.
     ("(1,64,32,2)*(2,32,64,1)", (1, 1, 1, 1, 64, 64, 2), "bfloat16"),
@@ -35,8 +35,22 @@ CASES = [
     ("(1,64,64,4)*(2,128,96,1)", (2, 1, 2, 1, 256, 96, 2), "float16"),
     ("(1,19,16,8)*(2,64,72,1)", (1, 1, 2, 1, 256, 32, 2), "bfloat16"),
     ("(1,40,32,8)*(8,32,32,1)", (2, 1, 4, 1, 256, 32, 2), "float16"),
+    # Siblings: blocks that share the right factors and their columns, shares of two, each class.
+    ("(1,64,32,2)*(2,32,64,1)", (1, 1, 2, 1, 64, 64, 2), "bfloat16", 3),
+    ("(1,96,64,2)*(2,64,192,1)", (2, 1, 1, 3, 64, 64, 4), "float16", 2),
+    ("(1,36,48,2)*(3,32,72,1)", (1, 1, 1, 1, 64, 32, 2), "bfloat16", 4),
+    ("(1,72,96,1)*(3,32,40,1)", (2, 1, 3, 1, 64, 32, 2), "float16", 2),
+    ("(1,40,32,4)*(4,32,24,1)", (1, 1, 2, 1, 128, 32, 2), "bfloat16", 3),
+    ("(1,40,32,8)*(8,32,32,1)", (1, 2, 4, 1, 256, 32, 2), "float16", 3),
+    # What is read is an activation: columns that fill no chunk, parts, shares; of siblings.
+    ("(1,52,32,2)*(2,32,40,1)", (1, 1, 1, 1, 128, 64, 2), "bfloat16", 1, "gelu"),
+    ("(1,96,64,2)*(2,64,192,1)", (2, 1, 1, 3, 64, 64, 4), "float16", 1, "gelu_tanh"),
+    ("(1,40,32,4)*(4,32,24,1)", (1, 1, 2, 1, 128, 32, 2), "bfloat16", 2, "silu"),
+    ("(1,72,96,1)*(3,32,40,1)", (2, 1, 1, 1, 64, 32, 2), "float16", 1, "relu"),
 ]
-ALL = [(Shape(*Chain.parse(text)), Config(*tile), dtype) for text, tile, dtype in CASES]
+ALL = [
+    (Shape(*Chain.parse(text), *more), Config(*tile), dtype) for text, tile, dtype, *more in CASES
+]
 
 
 def build(emulator, cases, edit=without_predicates):
@@ -63,82 +77,121 @@ def pack(emulator):
     )
 
 
-def drawn(s: Shape, dtype: str, rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """A gradient, whose rows lie apart with NaN between them, and both factors."""
+def drawn(s: Shape, dtype: str, rows: int, seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients, whose rows lie apart with NaN between them, and all factors."""
     generator = torch.Generator().manual_seed(seed)
     kind, features = getattr(torch, dtype), s.left.out_features
 
     def draw(*size: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(*size, generator=generator) * scale).to(kind)
 
-    memory = _aligned(torch.full((rows * (features + 24),), float("nan"), dtype=kind))
-    grad = memory.view(rows, features + 24)[:, 8 : 8 + features]
-    grad.copy_(draw(rows, features))
-    left = draw(*s.left.weight_shape, scale=s.left.b**-0.5)
-    right = draw(*s.right.weight_shape, scale=s.right.b**-0.5)
-    return grad, left, right
+    strides = [features + 24 + 8 * at for at in range(s.siblings)]
+    memory = _aligned(torch.full((rows * sum(strides),), float("nan"), dtype=kind))
+    planes = memory.split([rows * stride for stride in strides])
+    grads = []
+    for plane, stride in zip(planes, strides, strict=True):
+        grads.append(plane.view(rows, stride)[:, 8 : 8 + features].copy_(draw(rows, features)))
+    weights = []
+    for _ in range(s.siblings):
+        weights.append(draw(*s.left.weight_shape, scale=s.left.b**-0.5))
+        weights.append(draw(*s.right.weight_shape, scale=s.right.b**-0.5))
+    return grads, weights
 
 
-def packed(kernel, s: Shape, tile: Config, left: Tensor, right: Tensor) -> Tensor:
-    """The weights as the kernel that packs makes them; one is read at strides of its own."""
-    result = _aligned(torch.full((tile.packed_elements(s),), float("nan"), dtype=left.dtype))
-    memory = torch.cat([left.transpose(1, 2).reshape(-1), right.reshape(-1)])
-    own = memory[: left.numel()].view(left.transpose(1, 2).shape).transpose(1, 2)
-    arguments = weight_packer.arguments_of(
-        (own, memory[left.numel() :].view(right.shape)), 1, result
-    )
+def packed(kernel, s: Shape, tile: Config, weights: list[Tensor]) -> Tensor:
+    """The weights as the kernel that packs makes them; the left ones have strides of their own."""
+    result = _aligned(torch.full((tile.packed_elements(s),), float("nan"), dtype=weights[0].dtype))
+    stored = [one.transpose(1, 2) if at % 2 == 0 else one for at, one in enumerate(weights)]
+    memory = torch.cat([one.reshape(-1) for one in stored])
+    parts = memory.split([one.numel() for one in stored])
+    own = [part.view(one.shape) for part, one in zip(parts, stored, strict=True)]
+    own = [one.transpose(1, 2) if at % 2 == 0 else one for at, one in enumerate(own)]
+    arguments = weight_packer.arguments_of(own, s.siblings, result)
     launch = (kernels.pack_blocks(s, tile), kernels.PACK_THREADS, 0)
     _emulate(kernel, arguments, launch, (memory, memory[:0], result))
     return result
 
 
-def computed(kernel, case, grad: Tensor, weights: Tensor, sms: int = 2) -> tuple[Tensor, Tensor]:
-    """The gradients of what is read and of what is between, of packed weights."""
+def computed(
+    kernel, case, grads: list[Tensor], weights: Tensor, sms: int = 2, h: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """The gradient of what is read and, [siblings, rows, middle], those of what is between.
+
+    With h also what it is activated to.
+    """
     s, tile, _ = case
-    rows, features = grad.shape[0], s.right.in_features
-    result = _aligned(torch.full((rows * (features + s.middle),), float("nan"), dtype=grad.dtype))
-    to, between = result[: rows * features], result[rows * features :]
+    rows, features = grads[0].shape[0], s.right.in_features
+    counts = [rows * features, rows * s.siblings * s.middle, rows * features * (h is not None)]
+    result = _aligned(torch.full((sum(counts),), float("nan"), dtype=grads[0].dtype))
+    to, between, activated = result.split(counts)
+    to = to.view(rows, features)
     blocks, of_block = tiles.launch_of(tile, rows, sms)
-    arguments = kernels.arguments_of(grad, weights, between, to, of_block)
-    memory = (grad._base.view(-1), weights, result)
+    read = _aligned(torch.cat([weights, *([] if h is None else [h.flatten()])]))
+    in_order, own = read[: weights.numel()], read[weights.numel() :]
+    arguments = kernels.arguments_of(grads, in_order, between, to, of_block, own, activated)
+    memory = (grads[0]._base.view(-1), read, result)
     _emulate(kernel, arguments, (blocks, tile.threads, tile.shared_bytes(s)), memory)
-    return to.view(rows, features), between.view(rows, s.middle)
+    between = between.view(s.siblings, rows, s.middle)
+    return (to, between) if h is None else (to, between, activated.view(rows, features))
 
 
-def assert_right(result, grad: Tensor, left: Tensor, right: Tensor) -> None:
+def assert_right(
+    result, grads: list[Tensor], weights: list[Tensor], slope: Tensor | float = 1.0
+) -> None:
     """Each within one rounding of its own, and the first within one of what is between, too."""
-    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[grad.dtype]
-    of_left, of_right = left.double().transpose(1, 2), right.double().transpose(1, 2)
-    between = ks_reference(grad.double(), of_left)
-    size = ks_reference(grad.double().abs(), of_left.abs())
-    allowed = unit * between.abs() + 1e-6 * size + 1e-6
-    assert ((result[1].double() - between).abs() <= allowed).all()
-    to, sizes = ks_reference(between, of_right), ks_reference(size, of_right.abs())
-    spread = ks_reference(between.abs(), of_right.abs())
-    allowed = unit * (to.abs() + 1.01 * spread) + 2e-6 * sizes + 1e-6
-    assert ((result[0].double() - to).abs() <= allowed).all()
+    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[grads[0].dtype]
+    allowed_sum, total = torch.zeros(()), torch.zeros(())
+    for at, grad in enumerate(grads):
+        left, right = (one.double().transpose(1, 2) for one in weights[2 * at : 2 * at + 2])
+        between = ks_reference(grad.double(), left)
+        size = ks_reference(grad.double().abs(), left.abs())
+        allowed = unit * between.abs() + 1e-6 * size + 1e-6
+        assert ((result[1][at].double() - between).abs() <= allowed).all()
+        to, sizes = ks_reference(between, right), ks_reference(size, right.abs())
+        spread = ks_reference(between.abs(), right.abs())
+        allowed_sum = allowed_sum + unit * 1.01 * spread + 2e-6 * sizes
+        total = total + to
+    total = total * slope
+    allowed = unit * total.abs() + allowed_sum * abs(slope) + 2e-6 * total.abs().max() + 1e-6
+    assert ((result[0].double() - total).abs() <= allowed).all()
+
+
+def activation_of(s: Shape, dtype: str, rows: int):
+    """h, its activation and the activation's slope in float64; nothing, and 1, without one."""
+    if s.activation == "none":
+        return None, None, 1.0
+    generator = torch.Generator().manual_seed(rows + 1)
+    h = (3 * torch.randn(rows, s.right.in_features, generator=generator)).to(getattr(torch, dtype))
+    exact = h.double().requires_grad_()
+    activated = ACTIVATIONS[s.activation](exact)
+    (slope,) = torch.autograd.grad(activated.sum(), exact)
+    return h, activated.detach(), slope
 
 
 @pytest.mark.parametrize("at", range(len(ALL)), ids=lambda at: f"{ALL[at][0]}-{at}")
 def test_both_gradients(multiply, pack, at):
     s, tile, dtype = ALL[at]
     for rows in (1, 200):
-        grad, left, right = drawn(s, dtype, rows, rows)
-        weights = packed(pack[at], s, tile, left, right)
-        result = computed(multiply[at], ALL[at], grad, weights)
-        assert_right(result, grad, left, right)
+        grads, weights = drawn(s, dtype, rows, rows)
+        h, activated, slope = activation_of(s, dtype, rows)
+        in_order = packed(pack[at], s, tile, weights)
+        result = computed(multiply[at], ALL[at], grads, in_order, h=h)
+        assert_right(result, grads, weights, slope)
+        if h is not None:
+            unit = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+            wrong = (result[2].double() - activated).abs() > unit * activated.abs() + 1e-6
+            assert not wrong.any()
 
 
-@pytest.mark.parametrize("at", [1, 5])
+@pytest.mark.parametrize("at", [1, 5, 12])
 def test_one_block_takes_several_passes(multiply, pack, at):
     s, tile, dtype = ALL[at]
-    grad, left, right = drawn(s, dtype, 450)
-    weights = packed(pack[at], s, tile, left, right)
-    result = computed(multiply[at], ALL[at], grad, weights, sms=1)
-    assert_right(result, grad, left, right)
-    for one, other in zip(
-        result, computed(multiply[at], ALL[at], grad, weights, sms=8), strict=True
-    ):
+    grads, weights = drawn(s, dtype, 450)
+    in_order = packed(pack[at], s, tile, weights)
+    result = computed(multiply[at], ALL[at], grads, in_order, sms=1)
+    assert_right(result, grads, weights)
+    again = computed(multiply[at], ALL[at], grads, in_order, sms=8)
+    for one, other in zip(result, again, strict=True):
         assert torch.equal(one, other)
 
 
@@ -146,9 +199,10 @@ def test_one_block_takes_several_passes(multiply, pack, at):
 def test_what_is_not_finite_reaches_what_it_met(multiply, pack, at):
     """Also where rows are filled up: a zero times infinity is in no sum."""
     s, tile, dtype = ALL[at]
-    grad, left, right = drawn(s, dtype, 40)
+    (grad,), (left, right) = drawn(s, dtype, 40)
     grad[3, -1], grad[17, 0] = float("inf"), float("nan")
-    to, between = computed(multiply[at], ALL[at], grad, packed(pack[at], s, tile, left, right))
+    in_order = packed(pack[at], s, tile, [left, right])
+    to, (between,) = computed(multiply[at], ALL[at], [grad], in_order)
     truth = ks_reference(grad.double(), left.double().transpose(1, 2))
     assert torch.equal(between.isfinite(), truth.isfinite())
     assert torch.equal(between.isnan(), truth.isnan())
@@ -175,21 +229,23 @@ def test_a_missing_wait_is_detected(emulator, pack, header, cut, left):
 
     (kernel,) = build(emulator, ALL[:1], edit)
     s, tile, dtype = ALL[0]
-    grad, *factors = drawn(s, dtype, 200)
-    weights = packed(pack[0], s, tile, *factors)
+    grads, weights = drawn(s, dtype, 200)
+    in_order = packed(pack[0], s, tile, weights)
     with pytest.raises(EmulationError):
-        computed(kernel, ALL[0], grad, weights)
+        computed(kernel, ALL[0], grads, in_order)
 
 
 CHAINS = [
-    Shape(*Chain.parse(text))
-    for text in (
-        "(1,192,64,2)*(2,64,768,1)",
-        "(1,768,64,2)*(2,64,192,1)",
-        "(1,512,128,2)*(2,128,512,1)",
-        "(1,2048,128,2)*(2,128,512,1)",
-        "(1,128,128,8)*(8,128,128,1)",
-        "(1,768,96,1)*(1,96,768,1)",
+    Shape(*Chain.parse(text), *siblings)
+    for text, *siblings in (
+        ("(1,192,64,2)*(2,64,768,1)",),
+        ("(1,768,64,2)*(2,64,192,1)",),
+        ("(1,512,128,2)*(2,128,512,1)",),
+        ("(1,2048,128,2)*(2,128,512,1)",),
+        ("(1,128,128,8)*(8,128,128,1)",),
+        ("(1,768,96,1)*(1,96,768,1)",),
+        ("(1,192,64,2)*(2,64,192,1)", 3),
+        ("(1,512,128,2)*(2,128,512,1)", 3),
     )
 ]
 
@@ -204,7 +260,9 @@ def test_launches_have_all_rows_and_fill_the_device(s):
         assert (blocks // tile.of_rows - 1) * of_block < rows
         assert blocks <= H200.multiprocessors * tile.blocks
         assert tiles.predicted_us(s, tile, rows, H200) > 0
-    assert tile.rows >= 128  # of many rows several warpgroups read one block's weights
+    assert (
+        s.siblings > 1 or tile.rows >= 128
+    )  # of many rows several warpgroups read one block's weights
 
 
 @pytest.mark.parametrize(

@@ -22,18 +22,23 @@ from ksopt.kernels.families import trained_pack_launcher as packs
 from ksopt.kernels.families.chain_tile import Shape
 from ksopt.patterns.chain import Chain
 
-# One class, two, four and eight; outputs and columns that fill no tile.
+# One class, two, four and eight; outputs and columns that fill no tile; siblings.
 CHAINS = (
-    "(1,64,32,2)*(2,32,64,1)",
-    "(1,72,96,1)*(3,32,40,1)",
-    "(1,40,32,4)*(4,32,24,1)",
-    "(1,24,16,8)*(2,64,72,1)",
+    ("(1,64,32,2)*(2,32,64,1)", 1),
+    ("(1,72,96,1)*(3,32,40,1)", 1),
+    ("(1,40,32,4)*(4,32,24,1)", 1),
+    ("(1,24,16,8)*(2,64,72,1)", 1),
+    ("(1,64,32,2)*(2,32,64,1)", 3),
 )
-SHAPES = [Shape.of(Chain.parse(text)) for text in CHAINS]
+SHAPES = [Shape.of(Chain.parse(text), siblings) for text, siblings in CHAINS]
+
+
+def of_gradient(s: Shape) -> input_grad_tile.Shape:
+    return input_grad_tile.Shape(s.left, s.right, s.siblings)
 
 
 def tiles_of(s: Shape):
-    of_grad = next(input_grad_tile.configs(input_grad_tile.Shape(s.left, s.right), H200))
+    of_grad = next(input_grad_tile.configs(of_gradient(s), H200))
     return next(iter(chain_tile.configs(s, H200))), of_grad
 
 
@@ -43,34 +48,36 @@ def kernels(emulator):
     instances = []
     for s in SHAPES:
         tile, of_grad = tiles_of(s)
-        alone = input_grads.pack_source(input_grad_tile.Shape(s.left, s.right), of_grad)
+        alone = input_grads.pack_source(of_gradient(s), of_grad)
         for text in (packs.source(s, tile, of_grad), alone):
             instances.append(_instance(s.left, tile, text, "bfloat16", 0))
     return emulator.build(instances, without_predicates)
 
 
-@pytest.mark.parametrize("at", range(len(SHAPES)), ids=lambda at: CHAINS[at])
+@pytest.mark.parametrize("at", range(len(SHAPES)), ids=lambda at: str(SHAPES[at]))
 def test_it_packs_as_a_launch_for_each_pass(kernels, at):
     s = SHAPES[at]
     tile, of_grad = tiles_of(s)
-    grad_shape = input_grad_tile.Shape(s.left, s.right)
+    grad_shape = of_gradient(s)
     torch.manual_seed(at)
-    memory = torch.randint(-(2**15), 2**15, (s.left.nnz + s.right.nnz,), dtype=torch.int16)
-    own, other = memory.split([s.left.nnz, s.right.nnz])
+    sizes = [s.left.nnz, s.right.nnz] * s.siblings
+    memory = torch.randint(-(2**15), 2**15, (sum(sizes),), dtype=torch.int16)
+    parts = memory.split(sizes)
     a, b, c, d = s.left.weight_shape
-    left = own.view(a, c, b, d).transpose(1, 2)  # strides of its own
-    right = other.view(s.right.weight_shape)
+    lefts = [own.view(a, c, b, d).transpose(1, 2) for own in parts[::2]]  # strides of their own
+    rights = [own.view(s.right.weight_shape) for own in parts[1::2]]
+    weights = [one for both in zip(lefts, rights, strict=True) for one in both]
     counts = (tile.packed_elements(s), of_grad.packed_elements(grad_shape))
     both = _aligned(torch.full((sum(counts),), 77, dtype=torch.int16))
     packed, packed_of_grad = both.split(counts)
-    arguments = weight_packer.arguments_of([left, right], 1, packed)
+    arguments = weight_packer.arguments_of(weights, s.siblings, packed)
     arguments.packed_of_grad = packed_of_grad.data_ptr()
     blocks = chain_pack_launcher.blocks_for(sum(counts))
     _emulate(kernels[2 * at], arguments, (blocks, packs.THREADS, 0), (memory, memory[:0], both))
     index = chain_packing.pack_index(s, tile)
-    assert torch.equal(packed, chain_packing.pack([left], [right], index))
+    assert torch.equal(packed, chain_packing.pack(lefts, rights, index))
     alone = _aligned(torch.full((counts[1],), 77, dtype=torch.int16))
-    arguments = weight_packer.arguments_of([left, right], 1, alone)
+    arguments = weight_packer.arguments_of(weights, s.siblings, alone)
     launch = (input_grads.pack_blocks(grad_shape, of_grad), input_grads.PACK_THREADS, 0)
     _emulate(kernels[2 * at + 1], arguments, launch, (memory, memory[:0], alone))
     assert torch.equal(packed_of_grad, alone)

@@ -1,0 +1,153 @@
+"""Trained layers around an activation: its input is stored, and its slope multiplied by."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ksopt
+from ksopt.epilogue import Activation, with_epilogue
+from ksopt.kernels import gradient_autotuner, plan_autotuner
+from ksopt.kernels.families import chain_tile, input_grad_tile
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
+from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
+from ksopt.patterns.chain import Chain
+from ksopt.reference import ks_reference
+
+pytestmark = pytest.mark.gpu
+
+CHAINS = (
+    "(1,192,64,2)*(2,64,768,1)",
+    "(1,52,48,2)*(3,32,72,1)",
+    "(1,72,96,1)*(3,32,40,1)",
+    "(1,90,64,4)*(4,64,96,1)",
+)
+ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu")
+UNIT = {torch.float16: 2**-11, torch.bfloat16: 2**-8}
+
+
+@pytest.fixture
+def spec() -> DeviceSpec:
+    spec = DeviceSpec.of_device(0)
+    if spec.capability != (9, 0):
+        pytest.skip("the kernels are for compute capability 9.0")
+    return spec
+
+
+def slope_of(h: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
+    exact = h.double().requires_grad_()
+    activated = with_epilogue(exact, activation=activation)
+    (slope,) = torch.autograd.grad(activated.sum(), exact)
+    return activated.detach(), slope
+
+
+@pytest.mark.parametrize("text", CHAINS)
+def test_gradients_of_what_is_activated(spec: DeviceSpec, text: str) -> None:
+    seed = int(time.time())
+    print(f"seed {seed}")
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    for activation in ACTIVATIONS:
+        s = input_grad_tile.Shape(*Chain.parse(text), 1, activation)
+        dtype = draw.choice((torch.float16, torch.bfloat16))
+        tile = draw.choice(list(input_grad_tile.configs(s, spec)))
+        kernel = InputGradient(s, tile, str(dtype).removeprefix("torch."), 0)
+        left, right = (
+            (torch.randn(p.weight_shape, device="cuda") * p.b**-0.5).to(dtype)
+            for p in (s.left, s.right)
+        )
+        for rows in (1, 65, draw.choice((1000, 20_011))):
+            grad = torch.randn(rows, s.left.out_features, device="cuda").to(dtype)
+            h = (2 * torch.randn(rows, s.right.in_features, device="cuda")).to(dtype)
+            of_h, between, activated = kernel([grad], [left, right], h)
+            truth, slope = slope_of(h, activation)
+            assert ((activated.double() - truth).abs() <= UNIT[dtype] * truth.abs() + 1e-6).all()
+            z = ks_reference(grad.double(), left.double().transpose(1, 2))
+            expected = ks_reference(z, right.double().transpose(1, 2)) * slope
+            spread = ks_reference(z.abs(), right.double().abs().transpose(1, 2)) * slope.abs()
+            allowed = UNIT[dtype] * (expected.abs() + 1.01 * spread) + 1e-5 * (1 + spread)
+            wrong = (of_h.double() - expected).abs() > allowed
+            assert not wrong.any(), (activation, tile, rows, int(wrong.sum()))
+            plain = InputGradient(
+                input_grad_tile.Shape(*Chain.parse(text)), tile, kernel_dtype(dtype), 0
+            )
+            assert torch.equal(plain([grad], [left, right])[1], between)
+
+
+def kernel_dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_what_is_activated_is_stored(spec: DeviceSpec, activation: Activation) -> None:
+    chain = Chain.parse("(1,768,64,2)*(2,64,192,1)")
+    problem = Problem(chain, "bfloat16", False, True, Epilogue(True, activation))
+    family = family_of("chain_wgmma16")
+    tiles = list(chain_tile.configs(chain_tile.Shape.of(chain), spec, problem.epilogue))
+    weights = [(torch.randn(p.weight_shape, device="cuda") * p.c**-0.5).bfloat16() for p in chain]
+    bias = torch.randn(chain.out_features, device="cuda").bfloat16()
+    for tile in random.Random(0).sample(tiles, 3):
+        storing = family.storing_launcher(problem, tile, 0)
+        plain = family.storing_launcher(
+            Problem(chain, "bfloat16", False, True, Epilogue(True)), tile, 0
+        )
+        for rows in (1, 200, 8_200):
+            x = torch.randn(rows, chain.in_features, device="cuda").bfloat16()
+            y, z, _, h = storing(x, weights, bias)
+            expected, between, _ = plain(x, weights, bias)
+            assert torch.equal(h, expected)
+            assert torch.equal(z, between)
+            truth = with_epilogue(h.double(), activation=activation)
+            assert ((y.double() - truth).abs() <= 2**-8 * truth.abs() + 1e-6).all()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = ksopt.KSLinear(384, 1536, "(1,768,64,2)*(2,64,192,1)")
+        self.down = ksopt.KSLinear(1536, 384, "(1,192,64,2)*(2,64,768,1)")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(x)))
+
+
+def test_a_compiled_step(spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradients are as exact as those of eager mode, and the kernels are taken."""
+    from torch.profiler import ProfilerActivity, profile
+
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    plan_autotuner.forget()
+    gradient_autotuner.forget()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Block().cuda().bfloat16()
+    x = torch.randn(25_216, 384, device="cuda").bfloat16()
+    grad = torch.randn_like(x)
+    twin = copy.deepcopy(model).double()
+
+    def gradients(function, own: nn.Module, x: Tensor) -> list[Tensor]:
+        x = x.detach().requires_grad_()
+        own.zero_grad()
+        function(x).backward(grad.to(x.dtype))
+        return [x.grad, *(one.grad for one in own.parameters())]
+
+    truth = gradients(twin, twin, x.double())
+    eager = gradients(model, model, x)
+    compiled = torch.compile(model, backend="ksopt")
+    for _ in range(2):
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            mine = gradients(compiled, model, x)
+            torch.cuda.synchronize()
+    names = {event.key for event in profiled.key_averages()}
+    assert "ksopt_chain_wgmma16_bfloat16_768_64_2_2_64_192_gelu_z_h" in names
+    assert "ksopt_input_grad_wgmma16_bfloat16_192_64_2_2_64_768_gelu" in names
+    for one, other, exact in zip(mine, eager, truth, strict=True):
+        error, theirs = ((a.double() - exact).norm() / exact.norm() for a in (one, other))
+        assert error <= 1.1 * theirs + 1e-4
