@@ -303,17 +303,12 @@ __device__ __forceinline__ void multiply_between(const InputGradArguments& argum
   const uint64 first_weights = make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NC * 16, 128);
   float sums[2][Tile::NC / 2];
   int before = 0;
-  ChunkOfH<P, Tile> h;
-  const auto load = [&](int chunk) {
-    const int of_block = chunk % Tile::COUNT * Tile::NC;
-    h.load(arguments.h, to + chunk / Tile::COUNT * P::C2 + of_block, column + of_block, left);
-  };
   const auto store = [&](int chunk) {
     wgmma_fence_operand(sums[chunk % 2]);
     ring.release(before);
     const int of_block = chunk % Tile::COUNT * Tile::NC;
-    store_input_grad<T, P, Tile>(arguments, to + chunk / Tile::COUNT * P::C2 + of_block, sums[chunk % 2], h,
-                                 column + of_block, left);
+    store_input_grad<T, P, Tile>(arguments, to + chunk / Tile::COUNT * P::C2 + of_block, sums[chunk % 2],
+                                 ChunkOfH<P, Tile>(), column + of_block, left);
   };
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
@@ -327,18 +322,51 @@ __device__ __forceinline__ void multiply_between(const InputGradArguments& argum
     }
     wgmma_commit_group();
     if (chunk > 0) {
-      load(chunk - 1);
       wgmma_wait_group<1>();
       store(chunk - 1);
     }
     before = ring.slot;
     ring.next();
   }
-  load(CHUNKS - 1);
   wgmma_wait_group<0>();
 #pragma unroll
   for (int s = 0; s < P::SIBLINGS; ++s) keep_operands(z[s]);
   store(CHUNKS - 1);
+}
+
+// The same with an activation, whose code for all chunks would not fit into the caches of instructions: a loop, in which
+// a chunk is stored before the next is multiplied, while other warpgroups multiply.
+template <typename T, typename P, typename Tile, typename AnyRing>
+__device__ __forceinline__ void multiply_activated(const InputGradArguments& arguments,
+                                                   uint32 (&z)[P::SIBLINGS][Tile::STEPS][4], AnyRing& ring, int64 to,
+                                                   int column, int64 left) {
+  const uint64 first_weights = make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NC * 16, 128);
+#pragma unroll
+  for (int of_share = 0; of_share < Tile::SHARE; ++of_share) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < Tile::COUNT; ++chunk) {
+      const int64 place = to + of_share * P::C2 + chunk * Tile::NC;
+      ChunkOfH<P, Tile> h;
+      h.load(arguments.h, place, column + chunk * Tile::NC, left);
+      float sums[Tile::NC / 2];
+      ring.wait_until_full();
+      const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16);
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < P::SIBLINGS * Tile::STEPS_2; ++s) {
+        const int step = of_share * Tile::STEPS_2 + s % Tile::STEPS_2;
+        multiply_columns<T, Tile::NC>(sums, z[s / Tile::STEPS_2][step], weights + s * Tile::NC * 2, s);
+      }
+      wgmma_commit_group();
+      wgmma_wait_group<0>();
+#pragma unroll
+      for (int s = 0; s < P::SIBLINGS; ++s) keep_operands(z[s]);
+      wgmma_fence_operand(sums);
+      ring.release(ring.slot);
+      ring.next();
+      store_input_grad<T, P, Tile>(arguments, place, sums, h, column + chunk * Tile::NC, left);
+    }
+  }
 }
 
 // The other warpgroups' job.
@@ -365,7 +393,11 @@ __device__ __forceinline__ void multiply_input_grad(const InputGradArguments& ar
     }
     const int column = place.part * Tile::COUNT * Tile::NC + own.quarter * 8;
     const int64 to = row * P::IN + place.split * Tile::SHARE * P::C2 + column;
-    multiply_between<T, P, Tile>(arguments, z, ring, to, column, place.end - row);
+    if constexpr (P::ACTIVATION == IDENTITY) {
+      multiply_between<T, P, Tile>(arguments, z, ring, to, column, place.end - row);
+    } else {
+      multiply_activated<T, P, Tile>(arguments, z, ring, to, column, place.end - row);
+    }
   }
 }
 

@@ -5,8 +5,8 @@
 The best predicted tiles of each layer, with several ways to share the work, are checked first:
 against float64, with outputs poisoned with NaN, odd numbers of rows, and the error beside that of
 PyTorch's two einsum products. Then they are timed beside the two launches that they replace, beside
-the dense layer's gradient and, of siblings, beside a launch for each and a sum: in CUDA graphs of
-eight calls, the cache emptied before each replay. "pack" is the kernel that packs the weights
+the dense layer's gradient and, of siblings, beside a launch for each and a sum, behind an
+activation beside the plain kernel and one of Inductor's: in CUDA graphs of eight calls, the cache emptied before each replay. "pack" is the kernel that packs the weights
 alone; a tile's time includes it. Kernels of the two launches are chosen by their cost models, so
 that nothing is tuned here: set KSOPT_TUNE=measure for the choices of a training run.
 """
@@ -17,11 +17,13 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import Activation, activation_gradient, with_epilogue
 from ksopt.kernels import input_gradients
 from ksopt.kernels.families import input_grad_tile as tiles
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
@@ -46,10 +48,12 @@ class Layer:
     chain: str
     rows: int
     siblings: int = 1
+    activation: Activation = "none"
 
     @property
     def shape(self) -> Shape:
-        return Shape(*Chain.parse(self.chain), self.siblings)
+        left, right = Chain.parse(self.chain)
+        return Shape(left, right, self.siblings, self.activation)
 
 
 LAYERS = (
@@ -62,6 +66,9 @@ LAYERS = (
     Layer("vit-qkv", "(1,192,64,2)*(2,64,192,1)", VIT, 3),
     Layer("gpt-qkv", "(1,512,128,2)*(2,128,512,1)", GPT, 3),
     Layer("few-qkv", "(1,384,128,2)*(2,128,384,1)", FEW, 3),
+    Layer("vit-gelu-1536-384", "(1,192,64,2)*(2,64,768,1)", VIT, 1, "gelu"),
+    Layer("gpt-gelu-4096-1024", "(1,512,128,2)*(2,128,2048,1)", GPT, 1, "gelu_tanh"),
+    Layer("few-gelu-3072-768", "(1,384,128,2)*(2,128,1536,1)", FEW, 1, "gelu_tanh"),
     Layer("few-768-768", "(1,384,128,2)*(2,128,384,1)", FEW),
     Layer("few-768-2304", "(1,1152,128,2)*(2,128,384,1)", FEW),
     Layer("few-768-3072", "(1,1536,128,2)*(2,128,384,1)", FEW),
@@ -71,10 +78,15 @@ LAYERS = (
 
 @dataclass(frozen=True)
 class Operands:
-    """The gradients of siblings' results, whose rows are not contiguous, and all factors."""
+    """The gradients of siblings' results, whose rows are not contiguous, and all factors.
+
+    And what an activation ahead of them reads.
+    """
 
     grads: list[Tensor]
     weights: list[Tensor]
+    h: Tensor | None = None
+    activation: Activation = "none"
 
     @classmethod
     def random(cls, s: Shape, rows: int, dtype: torch.dtype) -> Operands:
@@ -83,11 +95,12 @@ class Operands:
 
         features, count = s.left.out_features + 16, s.siblings
         grads = [one[:, 8:-8] for one in draw(rows, count * features).chunk(count, 1)]
-        factors = (s.left, s.right) * count
-        return cls(grads, [draw(*p.weight_shape, scale=p.b**-0.5) for p in factors])
+        weights = [draw(*p.weight_shape, scale=p.b**-0.5) for p in (s.left, s.right) * count]
+        h = None if s.activation == "none" else draw(rows, s.right.in_features)
+        return cls(grads, weights, h, s.activation)
 
-    def by_einsum(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Both gradients by einsum, with each product rounded to ``dtype``."""
+    def by_einsum(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """All gradients by einsum, with each product rounded to ``dtype``; and the activation."""
         rows, sums, planes = len(self.grads[0]), [], []
         for at, grad in enumerate(self.grads):
             left, right = (one.to(dtype) for one in self.weights[2 * at : 2 * at + 2])
@@ -97,7 +110,12 @@ class Operands:
             a, b, _, _ = right.shape
             to = torch.einsum("nab,abc->nac", planes[-1].view(rows, a, b), right[..., 0])
             sums.append(to.reshape(rows, -1))
-        return sum(sums[1:], sums[0]), torch.stack(planes).squeeze(0)
+        to, between = sum(sums[1:], sums[0]), torch.stack(planes).squeeze(0)
+        if self.h is None:
+            return to, between
+        h = self.h.to(dtype)
+        activated = with_epilogue(h, activation=self.activation)
+        return activation_gradient(to, h, self.activation), between, activated
 
 
 def tiles_of(s: Shape, rows: int, spec: DeviceSpec, count: int) -> list[Config]:
@@ -119,23 +137,26 @@ def fault_of(kernel: kernels.InputGradient, o: Operands) -> str | None:
     rows, s, dtype = len(o.grads[0]), kernel.shape, o.grads[0].dtype
     apart = [
         torch.full((count + 2, features), float("nan"), device="cuda", dtype=dtype)
-        for count, features in ((rows, s.right.in_features), (s.siblings * rows, s.middle))
+        for count, features in (
+            *((rows, s.right.in_features), (s.siblings * rows, s.middle)),
+            *(() if o.h is None else ((rows, s.right.in_features),)),
+        )
     ]
-    to, between = (one[1:-1] for one in apart)
+    to, between, *activated = (one[1:-1] for one in apart)
     if s.siblings > 1:
         between = between.view(s.siblings, rows, -1)
-    kernel.launch(o.grads, packed, between, to)
+    kernel.launch(o.grads, packed, between, to, o.h, *activated)
     if not all(one[end].isnan().all() for one in apart for end in (0, -1)):
         return "it writes beside its results"
     truths, theirs = o.by_einsum(torch.float64), o.by_einsum(dtype)
     for name, result, truth, their in zip(
-        ("x", "between"), (to, between), truths, theirs, strict=True
+        ("x", "between", "activated"), (to, between, *activated), truths, theirs, strict=False
     ):
         ours, error = ((one.double() - truth).norm() / truth.norm() for one in (result, their))
         if not ours <= _WORSE * error:
             return f"{rows} rows, {name}: error {ours:.2e}, PyTorch's {error:.2e}"
     first = to.clone(), between.clone()
-    kernel.launch(o.grads, packed, between, to)
+    kernel.launch(o.grads, packed, between, to, o.h, *activated)
     is_same = torch.equal(to, first[0]) and torch.equal(between, first[1])
     return None if is_same else f"{rows} rows: it gives another result the second time"
 
@@ -155,6 +176,11 @@ def by_siblings(kernel: kernels.InputGradient, o: Operands, grads: Sequence[Tens
     for at, grad in enumerate(grads):
         sums.append(kernel([grad], o.weights[2 * at : 2 * at + 2])[0])
     return sum(sums[1:], sums[0])
+
+
+def behind(to: Tensor, h: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
+    """What a kernel of Inductor's computes of h."""
+    return activation_gradient(to, h, activation), with_epilogue(h, activation=activation)
 
 
 def compile_all(todo: Sequence[tuple[Shape, Config]], dtype: str) -> None:
@@ -194,6 +220,7 @@ def time_layer(layer: Layer, ready: Sequence[kernels.InputGradient], dtype: torc
         "two launches": lambda rows: by_factors(o, rows.chunk(count, 1)),
     }
     one_chain = Shape(s.left, s.right)
+    plain = replace(s, activation="none")
     us = input_gradients.factors_us(one_chain, name, layer.rows, spec)
     predicted = {"two launches": count * us}
     if ready:
@@ -203,9 +230,15 @@ def time_layer(layer: Layer, ready: Sequence[kernels.InputGradient], dtype: torc
         alone = kernels.InputGradient(one_chain, best, name, 0)
         ways["a launch each"] = lambda rows: by_siblings(alone, o, rows.chunk(count, 1))
         predicted["a launch each"] = count * tiles.predicted_us(one_chain, best, layer.rows, spec)
+    if o.h is not None:
+        h, best = o.h, tiles.best(plain, layer.rows, spec)[0]
+        before = kernels.InputGradient(plain, best, name, 0)
+        compiled = torch.compile(partial(behind, activation=layer.activation))
+        ways["two kernels"] = lambda rows: compiled(before([rows], o.weights)[0], h)
+        predicted["two kernels"] = input_gradients.apart_us(s, name, layer.rows, spec)
     for kernel in ready:
         label = " ".join(map(str, astuple(kernel.tile)))
-        ways[label] = lambda rows, kernel=kernel: kernel(rows.chunk(count, 1), o.weights)  # type: ignore[misc]
+        ways[label] = lambda rows, kernel=kernel: kernel(rows.chunk(count, 1), o.weights, o.h)  # type: ignore[misc]
         predicted[label] = tiles.predicted_us(s, kernel.tile, layer.rows, spec)
     graphs = {}
     for label, way in ways.items():

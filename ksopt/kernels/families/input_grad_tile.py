@@ -277,6 +277,7 @@ def _fits_registers(tile: Config, s: Shape) -> bool:
     words = unit_of(s.left.d) // 4  # a quarter of a unit, of two rows, in pairs
     before = (s.siblings - 1) * columns // 4  # what is between, of the siblings before
     first = before + columns // 2 + 3 * words  # two groups' operands, and what is read for the next
-    second = before + columns // 4 + tile.nc  # and the sums of two chunks
-    second += tile.nc // 4 if s.activation != "none" else 0  # and what was activated
+    # And the sums of two chunks, or of one and what was activated.
+    second = before + columns // 4
+    second += tile.nc if s.activation == "none" else tile.nc // 2 + tile.nc // 4
     return max(first, second) + _OTHER_REGISTERS <= tile.registers
