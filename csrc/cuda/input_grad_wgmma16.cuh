@@ -74,6 +74,21 @@ __device__ __forceinline__ void load_rows_of_grad(const InputGradArguments& argu
   }
 }
 
+// Prefetches a chunk of h to the L2 cache, as far ahead of its use as the ring is long: whole rows of all blocks would
+// not fit into it.
+template <typename P, typename Tile>
+__device__ __forceinline__ void prefetch_chunk(const void* h, int64 row0, int64 end, int block, int column) {
+  constexpr int LINE = 64;  // features, of 128 bytes
+  const uint16* const first = static_cast<const uint16*>(h) + row0 * P::IN + block + column;
+  for (int row = threadIdx.x; row < Tile::ROWS && row0 + row < end; row += Tile::LOADERS) {
+#pragma unroll
+    for (int at = 0; at < Tile::NC; at += LINE) {
+      if (P::C2 % Tile::NC != 0 && column + at >= P::C2) break;
+      asm volatile("prefetch.global.L2 [%0];\n" ::"l"(first + row * P::IN + at) : "memory");
+    }
+  }
+}
+
 // The first warpgroup's job.
 template <typename P, typename Tile, typename AnyRing>
 __device__ __forceinline__ void load_input_grad(const InputGradArguments& arguments, AnyRing ring) {
@@ -86,18 +101,24 @@ __device__ __forceinline__ void load_input_grad(const InputGradArguments& argume
       const int rows = rows_inside<Tile::ROWS>(own.end - row0);
       load_rows_of_grad<P, Tile>(arguments, ring, row0, rows, left + s * Tile::OF_ONE, s);
     }
-    if (P::ACTIVATION != IDENTITY && blockIdx.x % Tile::OF_ROWS == 0) {
-      prefetch_rows<P::IN, Tile::ROWS>(arguments.h, P::IN, row0, own.end);
-    }
 #pragma unroll
     for (int s = 0; s < P::SIBLINGS; ++s) {
       prefetch_rows<P::OUT, Tile::ROWS>(arguments.grads[s], arguments.grad_strides[s], row0 + Tile::ROWS, own.end);
     }
 #pragma unroll 1
     for (int of_share = 0; of_share < Tile::SHARE; ++of_share) {
-      const int chunk = (own.split * Tile::SHARE + of_share) * Tile::CHUNKS + own.part * Tile::COUNT;
-      load_weight_slots(ring, weights + Tile::LEFT_BYTES + int64(chunk) * Tile::WEIGHT_BYTES_2, Tile::COUNT,
-                        Tile::WEIGHT_BYTES_2);
+      const int block = own.split * Tile::SHARE + of_share, first = own.part * Tile::COUNT;
+      const unsigned char* const right =
+          weights + Tile::LEFT_BYTES + int64(block * Tile::CHUNKS + first) * Tile::WEIGHT_BYTES_2;
+      if constexpr (P::ACTIVATION == IDENTITY) {
+        load_weight_slots(ring, right, Tile::COUNT, Tile::WEIGHT_BYTES_2);
+      } else {
+#pragma unroll 1
+        for (int at = 0; at < Tile::COUNT; ++at) {
+          load_weight_slots(ring, right + at * Tile::WEIGHT_BYTES_2, 1, Tile::WEIGHT_BYTES_2);
+          prefetch_chunk<P, Tile>(arguments.h, row0, own.end, block * P::C2, (first + at) * Tile::NC);
+        }
+      }
     }
   }
 }

@@ -6,9 +6,10 @@ The best predicted tiles of each layer, with several ways to share the work, are
 against float64, with outputs poisoned with NaN, odd numbers of rows, and the error beside that of
 PyTorch's two einsum products. Then they are timed beside the two launches that they replace, beside
 the dense layer's gradient and, of siblings, beside a launch for each and a sum, behind an
-activation beside the plain kernel and one of Inductor's: in CUDA graphs of eight calls, the cache emptied before each replay. "pack" is the kernel that packs the weights
-alone; a tile's time includes it. Kernels of the two launches are chosen by their cost models, so
-that nothing is tuned here: set KSOPT_TUNE=measure for the choices of a training run.
+activation beside the plain kernel and one of Inductor's: in CUDA graphs of eight calls, the cache
+emptied before each replay. "pack" is the kernel that packs the weights alone; a tile's time
+includes it. Kernels of the two launches are chosen by their cost models, so that nothing is tuned
+here: set KSOPT_TUNE=measure for the choices of a training run.
 """
 
 from __future__ import annotations

@@ -165,6 +165,7 @@ inline void ld_global_nc_v4_b32(uint32_t& w0, uint32_t& w1, uint32_t& w2, uint32
 }
 
 // Only a hint: what it must not be is misaligned.
+INSTRUCTION void prefetch_global_L2(const void*) {}
 INSTRUCTION void cp_async_bulk_prefetch_L2_global(const void* from, int bytes) {
   if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("a bulk prefetch of an address that is no multiple of 16");
   if (bytes <= 0 || bytes % 16 != 0) fail("a bulk prefetch of %d bytes, no multiple of 16", bytes);
