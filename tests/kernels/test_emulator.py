@@ -107,8 +107,8 @@ FAULTS = {
         "predicates and PTX declarations are not emulated",
     ),
     "an unknown instruction": (
-        'asm("prefetch.global.L2 [%0];" :: "l"(x)); y[t] = x[t];',
-        "prefetch.global.L2 is not in emulator/instructions.hpp",
+        'asm("prefetch.global.L1 [%0];" :: "l"(x)); y[t] = x[t];',
+        "prefetch.global.L1 is not in emulator/instructions.hpp",
     ),
 }  # fmt: skip
 

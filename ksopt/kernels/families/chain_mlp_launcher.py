@@ -141,8 +141,7 @@ class MlpLauncher(chain_launcher.LoadedKernel):
             y.data_ptr(),
             *(x.shape[0], x.stride(0), y.stride(0)),
             0 if residual is None else residual.stride(0),
-            *(0, 0),
-            0 if hidden_bias is None else hidden_bias.data_ptr(),
+            hidden_bias=0 if hidden_bias is None else hidden_bias.data_ptr(),
         )
         self._start(arguments)
         return y

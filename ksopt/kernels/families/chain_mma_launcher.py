@@ -178,8 +178,8 @@ class _Loaded:
         arguments = Arguments(
             *(x.data_ptr(), packed.data_ptr(), 0 if bias is None else bias.data_ptr()),
             *(0 if residual is None else residual.data_ptr(), y.data_ptr(), batch),
-            *(x_stride, y_rows[1], residual_stride, rows, 0),
-            0 if hidden_bias is None else hidden_bias.data_ptr(),
+            *(x_stride, y_rows[1], residual_stride, rows),
+            hidden_bias=0 if hidden_bias is None else hidden_bias.data_ptr(),
         )
         driver.launch(
             *(self._kernel, blocks, self._tile.threads, self._shared_bytes),

@@ -180,8 +180,8 @@ def run(pair: Pair, problem: Problem, tile: Config, o: Operands) -> Tensor:
         packed.data_ptr(),
         packed.data_ptr() + elements * size if after.bias else 0,
         both.data_ptr() + residual_at * size if after.residual else 0,
-        *(y.data_ptr(), rows, rows if last else problem.chain.in_features, out, out, of_block, 0),
-        packed.data_ptr() + (elements + o.bias.numel()) * size if is_hidden else 0,
+        *(y.data_ptr(), rows, rows if last else problem.chain.in_features, out, out, of_block),
+        hidden_bias=packed.data_ptr() + (elements + o.bias.numel()) * size if is_hidden else 0,
     )
     launch = (blocks, tile.threads, family.shared_bytes(problem, tile))
     _emulate(pair.multiply, arguments, launch, (both, packed, y))
