@@ -373,10 +373,11 @@ def gradients_table(gradients: Sequence[GradientRecord]) -> tables.Table:
         problem, chosen = one.key.problem, one.choice
         kinds = [problem.gradient.replace("_", " "), *(["bias"] if problem.with_bias else [])]
         times = f" {problem.siblings} times" if problem.siblings > 1 else ""
+        ahead = f" behind {problem.activation}" if problem.activation != "none" else ""
         rivals = [f"{rival.way} {rival.median_us:,.1f}" for rival in one.timed if rival != chosen]
         rows.append(
             [
-                "*".join(map(str, problem.factors)) + times,
+                "*".join(map(str, problem.factors)) + times + ahead,
                 f"{' and '.join(kinds)}, {problem.dtype}",
                 str(one.batch),
                 chosen.way,

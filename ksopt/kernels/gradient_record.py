@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from ksopt.epilogue import check_activation
 from ksopt.jit import source_digest
 from ksopt.kernels.families.gradient_base import KINDS, GradientProblem
 from ksopt.kernels.problem import bits_of
@@ -31,7 +32,8 @@ class GradientKey:
         factors = ("x".join(map(str, p.weight_shape)) for p in problem.factors)
         bias = ("bias",) if problem.with_bias else ()
         siblings = (f"{problem.siblings}x",) if problem.siblings > 1 else ()
-        parts = ("gradient", problem.gradient, *siblings, *factors, *bias, problem.dtype)
+        ahead = (problem.activation,) if problem.activation != "none" else ()
+        parts = ("gradient", problem.gradient, *siblings, *factors, *ahead, *bias, problem.dtype)
         return "-".join((*parts, str(2**self.bits)))
 
     def to_json(self) -> dict[str, Any]:
@@ -43,6 +45,7 @@ class GradientKey:
             "dtype": problem.dtype,
             "with_bias": problem.with_bias,
             "siblings": problem.siblings,
+            "activation": problem.activation,
             "largest_batch": 2**self.bits,
         }
 
@@ -60,7 +63,9 @@ class GradientKey:
         siblings = int(values["siblings"])
         if siblings < 1:
             raise ValueError(f"there is no gradient of {siblings} chains")
-        problem = GradientProblem(gradient, factors, dtype, with_bias, siblings)
+        activation = values["activation"]
+        check_activation(activation)
+        problem = GradientProblem(gradient, factors, dtype, with_bias, siblings, activation)
         return cls(problem, bits_of(int(values["largest_batch"])))
 
 

@@ -57,9 +57,12 @@ def _kernel_activated(
 def _gradient_apart(
     grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
 ) -> Gradients:
-    """Without the activation, which Inductor computes in the kernel of its gradient."""
+    """With the memory traffic of Inductor's kernel, which computes the activation and its gradient.
+
+    That reads two tensors and writes two, as these two do together.
+    """
     to, between = ks_chain_input_grad(grads, weights)
-    return activation_gradient(to, h, activation), between
+    return activation_gradient(to, h, activation), between, torch.zeros_like(h)
 
 
 def _activated_by_pytorch(

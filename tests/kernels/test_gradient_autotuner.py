@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checks import H200
+from torch import Tensor
 
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import gradient_autotuner, tuning_cache
@@ -125,6 +127,29 @@ def test_what_siblings_read_is_raced_beside_what_one_chain_reads(raced: list[lis
         assert GradientRecord.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
+def test_what_is_activated_has_a_record_of_its_own(raced: list[list[str]]) -> None:
+    """Its race calls what is raced without the activation: neither waits for the other."""
+    chain = (Pattern(1, 3, 2, 2), Pattern(2, 2, 4, 1))
+    problem = GradientProblem("chain_input", chain, "float32", activation="gelu")
+    plain = replace(problem, activation="none")
+    by_pytorch = partial(input_gradient._activated_by_pytorch, activation="gelu")
+    sizes = (((ROWS, 6),), tuple(p.weight_shape for p in chain))
+
+    def apart(grads: list[Tensor], weights: list[Tensor], h: Tensor) -> tuple[Tensor, ...]:
+        without = Without("factors", 1.4, input_gradient._by_pytorch, input_gradient._by_pytorch)
+        kernel_of(GradientQuestion(plain, ROWS, CPU, H200, without, sizes))
+        return by_pytorch(grads, weights, h)
+
+    with toy_gradients.registered(of=toy_gradients.ToyInputGrad):
+        without = Without("factors", 1.4, apart, by_pytorch)
+        began = time.monotonic()
+        kernel_of(GradientQuestion(problem, ROWS, CPU, H200, without, (*sizes, (ROWS, 8))))
+        assert time.monotonic() - began < 30
+    assert len(raced) == 2
+    records = tuning_cache.load_all(backend_of("cpu").fingerprint(CPU), GradientRecord)
+    assert {one.key.problem for one in records} == {problem, plain}
+
+
 def test_a_wrong_kernel_is_left_out(raced: list[list[str]]) -> None:
     with (
         toy_gradients.registered(error=0.1),
@@ -221,7 +246,14 @@ def test_names_are_used_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [{"gradient": "bias"}, {"pattern": "no"}, {"dtype": None}, {"siblings": 0}]
+    "broken",
+    [
+        {"gradient": "bias"},
+        {"pattern": "no"},
+        {"dtype": None},
+        {"siblings": 0},
+        {"activation": "no"},
+    ],
 )
 def test_a_key_of_something_else_is_refused(broken: dict[str, Any]) -> None:
     values = GradientKey(PROBLEM, 6).to_json()

@@ -77,9 +77,13 @@ class ToyInputGrad(ToyWeightGrad):
 
     def launcher(
         self, problem: GradientProblem, launch: ToyLaunch, device_index: int
-    ) -> Callable[..., tuple[Tensor, Tensor]]:
-        def call(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    ) -> Callable[..., tuple[Tensor, ...]]:
+        def call(
+            grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor | None = None
+        ) -> tuple[Tensor, ...]:
             assert len(grads) == problem.siblings
+            if h is not None:
+                return input_gradient._activated_by_pytorch(grads, weights, h, problem.activation)
             return input_gradient._by_pytorch(grads, weights)
 
         return call
