@@ -47,7 +47,7 @@ _GRADIENTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
         "relu": lambda grad, h: _aten.threshold_backward.default(grad, h, 0),
         "gelu": _aten.gelu_backward.default,
         "gelu_tanh": partial(_aten.gelu_backward.default, approximate="tanh"),
-        "silu": _aten.silu_backward.default,
+        "silu": lambda grad, h: _silu_gradient(grad, h),
     }
 )
 _IN_PLACE: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -135,13 +135,20 @@ def with_epilogue(
 
 
 def activation_gradient(grad: Tensor, h: Tensor, activation: str) -> Tensor:
-    """The gradient of h from that of act(h); neither is recorded.
+    """The gradient of h from that of act(h).
 
     Example:
         >>> activation_gradient(torch.ones(2), torch.tensor([1.0, -3.0]), "relu")
         tensor([1., 0.])
     """
     return _GRADIENTS[activation](grad, h)
+
+
+def _silu_gradient(grad: Tensor, h: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return _aten.silu_backward.default(grad, h)
+    sigmoid = torch.sigmoid(h)  # torch's operator has no gradient of its own
+    return grad * sigmoid * (1 + h * (1 - sigmoid))
 
 
 def add_epilogue_(

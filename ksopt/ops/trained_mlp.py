@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ksopt.epilogue import Activation, activation_gradient, with_epilogue
-from ksopt.errors import UnavailableError
 from ksopt.kernels import trained_chain
 from ksopt.ops import input_gradient
 from ksopt.ops.autograd import in_rows
 from ksopt.ops.input_gradient import ks_chain_input_grad_activated
+from ksopt.ops.schemas import ks_mm
 from ksopt.ops.trained_chain import (
     Needed,
     input_grads,
@@ -49,22 +49,22 @@ class _TrainedMlp(torch.autograd.Function):
         y, second, _ = ks_chain_keeping(hidden, down, bias)
         ctx.activation = activation
         ctx.mark_non_differentiable(first, packed, h, second)
-        ctx.save_for_backward(x, first, packed, h, second, *weights)
+        ctx.save_for_backward(x, hidden_bias, first, packed, h, second, *weights)
         return y, first, packed, h, second
 
     @staticmethod
     @without_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise UnavailableError(
-                "gradients of gradients of a compiled MLP of chains are not recorded: compute them "
-                "without torch.compile"
-            )
         grad = in_rows(grads[0])
-        x, first, packed, h, second, *weights = ctx.saved_tensors
+        x, hidden_bias, first, packed, h, second, *weights = ctx.saved_tensors
         up, down = weights[:2], weights[2:]
+        is_recorded = torch.is_grad_enabled()
+        if is_recorded:  # gradients of gradients: through what is saved, too
+            first = ks_mm(x, up[1])
+            h = with_epilogue(ks_mm(first, up[0]), hidden_bias)
+            second = ks_mm(with_epilogue(h, activation=ctx.activation), down[1])
         of_x, _, *of_biases, a, b, c, d = ctx.needs_input_grad
-        if input_gradient.is_one_launch(grad, down, ctx.activation):
+        if not is_recorded and input_gradient.is_one_launch(grad, down, ctx.activation):
             of_h, of_second, hidden = ks_chain_input_grad_activated([grad], down, h, ctx.activation)
         else:
             of_hidden, (of_second,) = input_grads([grad], down, True, None)

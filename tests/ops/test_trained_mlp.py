@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager_decomp_partition
+from torch.utils.checkpoint import checkpoint
 
 import ksopt
 from ksopt.compile import backend
 from ksopt.epilogue import Activation
-from ksopt.ops import input_gradient, mlp
+from ksopt.ops import input_gradient, mlp, trained_mlp
 from tests.kernels import toy_chains
 
 UP, DOWN = "(1,32,4,4)*(4,4,8,1)", "(1,8,4,4)*(4,4,32,1)"  # 32 -> 128 -> 32
@@ -152,6 +153,34 @@ def test_autocast(partitioned) -> None:
     for mine, theirs in zip(actual, expected, strict=True):
         assert mine.dtype == theirs.dtype
         assert (mine - theirs).abs().max() <= 0.05 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+def test_gradients_of_gradients(activation: Activation) -> None:
+    shapes = ((2, 4), (1, 2, 2, 2), (2, 2, 2, 1), (1, 2, 2, 2), (2, 2, 2, 1), (4,), (4,))
+    inputs = [torch.randn(one, dtype=torch.float64, requires_grad=True) for one in shapes]
+
+    def layers(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, *biases: Tensor) -> Tensor:
+        return trained_mlp.trained_mlp(x, [a, b], [c, d], *biases, activation)
+
+    assert torch.autograd.gradcheck(layers, inputs)
+    assert torch.autograd.gradgradcheck(layers, inputs)
+
+
+def test_a_checkpointed_block() -> None:
+    with toy_chains.registered():
+        model = Block(F.gelu)
+
+        class Checkpointed(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.block = model
+
+            def forward(self, x: Tensor) -> Tensor:
+                y: Tensor = checkpoint(self.block, x, use_reentrant=False)
+                return y
+
+        check(Checkpointed())
 
 
 def test_an_author_calls_the_operator() -> None:
