@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -76,17 +77,25 @@ def check(model: nn.Module, rows: int = ROWS) -> None:
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-6)
 
 
+def slow(make: Callable[[], Block], is_joint: bool) -> Any:
+    return pytest.param(make, is_joint, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("make", "is_joint"),
     [
-        lambda: Block(F.gelu),
-        lambda: Block(F.silu),
-        lambda: Block(F.relu),
-        lambda: Block(spelled_gelu),
-        lambda: Block(nn.Identity(), inside="gelu_tanh"),
+        (lambda: Block(F.gelu), False),
+        slow(lambda: Block(F.gelu), True),
+        slow(lambda: Block(F.silu), False),
+        (lambda: Block(F.silu), True),
+        slow(lambda: Block(F.relu), False),
+        slow(lambda: Block(F.relu), True),
+        slow(lambda: Block(spelled_gelu), False),
+        (lambda: Block(spelled_gelu), True),
+        slow(lambda: Block(nn.Identity(), inside="gelu_tanh"), False),
+        (lambda: Block(nn.Identity(), inside="gelu_tanh"), True),
     ],
 )
-@pytest.mark.parametrize("is_joint", [False, True])
 def test_it_is_one_operator_with_right_gradients(partitioned, monkeypatch, make, is_joint):
     """Whether or not one launch is predicted to compute the activation's gradient, too."""
     is_one_launch = input_gradient.is_one_launch
