@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ksopt.bench.paper_patterns import stratified_sample
+from ksopt.epilogue import Activation
 from ksopt.kernels import weight_gradients
 from ksopt.kernels.families import (
     chain_grads_wgmma16,
@@ -49,6 +50,7 @@ CHAINS = (
     ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1, "float32", False),
     ("(1,40,24,2)*(3,16,40,1)", Epilogue(True, "silu"), 1, "bfloat16", True),
     ("(1,48,32,2)*(2,32,48,1)", Epilogue(True), 1, "bfloat16", False),  # packed for gradients, too
+    ("(1,48,32,2)*(2,32,48,1)", Epilogue(True, "gelu"), 1, "bfloat16", False),  # and h is stored
 )
 MLPS = (
     ("(1,32,16,4)*(2,32,32,1)", "(1,16,16,4)*(2,32,64,1)"),
@@ -84,7 +86,8 @@ def run_chains(at: int | None = None) -> int:
                 family.launcher(problem, tile, 0)(*operands.arguments(problem))
                 ran += 1
                 if family.stores_intermediate(problem):
-                    shape = input_grad_tile.Shape(*chain)
+                    left, right = chain
+                    shape = input_grad_tile.Shape(left, right, siblings)
                     of_grad = None  # or the tile that the weights are packed for, too
                     if input_grad_tile.unsupported_reason(shape, dtype, device) is None:
                         of_grad = input_grad_tile.best(shape, rows, device)[0]
@@ -140,14 +143,16 @@ def run_weight_gradients() -> int:
 def run_input_gradients() -> int:
     """Run the input gradients of chains by a tile of each way to share the work; how often."""
     ran, device = 0, DeviceSpec.of_device(0)
-    for text, siblings in (
-        ("(1,52,48,2)*(3,32,72,1)", 1),
-        ("(1,72,64,1)*(2,32,40,1)", 1),
-        ("(1,40,32,4)*(4,32,24,1)", 1),
-        ("(1,19,32,8)*(4,64,72,1)", 1),
-        ("(1,52,48,2)*(3,32,72,1)", 3),
-    ):
-        shape = input_grad_tile.Shape(*Chain.parse(text), siblings)
+    cases: tuple[tuple[str, int, Activation], ...] = (
+        ("(1,52,48,2)*(3,32,72,1)", 1, "none"),
+        ("(1,72,64,1)*(2,32,40,1)", 1, "none"),
+        ("(1,40,32,4)*(4,32,24,1)", 1, "none"),
+        ("(1,19,32,8)*(4,64,72,1)", 1, "none"),
+        ("(1,52,48,2)*(3,32,72,1)", 3, "none"),
+        ("(1,52,48,2)*(3,32,72,1)", 1, "gelu"),
+    )
+    for text, siblings, activation in cases:
+        shape = input_grad_tile.Shape(*Chain.parse(text), siblings, activation)
         tiles = {
             (tile.groups, tile.blocks, tile.splits, tile.parts): tile
             for tile in input_grad_tile.configs(shape, device)
@@ -156,7 +161,9 @@ def run_input_gradients() -> int:
             features, factors = shape.left.out_features, (shape.left, shape.right) * siblings
             grads = [torch.randn(rows, features, device="cuda").bfloat16() for _ in range(siblings)]
             weights = [torch.randn(p.weight_shape, device="cuda").bfloat16() for p in factors]
-            result = InputGradient(shape, tile, "bfloat16", 0)(grads, weights)
+            h = torch.randn(rows, shape.right.in_features, device="cuda").bfloat16()
+            kernel = InputGradient(shape, tile, "bfloat16", 0)
+            result = kernel(grads, weights, None if activation == "none" else h)
             assert not any(torch.isnan(one).any() for one in result), (text, tile)
             ran += 1
     return ran
