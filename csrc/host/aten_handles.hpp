@@ -4,7 +4,9 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "torch_ops.hpp"
 
@@ -17,6 +19,16 @@ inline at::Tensor tensor_of(AtenTensorHandle handle) {
 
 inline AtenTensorHandle new_handle(at::Tensor tensor) {
   return reinterpret_cast<AtenTensorHandle>(new at::Tensor(std::move(tensor)));
+}
+
+// The tensors of handles that belong to the caller, which are freed.
+inline std::vector<at::Tensor> taken(const std::vector<AtenTensorHandle>& handles) {
+  std::vector<at::Tensor> tensors;
+  for (AtenTensorHandle one : handles) {
+    const std::unique_ptr<at::Tensor> owned(reinterpret_cast<at::Tensor*>(one));
+    tensors.push_back(*owned);
+  }
+  return tensors;
 }
 
 // Whether products of such operands have the accuracy of their dtype: as ksopt.precision.is_exact.

@@ -5,7 +5,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -73,12 +72,7 @@ void weight_grads_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet 
     return;
   }
   torch::jit::drop(*stack, COUNT);
-  std::vector<Tensor> gradients;
-  for (AtenTensorHandle one : known.gradients) {
-    const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(one));
-    gradients.push_back(*owned);
-  }
-  torch::jit::push(*stack, std::move(gradients));
+  torch::jit::push(*stack, ksopt::taken(known.gradients));
 }
 
 }  // namespace

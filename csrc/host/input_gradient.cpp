@@ -17,8 +17,8 @@ struct InputGradArguments {
   const void* weights;
   void *between, *to;
   int64_t batch, grad_strides[MOST_SIBLINGS], rows_per_block;
-  const void* h = nullptr;  // of an activation ahead of the chain, which this library does not launch
-  void* activated = nullptr;
+  const void* h;  // what the chains read an activation of, or null
+  void* activated;
 };
 
 // How they are computed; no kernel: by several launches.
@@ -29,8 +29,8 @@ struct InputGradLaunch {
   int64_t rows_per_block;
 };
 
-// Sizes of left, sizes of right, rows, dtype, device, siblings.
-using InputGradKey = std::array<int64_t, 12>;
+// Sizes of left, sizes of right, rows, dtype, device, siblings, activation.
+using InputGradKey = std::array<int64_t, 13>;
 std::map<InputGradKey, InputGradLaunch> input_grad_launches;
 std::shared_mutex input_grad_mutex;
 
@@ -41,7 +41,8 @@ int32_t dtype_of(const Tensor& tensor) {
 }
 
 // None if the operands do not fit together.
-std::optional<InputGradKey> input_grad_key(const std::vector<Tensor>& grads, const std::vector<Tensor>& weights) {
+std::optional<InputGradKey> input_grad_key(const std::vector<Tensor>& grads, const std::vector<Tensor>& weights,
+                                           const std::string& activation) {
   const size_t siblings = grads.size();
   if (siblings == 0 || siblings > MOST_SIBLINGS || weights.size() != 2 * siblings) return std::nullopt;
   const Tensor& grad = grads[0];
@@ -67,7 +68,8 @@ std::optional<InputGradKey> input_grad_key(const std::vector<Tensor>& grads, con
   if (rows == 0 || grad.size(dims - 1) != left.size(0) * left.size(1) * left.size(3)) return std::nullopt;
   return InputGradKey{left.size(0),  left.size(1),  left.size(2),   left.size(3),
                       right.size(0), right.size(1), right.size(2),  right.size(3),
-                      rows,          dtype_of(grad), grad.get_device_index(), static_cast<int64_t>(siblings)};
+                      rows,          dtype_of(grad), grad.get_device_index(), static_cast<int64_t>(siblings),
+                      activation_of(activation)};
 }
 
 std::optional<InputGradLaunch> input_grad_launch(const InputGradKey& key) {
@@ -85,32 +87,39 @@ Tensor rows_like(const Tensor& grad, int64_t features, size_t times) {
   return empty_like_in(grad, sizes);
 }
 
-struct InputGradient {
-  Tensor of_x, of_between;
-};
-
-// None where rows of a gradient cannot be read as they are.
-std::optional<InputGradient> launch_input_grad(const InputGradLaunch& launch, int64_t rows,
-                                               const std::vector<Tensor>& grads, const std::vector<Tensor>& weights,
-                                               const std::optional<Tensor>& already_packed) {
+// The gradients of what the chains read and between their factors, and what they read where it is an activation of h;
+// none where rows of a gradient, or h, cannot be read as they are.
+std::vector<Tensor> launch_input_grad(const InputGradLaunch& launch, int64_t rows, const std::vector<Tensor>& grads,
+                                      const std::vector<Tensor>& weights,
+                                      const std::optional<Tensor>& already_packed, const std::optional<Tensor>& h) {
   InputGradArguments arguments{};
   for (size_t at = 0; at < grads.size(); ++at) {
     const auto stride = row_stride(grads[at]);
-    if (!stride) return std::nullopt;
+    if (!stride) return {};
     arguments.grads[at] = grads[at].const_data_ptr();
     arguments.grad_strides[at] = *stride;
   }
   const Tensor &grad = grads[0], &right = weights[1];
+  const int64_t features = right.size(0) * right.size(2);
+  const bool is_readable = !h || (h->is_contiguous() && aligned_16(h->const_data_ptr()) &&
+                                  h->numel() == rows * features && dtype_of(*h) == dtype_of(grad) &&
+                                  h->get_device_index() == grad.get_device_index());
+  if (!is_readable) return {};
   const int32_t device = grad.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
   const bool is_packed = already_packed && already_packed->numel() == launch.packing.elements;
   const Tensor packed = is_packed ? *already_packed : packed_weights(launch.packing, weights, grads.size());
-  InputGradient gradients{rows_like(grad, right.size(0) * right.size(2), 1),
-                          rows_like(grad, right.size(0) * right.size(1), grads.size())};
+  std::vector<Tensor> gradients{rows_like(grad, features, 1),
+                                rows_like(grad, right.size(0) * right.size(1), grads.size())};
+  if (h) {
+    gradients.push_back(rows_like(grad, features, 1));
+    arguments.h = h->const_data_ptr();
+    arguments.activated = gradients[2].mutable_data_ptr();
+  }
   arguments.weights = packed.const_data_ptr();
-  arguments.between = gradients.of_between.mutable_data_ptr();
-  arguments.to = gradients.of_x.mutable_data_ptr();
+  arguments.between = gradients[1].mutable_data_ptr();
+  arguments.to = gradients[0].mutable_data_ptr();
   arguments.batch = rows;
   arguments.rows_per_block = launch.rows_per_block;
   // It waits for the kernel before it, that which packs or another, which has waited for all before it.
@@ -120,10 +129,10 @@ std::optional<InputGradient> launch_input_grad(const InputGradLaunch& launch, in
 }
 
 // Registers the launch of `input_gradient_known` for operands like these; kernel 0: several launches.
-void know_input_grad(std::vector<Tensor> grads, std::vector<Tensor> weights, int64_t pack, int64_t pack_blocks,
-                     int64_t pack_threads, int64_t packed_elements, int64_t kernel, int64_t blocks, int64_t threads,
-                     int64_t shared_bytes, int64_t rows_per_block) {
-  const auto key = input_grad_key(grads, weights);
+void know_input_grad(std::vector<Tensor> grads, std::vector<Tensor> weights, std::string activation, int64_t pack,
+                     int64_t pack_blocks, int64_t pack_threads, int64_t packed_elements, int64_t kernel,
+                     int64_t blocks, int64_t threads, int64_t shared_bytes, int64_t rows_per_block) {
+  const auto key = input_grad_key(grads, weights, activation);
   if (!key) return;
   const std::unique_lock lock(input_grad_mutex);
   input_grad_launches.insert_or_assign(
@@ -137,6 +146,10 @@ Tensor borrowed(AtenTensorHandle handle) {
   AtenTensorHandle own = nullptr;
   aoti_torch_new_tensor_handle(handle, &own);
   return Tensor(own);
+}
+
+std::optional<Tensor> borrowed_if_any(AtenTensorHandle handle) {
+  return handle == nullptr ? std::nullopt : std::optional(borrowed(handle));
 }
 
 std::vector<Tensor> borrowed(const std::vector<AtenTensorHandle>& handles) {
@@ -155,16 +168,20 @@ AtenTensorHandle owned(const Tensor& tensor) {
 
 ksopt::KnownInputGradient ksopt::input_gradient_known(const std::vector<AtenTensorHandle>& grads,
                                                       const std::vector<AtenTensorHandle>& weights,
-                                                      AtenTensorHandle packed) {
+                                                      AtenTensorHandle packed, AtenTensorHandle h,
+                                                      const std::string& activation) {
   const std::vector<Tensor> rows = borrowed(grads), of_factors = borrowed(weights);
-  const auto key = input_grad_key(rows, of_factors);
+  const auto key = input_grad_key(rows, of_factors, activation);
   const auto launch = key ? input_grad_launch(*key) : std::nullopt;
-  if (!launch) return {false, nullptr, nullptr};
-  if (launch->kernel == nullptr) return {true, nullptr, nullptr};
-  const auto gradients = launch_input_grad(*launch, (*key)[8], rows, of_factors,
-                                           packed ? std::optional(borrowed(packed)) : std::nullopt);
-  if (!gradients) return {false, nullptr, nullptr};  // Python copies them
-  return {true, owned(gradients->of_x), owned(gradients->of_between)};
+  if (!launch) return {false, {}};
+  if (launch->kernel == nullptr) return {true, {}};
+  KnownInputGradient known{};
+  for (const Tensor& one : launch_input_grad(*launch, (*key)[8], rows, of_factors, borrowed_if_any(packed),
+                                             borrowed_if_any(h))) {
+    known.gradients.push_back(owned(one));
+  }
+  known.is_known = !known.gradients.empty();  // else Python copies the operands
+  return known;
 }
 
 void ksopt::forget_input_gradients() {
@@ -174,7 +191,7 @@ void ksopt::forget_input_gradients() {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def(
-      "know_input_grad(Tensor[] grads, Tensor[] weights, int pack, int pack_blocks, int pack_threads, "
+      "know_input_grad(Tensor[] grads, Tensor[] weights, str activation, int pack, int pack_blocks, int pack_threads, "
       "int packed_elements, int kernel, int blocks, int threads, int shared_bytes, int rows_per_block) -> ()");
 }
 

@@ -4,21 +4,23 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include <string>
 #include <vector>
 
 namespace ksopt {
 
-// The gradients of x and of the values between the chains' two factors, and whether their launch is known: then null
-// handles mean several launches: one per factor of a chain, those of each sibling. The handles belong to the caller.
+// The gradients of x and of the values between the chains' two factors, and whether their launch is known: then none
+// mean several launches: one per factor of a chain, those of each sibling. The handles belong to the caller.
 struct KnownInputGradient {
   bool is_known;
-  AtenTensorHandle of_x, of_between;
+  std::vector<AtenTensorHandle> gradients;
 };
 
 // Of grads [*batch, b1*d1], and weights [1,b1,c1,d1] and [a2,b2,c2,1], of each sibling. packed: the weights packed for
-// as many rows, or null.
+// as many rows, or null. h: what x is an activation of; then h's gradient replaces x's, and x comes last.
 KnownInputGradient input_gradient_known(const std::vector<AtenTensorHandle>& grads,
-                                        const std::vector<AtenTensorHandle>& weights, AtenTensorHandle packed);
+                                        const std::vector<AtenTensorHandle>& weights, AtenTensorHandle packed,
+                                        AtenTensorHandle h = nullptr, const std::string& activation = "none");
 void forget_input_gradients();
 
 }  // namespace ksopt

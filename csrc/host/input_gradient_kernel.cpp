@@ -1,6 +1,6 @@
-// The kernel of ks_chain_input_grad on CUDA: a call that is known runs without Python.
+// The kernels of ks_chain_input_grad on CUDA: a call that is known runs without Python.
 //
-// As in product_kernels.cpp; Python's kernel (ksopt/ops/input_gradient.py) stays registered below this one.
+// As in product_kernels.cpp; Python's kernels (ksopt/ops/input_gradient.py) stay registered below these.
 #undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -20,47 +20,43 @@ namespace {
 using at::Tensor;
 using torch::jit::Stack;
 
-constexpr const char* NAME = "ks_chain_input_grad";
-
-// Python's. Never freed: what it holds belongs to the interpreter, which ends first.
-std::optional<c10::SafeKernelFunction>& python_input_grad() {
-  static auto* kernel = new std::optional<c10::SafeKernelFunction>;
-  return *kernel;
+// Python's, without and with an activation. Never freed: what they hold belongs to the interpreter, which ends first.
+std::optional<c10::SafeKernelFunction>& python_input_grad(bool activated) {
+  static auto* kernels = new std::array<std::optional<c10::SafeKernelFunction>, 2>;
+  return (*kernels)[activated];
 }
 
-// The gradients of x and of the values between the factors, if a kernel is in the table and no cached form is dropped.
-std::optional<std::array<Tensor, 2>> known(const std::vector<Tensor>& grads, const std::vector<Tensor>& weights,
-                                           const Tensor* packed) {
-  if (!ksopt::are_ordinary(grads, weights)) return std::nullopt;
+// The results of the operator, if a kernel is in the table and no cached form is dropped; else none.
+std::vector<Tensor> known(const std::vector<Tensor>& grads, const std::vector<Tensor>& weights, const Tensor* packed,
+                          const Tensor* h, const std::string& activation) {
+  if (!ksopt::are_ordinary(grads, weights) || (h != nullptr && h->is_neg())) return {};
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto gradients = ksopt::input_gradient_known(ksopt::handles_of(grads), ksopt::handles_of(weights),
-                                                       ksopt::handle_of(packed));
-    if (gradients.of_x == nullptr) return std::nullopt;
-    const std::unique_ptr<Tensor> of_x(reinterpret_cast<Tensor*>(gradients.of_x));
-    const std::unique_ptr<Tensor> of_between(reinterpret_cast<Tensor*>(gradients.of_between));
-    ksopt::count_forgotten();
-    return std::array{*of_x, *of_between};
+    const auto known = ksopt::input_gradient_known(ksopt::handles_of(grads), ksopt::handles_of(weights),
+                                                   ksopt::handle_of(packed), ksopt::handle_of(h), activation);
+    if (!known.gradients.empty()) ksopt::count_forgotten();
+    return ksopt::taken(known.gradients);
   } catch (const std::exception&) {  // the Python path reports the error
-    return std::nullopt;
+    return {};
   }
 }
 
+template <bool ACTIVATED>
 void input_grad_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  constexpr size_t COUNT_OF_ARGUMENTS = 3;
+  constexpr size_t COUNT_OF_ARGUMENTS = ACTIVATED ? 4 : 3;
   const c10::IValue* arguments = &(*stack)[stack->size() - COUNT_OF_ARGUMENTS];
-  const c10::IValue& packed = arguments[2];
-  auto gradients = known(arguments[0].toTensorVector(), arguments[1].toTensorVector(),
-                         packed.isNone() ? nullptr : &packed.toTensor());
-  if (!gradients) {
-    python_input_grad()->callBoxed(handle, keys, stack);
+  const Tensor* last = arguments[2].isNone() ? nullptr : &arguments[2].toTensor();
+  auto gradients = known(arguments[0].toTensorVector(), arguments[1].toTensorVector(), ACTIVATED ? nullptr : last,
+                         ACTIVATED ? last : nullptr, ACTIVATED ? arguments[3].toStringRef() : "none");
+  if (gradients.empty()) {
+    python_input_grad(ACTIVATED)->callBoxed(handle, keys, stack);
     return;
   }
   torch::jit::drop(*stack, COUNT_OF_ARGUMENTS);
-  for (Tensor& one : *gradients) torch::jit::push(*stack, std::move(one));
+  for (Tensor& one : gradients) torch::jit::push(*stack, std::move(one));
 }
 
-// Registers the kernel above Python's, or takes it away again.
+// Registers the kernels above Python's, or takes them away again.
 void serve_input_gradients(bool served) {
   static std::mutex mutex;
   static auto* library = new std::unique_ptr<torch::Library>;
@@ -69,14 +65,16 @@ void serve_input_gradients(bool served) {
   library->reset();
   if (!served) return;
   const auto key = c10::DispatchKey::CUDA;
-  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("ksopt::") + NAME).c_str(), "");
-  python_input_grad().emplace(handle.getComputedKernelForDispatchKey(key));
+  python_input_grad(false).emplace(ksopt::python_kernel("ksopt::ks_chain_input_grad", "", key));
+  python_input_grad(true).emplace(ksopt::python_kernel("ksopt::ks_chain_input_grad", "activated", key));
   // Torch warns of every kernel that overrides another: here that is intended.
   ksopt::Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
   const c10::WarningUtils::WarnAlways not_once(true);
   *library = std::make_unique<torch::Library>(torch::Library::IMPL, "ksopt", key, __FILE__, __LINE__);
-  (*library)->impl(NAME, torch::CppFunction::makeFromBoxedFunction<&input_grad_kernel>());
+  (*library)->impl("ks_chain_input_grad", torch::CppFunction::makeFromBoxedFunction<&input_grad_kernel<false>>());
+  (*library)->impl("ks_chain_input_grad.activated",
+                   torch::CppFunction::makeFromBoxedFunction<&input_grad_kernel<true>>());
 }
 
 }  // namespace

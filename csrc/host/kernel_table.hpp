@@ -10,6 +10,8 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -21,6 +23,15 @@
 namespace {
 
 using torch::stable::Tensor;
+
+// Activations, those of ksopt/epilogue.py: behind those of csrc/cuda/epilogue.cuh the gates, in their order.
+constexpr int64_t FIRST_GATE = 5, ALL_ACTIVATIONS = 9;
+
+int64_t activation_of(const std::string& name) {
+  static const std::array<std::string, ALL_ACTIVATIONS> names = {
+      "none", "relu", "gelu", "gelu_tanh", "silu", "relu_gate", "gelu_gate", "gelu_tanh_gate", "silu_gate"};
+  return std::find(names.begin(), names.end(), name) - names.begin();
+}
 
 // The same struct as in csrc/cuda/kernel_params.cuh.
 struct Arguments {

@@ -62,11 +62,12 @@ int64_t add_chain(int64_t kernel, int64_t out_features, int64_t threads, int64_t
 
 // Registers the launches of the forward pass of trained chains.
 void know_trained_chain(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias, int64_t siblings,
-                        int64_t packed_of_grad, int64_t pack, int64_t pack_blocks, int64_t pack_threads,
-                        int64_t packed_elements, int64_t kernel, int64_t out_features, int64_t threads,
-                        int64_t shared_bytes, int64_t rows_per_unit, int64_t most_blocks, int64_t cluster) {
+                        std::string activation, int64_t packed_of_grad, int64_t pack, int64_t pack_blocks,
+                        int64_t pack_threads, int64_t packed_elements, int64_t kernel, int64_t out_features,
+                        int64_t threads, int64_t shared_bytes, int64_t rows_per_unit, int64_t most_blocks,
+                        int64_t cluster) {
   know_trained_chain_of(
-      {x, weights, bias, std::nullopt, 0, false, siblings},
+      {x, weights, bias, std::nullopt, activation_of(activation), false, siblings},
       {reinterpret_cast<void*>(kernel), out_features, static_cast<unsigned>(threads),
        static_cast<unsigned>(shared_bytes), rows_per_unit, most_blocks, cluster, false,
        packing_of(pack, pack_blocks, pack_threads, packed_elements, packed_of_grad)});
@@ -191,15 +192,18 @@ ksopt::KnownGradient ksopt::weight_gradient_known(AtenTensorHandle grad, AtenTen
   return known;
 }
 
-ksopt::KnownChain ksopt::trained_chain_known(AtenTensorHandle x, const std::vector<AtenTensorHandle>& weights,
-                                             AtenTensorHandle bias, int64_t siblings, int64_t packed_of_grad) {
+std::vector<AtenTensorHandle> ksopt::trained_chain_known(AtenTensorHandle x,
+                                                         const std::vector<AtenTensorHandle>& weights,
+                                                         AtenTensorHandle bias, int64_t siblings,
+                                                         const std::string& activation, int64_t packed_of_grad) {
   const Tensor rows = borrowed(x);
   std::vector<Tensor> of_factors;
   for (AtenTensorHandle weight : weights) of_factors.push_back(borrowed(weight));
-  const auto result = run_trained_chain({rows, of_factors, borrowed_if_any(bias), std::nullopt, 0, false, siblings},
-                                        packed_of_grad);
-  if (!result) return {nullptr, nullptr, nullptr};
-  return {owned(result->y), owned(result->between), owned(result->packed)};
+  const auto summand = borrowed_if_any(bias);
+  const Layer layer{rows, of_factors, summand, std::nullopt, activation_of(activation), false, siblings};
+  std::vector<AtenTensorHandle> results;
+  for (const Tensor& one : run_trained_chain(layer, packed_of_grad)) results.push_back(owned(one));
+  return results;
 }
 
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
@@ -227,9 +231,9 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "know_weight_grad(Tensor grad, Tensor x, int a, int d, bool with_bias, int kernel, int adding, int threads, "
       "int shared_bytes, int adding_threads, int blocks, int shares, int rows_per_share, int adding_blocks) -> ()");
   m.def(
-      "know_trained_chain(Tensor x, Tensor[] weights, Tensor? bias, int siblings, int packed_of_grad, int pack, "
-      "int pack_blocks, int pack_threads, int packed_elements, int kernel, int out_features, int threads, "
-      "int shared_bytes, int rows_per_unit, int most_blocks, int cluster) -> ()");
+      "know_trained_chain(Tensor x, Tensor[] weights, Tensor? bias, int siblings, str activation, "
+      "int packed_of_grad, int pack, int pack_blocks, int pack_threads, int packed_elements, int kernel, "
+      "int out_features, int threads, int shared_bytes, int rows_per_unit, int most_blocks, int cluster) -> ()");
   m.def("set_fallback(int plan, int fallback) -> ()");
   m.def(
       "add_torch(int way, int[] pattern, int[] strides, bool batch_last, bool by_groups, int before, int after, "

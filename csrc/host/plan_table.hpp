@@ -50,9 +50,6 @@ struct ChainKernel {
 
 std::vector<ChainKernel> chain_kernels;  // under plans_mutex
 
-// Activations, those of ksopt/epilogue.py: behind those of csrc/cuda/epilogue.cuh the gates, in their order.
-constexpr int64_t FIRST_GATE = 5, ALL_ACTIVATIONS = 9;
-
 // The arguments of a layer's operator; weights are of its factors, left to right, sibling after
 // sibling.
 struct Layer {
@@ -71,12 +68,6 @@ struct Layer {
     return static_cast<ksopt::Activation>(is_gated() ? activation - FIRST_GATE + 1 : activation);
   }
 };
-
-int64_t activation_of(const std::string& name) {
-  static const std::array<std::string, ALL_ACTIVATIONS> names = {
-      "none", "relu", "gelu", "gelu_tanh", "silu", "relu_gate", "gelu_gate", "gelu_tanh_gate", "silu_gate"};
-  return std::find(names.begin(), names.end(), name) - names.begin();
-}
 
 // Features of y; none if the operands do not fit together.
 std::optional<int64_t> features_of_result(const Layer& layer, const Rows& x) {

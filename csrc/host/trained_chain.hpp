@@ -12,8 +12,8 @@
 namespace {
 
 // Sizes of left, sizes of right, siblings, bias, bits of the batch, dtype, device, elements packed for the gradient of
-// the input.
-using TrainedChainKey = std::array<int64_t, 14>;
+// the input, activation.
+using TrainedChainKey = std::array<int64_t, 15>;
 std::map<TrainedChainKey, ChainKernel> trained_chains;  // those that store the values between the factors
 std::shared_mutex trained_chains_mutex;
 
@@ -21,7 +21,7 @@ TrainedChainKey trained_chain_key(const Layer& layer, const Rows& x, int64_t of_
   const Tensor &left = layer.weights[0], &right = layer.weights[1];
   return {left.size(0),  left.size(1),  left.size(2),   left.size(3),           right.size(0),    right.size(1),
           right.size(2), right.size(3), layer.siblings, layer.bias.has_value(), bits_of(x.batch), x.dtype,
-          x.device,      of_grad};
+          x.device,      of_grad,       layer.activation};
 }
 
 // Where a trained chain's launch is looked up; none if a kernel cannot read x as it is.
@@ -39,17 +39,13 @@ std::optional<ChainKernel> trained_chain_at(const TrainedChainKey& key) {
   return at == trained_chains.end() ? std::nullopt : std::optional(at->second);
 }
 
-// y [*batch, M], of siblings side by side; the values between the factors, of siblings one after the other; and the
-// weights packed for the gradient of x.
-struct TrainedChainResult {
-  Tensor y, between, packed;
-};
-
-// All three, if their launch is in the table and can read the operands without copies.
-std::optional<TrainedChainResult> run_trained_chain(const Layer& layer, int64_t of_grad) {
+// y [*batch, M], of siblings side by side; the values between the factors, of siblings one after the other; the weights
+// packed for the gradient of x; and, with an activation, what it is of, like y. None if their launch is not in the
+// table or cannot read the operands without copies.
+std::vector<Tensor> run_trained_chain(const Layer& layer, int64_t of_grad) {
   const auto key = key_of_trained_chain(layer, of_grad);
   const auto known = key && is_readable(layer.bias) ? trained_chain_at(*key) : std::nullopt;
-  if (!known) return std::nullopt;
+  if (!known) return {};
   const ChainKernel& chain = *known;
   const Tensor& right = layer.weights[1];
   const int32_t device = layer.x.get_device_index();
@@ -60,6 +56,8 @@ std::optional<TrainedChainResult> run_trained_chain(const Layer& layer, int64_t 
   std::vector<int64_t> sizes = sizes_of_result(layer, right.size(0) * right.size(1) * right.size(3));
   if (layer.siblings > 1) sizes.insert(sizes.begin(), layer.siblings);
   Tensor between = empty_like_in(layer.x, sizes);
+  std::vector<Tensor> results{y, between, packed.of_grad};
+  if (layer.activation != 0) results.push_back(empty_like_in(layer.x, sizes_of_result(layer, chain.out_features)));
   const int64_t rows = y.numel() / chain.out_features;
   const ChainGrid grid = chain.grid_of(rows);
   ChainArguments arguments{layer.x.const_data_ptr(),
@@ -72,9 +70,10 @@ std::optional<TrainedChainResult> run_trained_chain(const Layer& layer, int64_t 
                            chain.out_features,
                            0,
                            grid.rows_per_block,
-                           between.mutable_data_ptr()};
+                           between.mutable_data_ptr(),
+                           layer.activation != 0 ? results.back().mutable_data_ptr() : nullptr};
   launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, true, &arguments}, device, grid.blocks);
-  return TrainedChainResult{y, between, packed.of_grad};
+  return results;
 }
 
 // Registers the launch of `run_trained_chain` for operands like these.

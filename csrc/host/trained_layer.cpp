@@ -28,6 +28,7 @@
 #include <memory>
 #include <optional>
 
+#include "aten_handles.hpp"
 #include "chain_gradients.hpp"
 #include "input_gradient.hpp"
 #include "dispatch.hpp"
@@ -122,11 +123,7 @@ struct Known {
                         of_bias != nullptr};
     for (Tensor& one : rows) of.rows.push_back(reinterpret_cast<AtenTensorHandle>(&one));
     const auto known = ksopt::chain_gradients_known(of);
-    std::vector<Tensor> gradients;
-    for (AtenTensorHandle one : known.gradients) {
-      const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(one));
-      gradients.push_back(*owned);
-    }
+    std::vector<Tensor> gradients = ksopt::taken(known.gradients);
     if (gradients.empty()) {
       if (known.is_known) return std::nullopt;
       static const auto op = operator_of<std::vector<Tensor>(at::TensorList, at::TensorList, at::TensorList,
@@ -145,10 +142,9 @@ struct Known {
     const auto known = ksopt::input_gradient_known(
         {reinterpret_cast<AtenTensorHandle>(&rows)},
         {reinterpret_cast<AtenTensorHandle>(&of_left), reinterpret_cast<AtenTensorHandle>(&of_right)}, nullptr);
-    if (known.of_x != nullptr) {
-      const std::unique_ptr<Tensor> of_x(reinterpret_cast<Tensor*>(known.of_x));
-      const std::unique_ptr<Tensor> of_between(reinterpret_cast<Tensor*>(known.of_between));
-      return {*of_between, *of_x};
+    if (!known.gradients.empty()) {
+      const std::vector<Tensor> gradients = ksopt::taken(known.gradients);
+      return {gradients[1], gradients[0]};
     }
     if (known.is_known) return {};
     static const auto op =

@@ -95,7 +95,8 @@ def run(
         kernel computes them faster.
     """
     first = grads[0]
-    if first.numel() == 0 or any(one.dtype != first.dtype for one in (*grads, *weights)):
+    read = (*grads, *weights, *(() if h is None else (h,)))
+    if first.numel() == 0 or any(one.dtype != first.dtype for one in read):
         return None
     s, name = shape_of(weights, activation), dtype_name(first.dtype)
     rows, spec = first.numel() // first.shape[-1], gradient_autotuner.spec_of(first.device)
@@ -110,14 +111,14 @@ def run(
         )
         question = GradientQuestion(_problem(s, name), rows, first.device, spec, without, shapes)
         kernel, is_final = gradient_autotuner.kernel_of(question)
-    if is_final and h is None and host.is_loaded():
+    if is_final and host.is_loaded():
         launch = _SEVERAL_LAUNCHES if kernel is None else kernel.launches(rows)
-        torch.ops.ksopt_host.know_input_grad(list(grads), list(weights), **launch)
+        torch.ops.ksopt_host.know_input_grad(list(grads), list(weights), activation, **launch)
     if kernel is None:
         return None
     if packed is not None and packed.numel() != kernel.tile.packed_elements(s):
         packed = None
-    behind = None if h is None else h.reshape(rows, -1)
+    behind = None if h is None else in_aligned_rows(h.contiguous()).view(rows, -1)
     to, between, *others = kernel(
         [in_aligned_rows(one) for one in grads], weights, behind, packed=packed
     )

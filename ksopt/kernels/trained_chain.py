@@ -74,9 +74,9 @@ def run(
     y, between, own, *activated = call(x, weights, bias)
     if own.numel() != packed:
         return y, between, packed_of_grad(x, weights, packed), *activated
-    if is_final and activation == "none" and isinstance(call, Launched) and host.is_loaded():
+    if is_final and isinstance(call, Launched) and host.is_loaded():
         torch.ops.ksopt_host.know_trained_chain(
-            x, list(weights), bias, siblings, packed, **call.launches()
+            x, list(weights), bias, siblings, activation, packed, **call.launches()
         )
     return y, between, own, *activated
 

@@ -64,7 +64,7 @@ def _kernel_activated(
     for weight in weights:
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        result = trained_chain.run(x, weights, bias, 1, packed, activation)
+        result = trained_chain.run(x, weights, bias, 1, packed, activation=activation)
     if result is not None:
         activated, between, own, y = result
         return activated, between, own, y

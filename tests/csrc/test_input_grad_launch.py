@@ -16,29 +16,38 @@ from ksopt.kernels import gradient_autotuner, input_gradients, weight_cache
 from ksopt.kernels.families import input_grad_tile, weight_packer
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.ops.input_gradient import ks_chain_input_grad
+from ksopt.ops.input_gradient import ks_chain_input_grad, ks_chain_input_grad_activated
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
 
 LEFT, RIGHT = Chain.parse("(1,192,64,2)*(2,64,96,1)")
 FEATURES = LEFT.out_features
 SPEC = DeviceSpec((9, 0), 132, 228 * 1024)
+both = pytest.mark.parametrize("activation", ["none", "gelu"])
+"""By either overload of the operator."""
 
 
 class Device:
     """A device on which one launch computes the gradients, and what Python launches."""
 
-    def __init__(self, library, monkeypatch):
-        self.library, self.launches = library, []
+    def __init__(self, library, monkeypatch, activation):
+        self.library, self.launches, self.activation = library, [], activation
         monkeypatch.setenv("KSOPT_TUNE", "model")
         monkeypatch.setattr(gradient_autotuner, "spec_of", lambda _: SPEC)
         monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1e9)
+        apart_us = input_gradients.apart_us
+        monkeypatch.setattr(
+            input_gradients,
+            "apart_us",
+            lambda s, *case: apart_us(s, *case) if s.activation == "none" else 1e9,
+        )
         monkeypatch.setattr(DeviceSpec, "of_device", lambda _: SPEC)
         monkeypatch.setattr(arch, "of_device", lambda _: "sm_90a")
         monkeypatch.setattr(nvrtc, "cubin", lambda *_: SimpleNamespace(data=b""))
         monkeypatch.setattr(driver, "load_kernel", self._load_kernel)
         monkeypatch.setattr(driver, "launch", self._launch)
         self.packed = None
+        self.h = None  # what is activated; new at each call where it is none
         self.left, self.right, *self.others = (
             torch.randn(p.weight_shape).bfloat16() for p in (LEFT, RIGHT) * 4
         )
@@ -53,8 +62,7 @@ class Device:
     def call(self, grad):
         """Both gradients, and whether Python launched them."""
         before = len(self.launches)
-        weights = [self.left, self.right]
-        to, between = ks_chain_input_grad([grad], weights, self.packed)
+        to, between = self._gradients([grad])
         assert to.shape == (*grad.shape[:-1], RIGHT.in_features)
         assert between.shape == (*grad.shape[:-1], RIGHT.out_features)
         assert to.dtype == between.dtype == grad.dtype
@@ -62,11 +70,24 @@ class Device:
         assert between.is_contiguous()
         return to, between, len(self.launches) > before
 
+    def _gradients(self, grads):
+        """By the overload; ``addresses`` are those of what is activated, and of the activation."""
+        weights = [self.left, self.right, *self.others][: 2 * len(grads)]
+        self.addresses = (None, None)
+        if self.activation == "none":
+            return ks_chain_input_grad(grads, weights, self.packed)
+        batch = grads[0].shape[:-1]
+        h = torch.zeros(*batch, RIGHT.in_features).bfloat16() if self.h is None else self.h
+        to, between, activated = ks_chain_input_grad_activated(grads, weights, h, self.activation)
+        assert (activated.shape, activated.dtype) == (to.shape, to.dtype)
+        assert activated.is_contiguous()
+        self.addresses = (h.data_ptr(), activated.data_ptr())
+        return to, between
+
     def call_siblings(self, grads):
         """Both gradients of what several chains read, and whether Python launched them."""
         before = len(self.launches)
-        weights = [self.left, self.right, *self.others][: 2 * len(grads)]
-        to, between = ks_chain_input_grad(grads, weights)
+        to, between = self._gradients(grads)
         assert to.shape == (*grads[0].shape[:-1], RIGHT.in_features)
         assert between.shape == (len(grads), *grads[0].shape[:-1], RIGHT.out_features)
         return to, between, len(self.launches) > before
@@ -76,10 +97,15 @@ class Device:
 
 
 @pytest.fixture
-def device(serving, monkeypatch):
+def activation():
+    return "none"
+
+
+@pytest.fixture
+def device(serving, monkeypatch, activation):
     for cache in (gradient_autotuner.loaded, input_gradients.faster):
         cache.cache_clear()
-    yield Device(serving, monkeypatch)
+    yield Device(serving, monkeypatch, activation)
     for cache in (gradient_autotuner.loaded, input_gradients.faster):
         cache.cache_clear()
 
@@ -93,10 +119,12 @@ def part_of_wider_rows(grad):
     return wide[..., 8:]
 
 
+@both
 @pytest.mark.parametrize("batch", [(20_000,), (4, 5001), (300,), (3, 1, 101)], ids=str)
 def test_it_launches_what_python_launches(device, batch):
     device.right = device.right.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
     python_to, python_between, is_by_python = device.call(rows(*batch))
+    python_addresses = device.addresses
     assert is_by_python
     for grad in (rows(*batch), part_of_wider_rows(rows(*batch))):
         before = variable(device.library, "launches").value
@@ -116,6 +144,7 @@ def test_it_launches_what_python_launches(device, batch):
         assert actual.grads[:] == [grad.data_ptr(), None, None, None]
         assert actual.grad_strides[:] == [grad.stride(-2), 0, 0, 0]
         assert (actual.to, actual.between) == (to.data_ptr(), between.data_ptr())
+        assert (actual.h, actual.activated) == device.addresses
         assert actual.batch == grad[..., 0].numel()
         for place, weight in enumerate((device.right, device.left)):
             assert actual_packing.weights[0][place] == weight.data_ptr()
@@ -127,15 +156,17 @@ def test_it_launches_what_python_launches(device, batch):
             python_to.data_ptr(),
             python_between.data_ptr(),
         )
+        assert (multiplying.h, multiplying.activated) == python_addresses
         packed, own = bytes(packing)[:-16], bytes(actual_packing)[:-16]
         assert packed == own
-        for name in ("grads", "weights", "between", "to", "grad_strides"):
+        for name in ("grads", "weights", "between", "to", "grad_strides", "h", "activated"):
             setattr(actual, name, getattr(multiplying, name))
         assert bytes(actual) == bytes(multiplying)
         assert ctypes.sizeof(packing) == 656
         assert ctypes.sizeof(actual) == 120
 
 
+@both
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_siblings_are_one_launch(device, count):
     """Of which each has a gradient of its own, whose rows lie as they like."""
@@ -156,7 +187,8 @@ def test_siblings_are_one_launch(device, count):
     assert actual.grads[:] == [grad.data_ptr() for grad in grads] + nothing
     assert actual.grad_strides[:count] == [grad.stride(-2) for grad in grads]
     assert (actual.to, actual.between) == (to.data_ptr(), between.data_ptr())
-    for name in ("weights", "between", "to"):
+    assert (actual.h, actual.activated) == device.addresses
+    for name in ("weights", "between", "to", "h", "activated"):
         setattr(actual, name, getattr(multiplying, name))
     assert bytes(actual) == bytes(multiplying)
 
@@ -196,6 +228,32 @@ def test_weights_that_were_packed_before_are_not_packed_again(device):
         assert len(device.launches) == launches
 
 
+def test_each_activation_is_known_by_itself(device):
+    activations = ("gelu", "none", "gelu_tanh")
+    for device.activation in activations:
+        assert device.is_by_python(rows(1008))
+        assert not device.is_by_python(rows(1008))
+    for device.activation in activations:
+        assert not device.is_by_python(rows(1008))
+
+
+@pytest.mark.parametrize("activation", ["silu"])
+def test_what_is_activated_is_read_as_it_is_or_copied_by_python(device):
+    features, grad = RIGHT.in_features, rows(1009)
+    device.call(grad)
+    for h in (
+        part_of_wider_rows(torch.randn(1009, features).bfloat16()),
+        torch.randn(features, 1009).bfloat16().t(),
+        torch.randn(1009 * features + 1).bfloat16()[1:].view(1009, features),
+    ):
+        device.h = h
+        assert device.is_by_python(grad)
+        assert device.launches[-1][2].h not in (None, h.data_ptr())
+    device.h = torch.zeros(1009, features).bfloat16()
+    assert not device.is_by_python(grad)
+
+
+@both
 def test_a_known_launch_enters_no_python(device, monkeypatch):
     device.call(rows(1001))
 
@@ -208,6 +266,7 @@ def test_a_known_launch_enters_no_python(device, monkeypatch):
         device.call(rows(1001))
 
 
+@both
 def test_what_is_known_is_of_such_operands(device):
     device.call(rows(1002))
     assert not device.is_by_python(rows(1002))
@@ -216,10 +275,12 @@ def test_what_is_known_is_of_such_operands(device):
     odd = rows(1003).flatten()[1 : 1002 * FEATURES + 1].view(1002, FEATURES)
     assert device.is_by_python(odd)
     device.left, device.right = device.left.half(), device.right.half()
+    device.h = torch.zeros(1002, RIGHT.in_features).half()
     assert device.is_by_python(rows(1002).half())
     assert not device.is_by_python(rows(1002).half())
 
 
+@both
 def test_a_weight_with_cached_forms_is_dropped_by_python(device):
     device.call(rows(1004))
     for weight in (device.left, device.right):

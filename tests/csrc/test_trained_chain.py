@@ -11,6 +11,7 @@ import pytest
 import torch
 from played_driver import PACK_TRAINED, TRAINED, trained, variable
 
+from ksopt.errors import InvalidInputError
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import (
     gradient_autotuner,
@@ -21,20 +22,22 @@ from ksopt.kernels import (
 )
 from ksopt.kernels.families import chain_launcher, input_grad_tile, weight_packer
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.ops.trained_chain import ks_chain_keeping
+from ksopt.ops.trained_chain import ks_chain_keeping, ks_chain_keeping_activated
 from ksopt.patterns.chain import Chain
 
 LEFT, RIGHT = Chain.parse("(1,192,64,2)*(2,64,192,1)")
 FEATURES = RIGHT.in_features
 SPEC = DeviceSpec((9, 0), 132, 228 * 1024)
 MANY, FEW = 20_000, 600  # blocks with rows of their own; clusters that share them
+both = pytest.mark.parametrize("activation", ["none", "gelu"])
+"""By either overload of the operator."""
 
 
 class Device:
     """A device on which the planner takes one launch for the chain, and what Python launches."""
 
-    def __init__(self, library, monkeypatch):
-        self.library, self.launches = library, []
+    def __init__(self, library, monkeypatch, activation):
+        self.library, self.launches, self.activation = library, [], activation
         monkeypatch.setenv("KSOPT_TUNE", "model")
         backend = SimpleNamespace(spec=lambda _: SPEC)
         monkeypatch.setattr(plan_autotuner, "backend_of", lambda _: backend)
@@ -67,9 +70,17 @@ class Device:
         before = len(self.launches)
         weights = [self.left, self.right, *self.others]
         siblings = len(weights) // 2
-        y, between, of_grad = ks_chain_keeping(x, weights, self.bias, siblings, self.packed)
-        assert of_grad.shape == (self.packed,)
-        self.of_grad = of_grad
+        if self.activation == "none":
+            results = ks_chain_keeping(x, weights, self.bias, siblings, self.packed)
+        else:
+            results = ks_chain_keeping_activated(
+                x, weights, self.bias, self.activation, self.packed
+            )
+        y, between, self.of_grad, *self.activated = results
+        assert self.of_grad.shape == (self.packed,)
+        assert len(self.activated) == (self.activation != "none")
+        for h in self.activated:
+            assert (h.shape, h.dtype, h.stride()) == (y.shape, y.dtype, y.stride())
         assert y.shape == (*x.shape[:-1], siblings * LEFT.out_features)
         planes = (siblings,) if siblings > 1 else ()
         assert between.shape == (*planes, *x.shape[:-1], RIGHT.out_features)
@@ -78,16 +89,25 @@ class Device:
         assert between.is_contiguous()
         return y, between, len(self.launches) > before
 
+    def address_of_h(self):
+        """Of what was activated last, if anything was."""
+        return self.activated[0].data_ptr() if self.activated else None
+
     def is_by_python(self, x):
         return self.call(x)[2]
 
 
 @pytest.fixture
-def device(serving, monkeypatch):
+def activation():
+    return "none"
+
+
+@pytest.fixture
+def device(serving, monkeypatch, activation):
     caches = (trained_chain._loaded, gradient_autotuner.loaded, input_gradients.faster)
     for cache in caches:
         cache.cache_clear()
-    yield Device(serving, monkeypatch)
+    yield Device(serving, monkeypatch, activation)
     for cache in caches:
         cache.cache_clear()
 
@@ -121,6 +141,7 @@ def elements_of_grad(rows, siblings=1):
     return tile.packed_elements(shape)
 
 
+@both
 @pytest.mark.parametrize(("has_bias", "is_of_grad"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("batch", [(MANY,), (4, 5000), (FEW,), (3, 1, 200)], ids=str)
 def test_it_launches_what_python_launches(device, batch, has_bias, is_of_grad):
@@ -133,7 +154,7 @@ def test_it_launches_what_python_launches(device, batch, has_bias, is_of_grad):
         plan_autotuner.forget()
         before = variable(device.library, "launches").value
         python_y, python_between, is_by_python = device.call(x)
-        python_of_grad = device.of_grad
+        python_of_grad, python_h = device.of_grad, device.address_of_h()
         assert is_by_python
         (pack, pack_grid, packing), (chain, chain_grid, multiplying) = device.launches[-2:]
         assert (pack, chain) == (PACK_TRAINED, TRAINED)
@@ -154,12 +175,13 @@ def test_it_launches_what_python_launches(device, batch, has_bias, is_of_grad):
         actual = chain_launcher.Arguments.from_buffer_copy(seen_chain.arguments)
         assert (multiplying.y, multiplying.z) == (python_y.data_ptr(), python_between.data_ptr())
         assert (actual.y, actual.z) == (y.data_ptr(), between.data_ptr())
+        assert (multiplying.h, actual.h) == (python_h, device.address_of_h())
         assert packing.packed == multiplying.weights
         packing.packed, multiplying.weights = actual.weights, actual.weights
         if is_of_grad:
             assert packing.packed_of_grad == python_of_grad.data_ptr()
             packing.packed_of_grad = device.of_grad.data_ptr()
-        multiplying.y, multiplying.z = actual.y, actual.z
+        multiplying.y, multiplying.z, multiplying.h = actual.y, actual.z, actual.h
         packed = weight_packer.Arguments.from_buffer_copy(seen_pack.arguments)
         assert values_of(packed) == values_of(packing)
         assert values_of(actual) == values_of(multiplying)
@@ -231,6 +253,7 @@ def test_what_is_packed_for_the_gradient_is_known_of_such_calls(device):
     assert not device.is_by_python(x)
 
 
+@both
 def test_another_number_of_elements_is_pythons(device):
     """As many are returned: a compiled graph relies on that, and its backward pass packs again."""
     device.packed = elements_of_grad(MANY) + 8
@@ -238,6 +261,21 @@ def test_another_number_of_elements_is_pythons(device):
         assert device.is_by_python(rows(MANY))
 
 
+def test_each_activation_is_known_by_itself(device):
+    activations = ("gelu", "none", "gelu_tanh")
+    for device.activation in activations:
+        assert device.is_by_python(rows(MANY))
+        assert not device.is_by_python(rows(MANY))
+    for device.activation in activations:
+        assert not device.is_by_python(rows(MANY))
+    for device.activation in ("silu_gate", "tanh"):  # which are none
+        with pytest.raises(InvalidInputError, match=device.activation):
+            device.call(rows(MANY))
+    with pytest.raises(ValueError, match="unpack"):
+        ks_chain_keeping_activated(rows(MANY), [device.left, device.right], device.bias, "none")
+
+
+@both
 def test_a_known_chain_enters_no_python(device, monkeypatch):
     x = rows(MANY)
     device.call(x)
@@ -263,6 +301,7 @@ def test_other_numbers_of_rows(device):
         assert not device.is_by_python(rows(other))
 
 
+@both
 def test_operands_that_the_kernel_cannot_read_are_pythons(device):
     """Which copies them first, and launches."""
     x = rows(MANY)
@@ -299,6 +338,7 @@ def test_what_is_known_is_of_such_operands(device):
     assert variable(device.library, "launches").value == launches
 
 
+@both
 def test_a_weight_with_cached_forms_is_dropped_by_python(device):
     x = rows(MANY)
     device.call(x)
@@ -313,6 +353,7 @@ def test_a_weight_with_cached_forms_is_dropped_by_python(device):
     assert weight_cache.forgotten() > before
 
 
+@both
 def test_it_is_forgotten_with_the_plans(device):
     x = rows(MANY)
     device.call(x)
@@ -322,6 +363,7 @@ def test_it_is_forgotten_with_the_plans(device):
     assert not device.is_by_python(x)
 
 
+@both
 def test_deterministic_algorithms_are_chosen_by_python(device, deterministic):
     x = rows(MANY)
     device.call(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from torch.nn import functional as F
 
 import ksopt
 from ksopt.epilogue import Activation, with_epilogue
-from ksopt.kernels import gradient_autotuner, plan_autotuner
+from ksopt.kernels import gradient_autotuner, input_gradients, plan_autotuner, trained_chain
 from ksopt.kernels.families import chain_tile, input_grad_tile
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
+from ksopt.ops.input_gradient import ks_chain_input_grad_activated
+from ksopt.ops.trained_chain import ks_chain_keeping_activated
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
 
@@ -118,32 +121,41 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(x)))
 
 
-def test_a_compiled_step(spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gradients are as exact as those of eager mode, and the kernels are taken."""
-    from torch.profiler import ProfilerActivity, profile
-
+@pytest.fixture
+def predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known, and predicted times decide."""
     monkeypatch.setenv("KSOPT_TUNE", "model")
     plan_autotuner.forget()
     gradient_autotuner.forget()
     torch._dynamo.reset()
     torch.manual_seed(0)
+
+
+def gradients(
+    function: Callable[[Tensor], Tensor], own: nn.Module, x: Tensor, grad: Tensor
+) -> list[Tensor]:
+    x = x.detach().requires_grad_()
+    own.zero_grad()
+    function(x).backward(grad.to(x.dtype))
+    return [one.grad for one in (x, *own.parameters()) if one.grad is not None]
+
+
+@pytest.mark.usefixtures("predicted")
+def test_a_compiled_step(spec: DeviceSpec) -> None:
+    """Its gradients are as exact as those of eager mode, and the kernels are taken."""
+    from torch.profiler import ProfilerActivity, profile
+
     model = Block().cuda().bfloat16()
     x = torch.randn(25_216, 384, device="cuda").bfloat16()
     grad = torch.randn_like(x)
     twin = copy.deepcopy(model).double()
 
-    def gradients(function, own: nn.Module, x: Tensor) -> list[Tensor]:
-        x = x.detach().requires_grad_()
-        own.zero_grad()
-        function(x).backward(grad.to(x.dtype))
-        return [x.grad, *(one.grad for one in own.parameters())]
-
-    truth = gradients(twin, twin, x.double())
-    eager = gradients(model, model, x)
+    truth = gradients(twin, twin, x.double(), grad)
+    eager = gradients(model, model, x, grad)
     compiled = torch.compile(model, backend="ksopt")
     for _ in range(2):
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-            mine = gradients(compiled, model, x)
+            mine = gradients(compiled, model, x, grad)
             torch.cuda.synchronize()
     names = {event.key for event in profiled.key_averages()}
     assert "ksopt_chain_wgmma16_bfloat16_768_64_2_2_64_192_gelu_z_h" in names
@@ -151,3 +163,35 @@ def test_a_compiled_step(spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> N
     for one, other, exact in zip(mine, eager, truth, strict=True):
         error, theirs = ((a.double() - exact).norm() / exact.norm() for a in (one, other))
         assert error <= 1.1 * theirs + 1e-4
+
+
+@pytest.mark.usefixtures("predicted")
+def test_known_launches_need_no_python(spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ksopt.jit import host
+
+    assert host.load() is None
+    model = Block().cuda().bfloat16()
+    compiled = torch.compile(model, backend="ksopt")
+    up, down = ([one.detach().clone() for one in layer.weights] for layer in (model.up, model.down))
+    x, grad = (torch.randn(25_216, 384, device="cuda").bfloat16() for _ in range(2))
+    h = torch.randn(25_216, 1536, device="cuda").bfloat16()
+
+    def results() -> list[Tensor]:
+        return [
+            *ks_chain_keeping_activated(x, up, None, "gelu"),
+            *ks_chain_input_grad_activated([grad], down, h, "gelu"),
+            *gradients(compiled, model, x, grad),
+        ]
+
+    first = results()
+    for module in (trained_chain, input_gradients):
+
+        def of_none(
+            *operands: object, run: Callable[..., object] = module.run, **activation: object
+        ) -> object:
+            assert not activation, "Python was entered"
+            return run(*operands)
+
+        monkeypatch.setattr(module, "run", of_none)
+    for one, other in zip(results(), first, strict=True):
+        assert torch.equal(one, other)
