@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from checks import H200
-from cuda_emulator import EmulationError
+from cuda_emulator import EmulationError, OnDemand
 from packed_kernels import without_predicates
 from torch import Tensor
 
@@ -66,14 +68,13 @@ def build(emulator, cases, edit=without_predicates):
 
 @pytest.fixture(scope="module")
 def multiply(emulator):
-    return build(emulator, ALL)
+    return OnDemand(functools.partial(build, emulator), ALL)
 
 
 @pytest.fixture(scope="module")
 def pack(emulator):
-    return emulator.build(
-        [_instance(s.left, tile, kernels.pack_source(s, tile), dtype, 0) for s, tile, dtype in ALL],
-        without_predicates,
+    return emulator.on_demand(
+        [_instance(s.left, tile, kernels.pack_source(s, tile), dtype, 0) for s, tile, dtype in ALL]
     )
 
 
@@ -168,7 +169,17 @@ def activation_of(s: Shape, dtype: str, rows: int):
     return h, activated.detach(), slope
 
 
-@pytest.mark.parametrize("at", range(len(ALL)), ids=lambda at: f"{ALL[at][0]}-{at}")
+# One class and several, a group and several, siblings, an activation.
+FAST = (0, 5, 7, 12, 15, 17, 19)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param(at, marks=() if at in FAST else pytest.mark.slow, id=f"{ALL[at][0]}-{at}")
+        for at in range(len(ALL))
+    ],
+)
 def test_both_gradients(multiply, pack, at):
     s, tile, dtype = ALL[at]
     for rows in (1, 200):
@@ -183,7 +194,7 @@ def test_both_gradients(multiply, pack, at):
             assert not wrong.any()
 
 
-@pytest.mark.parametrize("at", [1, 5, 12])
+@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 5, 12])
 def test_one_block_takes_several_passes(multiply, pack, at):
     s, tile, dtype = ALL[at]
     grads, weights = drawn(s, dtype, 450)
@@ -195,7 +206,7 @@ def test_one_block_takes_several_passes(multiply, pack, at):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("at", [3, 9])
+@pytest.mark.parametrize("at", [3, pytest.param(9, marks=pytest.mark.slow)])
 def test_what_is_not_finite_reaches_what_it_met(multiply, pack, at):
     """Also where rows are filled up: a zero times infinity is in no sum."""
     s, tile, dtype = ALL[at]
