@@ -62,8 +62,13 @@ def _choices(node: fx.Node, trains: bool) -> Iterator[str]:
 
 def _choices_of_mlp(node: fx.Node) -> Iterator[str]:
     """Whether trained layers around an activation are a launch each, in both passes."""
-    arguments: tuple[Any, ...] = node.args
-    x, weights, last_weights, hidden_bias, bias, _, activation, *_ = arguments
+    names = ("x", "weights", "last_weights", "hidden_bias", "bias", "residual", "hidden_activation")
+    arguments: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs
+    x, weights, last_weights = (arguments[name] for name in names[:3])
+    hidden_bias, bias = (arguments.get(name) for name in names[3:5])
+    activation = arguments.get("hidden_activation", "none")
+    if activation == "none" or not len(weights) == len(last_weights) == 2:
+        return
     dtype = fake_result(node).dtype
     own, others = ([fake_result(one).to(dtype) for one in some] for some in (weights, last_weights))
     x, biases = fake_result(x).to(dtype), [one and fake_result(one) for one in (hidden_bias, bias)]
