@@ -192,23 +192,6 @@ def test_a_checkpointed_block() -> None:
         check(Checkpointed())
 
 
-def test_an_author_calls_the_operator_without_an_activation() -> None:
-    """Nor with biases, and by names: it is two layers, as before."""
-    with toy_chains.registered():
-        up, down = (
-            ksopt.KSLinear(*sizes, bias=False) for sizes in ((32, 128, UP), (128, 32, DOWN))
-        )
-
-        def layers(x: Tensor) -> Tensor:
-            return mlp.ks_mlp(x, weights=list(up.weights), last_weights=list(down.weights))
-
-        model, x = nn.ModuleList([up, down]), torch.randn(ROWS, 32)
-        expected = gradients(layers, model, x)
-        actual = gradients(torch.compile(layers, backend="ksopt"), model, x)
-    for mine, theirs in zip(actual, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
 def test_an_author_calls_the_operator() -> None:
     """`ks_mlp` of trained layers has the same gradients."""
     with toy_chains.registered() as toy:

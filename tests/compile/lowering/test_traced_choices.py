@@ -49,6 +49,32 @@ def test_siblings_have_choices_of_their_own(toy, compiled_by_eager, monkeypatch)
     assert len(digests) == 3
 
 
+def test_layers_around_an_activation_have_choices_of_their_own(
+    compiled_by_eager, monkeypatch
+) -> None:
+    layers = torch.nn.ModuleList(ksopt.KSLinear(32, 32, CHAIN) for _ in range(2))
+    x = torch.randn(5, 32)
+    torch.compile(lambda x: layers[1](torch.nn.functional.gelu(layers[0](x))), backend="ksopt")(x)
+    graph = compiled_by_eager.graphs[-1]
+    assert any("ks_mlp" in str(node.target) for node in graph.nodes)
+    digests = {traced_choices.digest(graph)}
+    monkeypatch.setattr(input_gradient, "is_one_launch", lambda *several: several[-1] == "gelu")
+    digests.add(traced_choices.digest(graph))
+    assert len(digests) == 2
+
+
+def test_an_author_may_call_two_layers_with_few_arguments(compiled_by_eager) -> None:
+    layers = torch.nn.ModuleList(ksopt.KSLinear(32, 32, CHAIN) for _ in range(2))
+
+    def by_operator(x: torch.Tensor) -> torch.Tensor:
+        first, second = (list(layer.weights) for layer in layers)
+        y: torch.Tensor = torch.ops.ksopt.ks_mlp(x, first, last_weights=second)
+        return y
+
+    torch.compile(by_operator, backend="ksopt")(torch.randn(5, 32))
+    assert traced_choices.digest(compiled_by_eager.graphs[-1]) == ""
+
+
 def test_a_graph_without_products_has_none(compiled_by_eager) -> None:
     torch.compile(torch.nn.ReLU(), backend="ksopt")(torch.randn(5))
     assert traced_choices.digest(compiled_by_eager.graphs[-1]) == ""
