@@ -171,6 +171,11 @@ def by_factors(o: Operands, grads: Sequence[Tensor]) -> Tensor:
     return sum(sums[1:], sums[0])
 
 
+def by_kernel(kernel: kernels.InputGradient, o: Operands, rows: Tensor) -> tuple[Tensor, ...]:
+    """One launch; the gradients of siblings are side by side in ``rows``."""
+    return kernel(rows.chunk(kernel.shape.siblings, 1), o.weights, o.h)
+
+
 def by_siblings(kernel: kernels.InputGradient, o: Operands, grads: Sequence[Tensor]) -> Tensor:
     """A launch for each sibling, and the sums."""
     sums = []
@@ -239,7 +244,7 @@ def time_layer(layer: Layer, ready: Sequence[kernels.InputGradient], dtype: torc
         predicted["two kernels"] = input_gradients.apart_us(s, name, layer.rows, spec)
     for kernel in ready:
         label = " ".join(map(str, astuple(kernel.tile)))
-        ways[label] = lambda rows, kernel=kernel: kernel(rows.chunk(count, 1), o.weights, o.h)  # type: ignore[misc]
+        ways[label] = partial(by_kernel, kernel, o)
         predicted[label] = tiles.predicted_us(s, kernel.tile, layer.rows, spec)
     graphs = {}
     for label, way in ways.items():

@@ -15,6 +15,7 @@ from ksopt.kernels import plan_autotuner, trained_chain
 from ksopt.kernels.families.base import register_family, unregister_family
 from ksopt.kernels.problem import Problem
 from ksopt.reference import ks_reference
+from tests.einsum_layer import ByEinsum
 from tests.kernels import toy_chains
 
 CHAIN = "(1,8,4,4)*(4,4,8,1)"  # 32 -> 16 -> 32
@@ -27,21 +28,9 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[toy_chains.ToyChain]]:
         yield family
 
 
-class ByEinsum(nn.Module):
-    """Both factors in an author's spelling, a bias and an activation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = nn.Parameter(torch.randn(1, 8, 4, 4) / 2)
-        self.right = nn.Parameter(torch.randn(4, 4, 8, 1) / 3)
-        self.bias = nn.Parameter(torch.randn(32))
-
+class Activated(ByEinsum):
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.shape[:-1]
-        z = torch.einsum("...acd,abcd->...abd", x.view(*rows, 4, 8, 1), self.right)
-        z = z.reshape(*rows, 1, 4, 4)
-        y = torch.einsum("...acd,abcd->...abd", z, self.left).reshape(*rows, 32)
-        return F.gelu(y + self.bias)
+        return F.gelu(super().forward(x))
 
 
 def by_layer() -> nn.Module:
@@ -84,7 +73,7 @@ def test_the_fastest_that_keeps_is_taken_if_it_beats_a_launch_a_factor(
 
 
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("make", [by_layer, ByEinsum])
+@pytest.mark.parametrize("make", [by_layer, Activated])
 def test_gradients_are_those_of_eager_mode(toy, make, dynamic: bool) -> None:
     torch.manual_seed(0)
     model = make()

@@ -22,6 +22,7 @@ from ksopt.ops import input_gradient
 from ksopt.ops.input_gradient import ks_chain_input_grad
 from ksopt.ops.trained_chain import ks_chain_keeping, trained_products
 from ksopt.reference import ks_reference
+from tests.einsum_layer import ByEinsum
 from tests.kernels import toy_chains
 
 CHAIN = "(1,8,4,4)*(4,4,8,1)"  # 32 -> 16 -> 32
@@ -54,23 +55,6 @@ class Attention(nn.Module):
             layer(x).view(*x.shape[:-1], 4, 8).transpose(1, 2) for layer in (self.q, self.k, self.v)
         )
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
-
-
-class ByEinsum(nn.Module):
-    """A chain in an author's spelling, with a bias."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = nn.Parameter(torch.randn(1, 8, 4, 4) / 2)
-        self.right = nn.Parameter(torch.randn(4, 4, 8, 1) / 3)
-        self.bias = nn.Parameter(torch.randn(32))
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.shape[:-1]
-        z = torch.einsum("...acd,abcd->...abd", x.view(*rows, 4, 8, 1), self.right)
-        z = z.reshape(*rows, 1, 4, 4)
-        y = torch.einsum("...acd,abcd->...abd", z, self.left).reshape(*rows, 32)
-        return y + self.bias
 
 
 def by_layer() -> nn.Module:

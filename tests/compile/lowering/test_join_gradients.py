@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ksopt.ops import chain_gradients
+from tests.einsum_layer import ByEinsum
 
 
 @pytest.fixture
@@ -19,29 +20,12 @@ def joint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_gradients, "is_faster", lambda *_: True)
 
 
-class Layer(nn.Module):
-    """Both factors in an author's spelling, and a bias: 32 -> 16 -> 32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = nn.Parameter(torch.randn(1, 8, 4, 4) / 2)
-        self.right = nn.Parameter(torch.randn(4, 4, 8, 1) / 3)
-        self.bias = nn.Parameter(torch.randn(32))
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.shape[:-1]
-        z = torch.einsum("...acd,abcd->...abd", x.view(*rows, 4, 8, 1), self.right)
-        z = z.reshape(*rows, 1, 4, 4)
-        y = torch.einsum("...acd,abcd->...abd", z, self.left).reshape(*rows, 32)
-        return y + self.bias
-
-
 class Mlp(nn.Module):
     """Two layers that read each other, and a residual."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = Layer(), Layer()
+        self.up, self.down = ByEinsum(), ByEinsum()
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(F.gelu(self.up(x)))
@@ -52,7 +36,7 @@ class Stacked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Layer(), Layer()
+        self.first, self.second = ByEinsum(), ByEinsum()
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.second(self.first(x))
@@ -123,7 +107,7 @@ def test_a_frozen_factor_is_left(joint, compiled_by_eager) -> None:
 
 
 def test_a_value_between_that_others_read_is_left(joint, compiled_by_eager) -> None:
-    class Shown(Layer):
+    class Shown(ByEinsum):
         def forward(self, x: Tensor) -> Tensor:
             z = torch.einsum("nacd,abcd->nabd", x.view(-1, 4, 8, 1), self.right).reshape(-1, 16)
             y = torch.einsum("nacd,abcd->nabd", z.view(-1, 1, 4, 4), self.left).reshape(-1, 32)
@@ -141,7 +125,7 @@ def test_inference_is_left(joint, compiled_by_eager) -> None:
 
 
 def test_a_graph_that_writes_in_place_is_left(joint, compiled_by_eager) -> None:
-    class Writing(Layer):
+    class Writing(ByEinsum):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).mul_(2)
 
