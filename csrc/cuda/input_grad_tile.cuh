@@ -11,18 +11,30 @@ struct InputGradArguments {
   void* to;              // dx [batch, IN], contiguous
   int64 batch, grad_strides[4];
   int64 rows_per_block;  // a multiple of 64
-  // Where what the chains read is an activation of h: both [batch, IN], contiguous. dx is then the gradient of h.
-  const void* h;
-  void* activated;
+  // Where what a chain reads is an activation: what the factor below it read, [batch, BELOW], contiguous, and the bias
+  // that was added to that factor's product, or null. dx is then the gradient of what was activated.
+  const void* below;
+  const void* bias;
 };
 
-// Chains (1, b1, c1, d1) * (a2, b2, c2, 1) that read the same, an ACTIVATION of what was there before.
-template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_, int ACTIVATION_ = 0> struct InputGradPattern {
+// Chains (1, b1, c1, d1) * (a2, b2, c2, 1) that read the same, or one that reads an ACTIVATION of the product by a
+// factor (1, b0, C0, D0).
+template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_, int ACTIVATION_ = 0, int C0_ = 0, int D0_ = 1>
+struct InputGradPattern {
   static constexpr int A2 = A2_, B2 = B2_, C2 = C2_, B1 = B1_, D1 = D1_, SIBLINGS = SIBLINGS_;
-  static constexpr int ACTIVATION = ACTIVATION_;
+  static constexpr int ACTIVATION = ACTIVATION_, C0 = C0_, D0 = D0_, BELOW = C0 * D0;
+  static constexpr bool IS_ACTIVATED = C0 > 0;
+  static_assert(!IS_ACTIVATED || SIBLINGS == 1, "");
+  static_assert(C0 % 32 == 0 && (D0 == 1 || D0 == 2 || D0 == 4 || D0 == 8), "");
   static constexpr int MIDDLE = A2 * B2, IN = A2 * C2, OUT = B1 * D1;  // features, of a chain
   static_assert(D1 == 1 || D1 == 2 || D1 == 4 || D1 == 8, "");
   static_assert(B2 % 32 == 0 && MIDDLE % D1 == 0 && C2 % 8 == 0 && OUT % 8 == 0, "");
+};
+
+// Features that a thread reads for a group of products of D classes: 16 bytes of a row, or several.
+template <int D> struct GradUnit {
+  static constexpr int FEATURES = D < 4 ? 32 : 16 * D, LOADS = FEATURES / 32;
+  static constexpr int STEPS = FEATURES / (16 * D), PRODUCTS = STEPS * D;  // of each class; of all
 };
 
 // GROUPS: warpgroups that multiply, of 64 rows each. SPLITS: blocks that share the A2 blocks of the right factor for
@@ -38,19 +50,18 @@ struct InputGradTile {
   static constexpr int LOADER_REGISTERS = 40;
   static constexpr int TAKEN = (AT_START * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
   static constexpr int MULTIPLIER_REGISTERS = TAKEN < 240 ? TAKEN : 240;
-  // Phase 1. A unit of features of dY is what a thread reads for a group of products: 16 bytes, or several.
+  // Phase 1.
   static constexpr int SHARE = P::A2 / SPLITS, N1 = SHARE * P::B2, NL = N1 / P::D1;  // columns of a dz; of a class
-  static constexpr int UNIT = P::D1 < 4 ? 32 : 16 * P::D1, UNITS = KF / UNIT;
-  static constexpr int STEPS_OF_UNIT = UNIT / (16 * P::D1), LOADS = UNIT / 32;
+  using Unit = GradUnit<P::D1>;
+  static constexpr int UNIT = Unit::FEATURES, UNITS = KF / UNIT, STEPS_OF_UNIT = Unit::STEPS;
   static constexpr int SLOTS_1 = (P::OUT + KF - 1) / KF;
   static constexpr int CHUNKS_OF_ROW = KF / 8, ROW_BYTES = KF * 2, GRAD_BYTES = ROWS * ROW_BYTES;
   static constexpr int WEIGHT_BYTES_1 = KF / P::D1 * N1 * 2;
   static constexpr int64 OF_ONE = int64(SPLITS) * SLOTS_1 * WEIGHT_BYTES_1, LEFT_BYTES = P::SIBLINGS * OF_ONE;
-  static constexpr int RUN_TILES = P::D1 >= 4 ? 1 : 4 / P::D1;  // of 8 columns, that make whole runs of 8 features
   // Phase 2, over the dz of all siblings.
   static constexpr int STEPS_2 = P::B2 / 16, STEPS = N1 / 16;
   static constexpr int CHUNKS = (P::C2 + NC - 1) / NC, COUNT = CHUNKS / PARTS;  // of a block of the right factor
-  static constexpr int WEIGHT_BYTES_2 = P::SIBLINGS * P::B2 * NC * 2;
+  static constexpr int RIGHT_BYTES = P::SIBLINGS * P::B2 * NC * 2, WEIGHT_BYTES_2 = RIGHT_BYTES + P::C0 * NC * 2;
   static constexpr int64 PACKED_BYTES = LEFT_BYTES + int64(P::A2) * CHUNKS * WEIGHT_BYTES_2;
   static constexpr int SLOTS = P::SIBLINGS * SLOTS_1 + SHARE * COUNT;
   // Shared memory.
@@ -58,7 +69,7 @@ struct InputGradTile {
   static constexpr int SLOT_BYTES = FIRST_BYTES > WEIGHT_BYTES_2 ? FIRST_BYTES : WEIGHT_BYTES_2;
   static constexpr int BARRIER_BYTES = 128, SHARED_BYTES = BARRIER_BYTES + STAGES * SLOT_BYTES;
   static_assert(P::A2 % SPLITS == 0 && CHUNKS % PARTS == 0 && N1 <= 256 && N1 % (8 * P::D1) == 0, "");
-  static_assert(KF % UNIT == 0 && UNITS % 2 == 0 && NC % 32 == 0, "");
+  static_assert(KF % UNIT == 0 && UNITS % 2 == 0 && NC % 32 == 0 && NC % (8 * P::D0) == 0, "");
   static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLOT_BYTES % 128 == 0, "");
 };
 

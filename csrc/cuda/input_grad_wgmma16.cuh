@@ -5,12 +5,13 @@
 //   dz[n, l, j] = sum over k of dY[n, k, j] K1[k, l, j],    z's features in the order (l, j) = l * d1 + j;
 //   dx[n, i, c] = sum over k of dz[n, i, k] K2[i, k, c],    z's features in the order (i, k) = i * b2 + k.
 // Both are written: dz is for the gradient of K2. Of several chains that read the same ("siblings") dx is the sum, and
-// each has its own dz. Where they read an activation of h, dx is h's gradient, and the activation is computed again.
+// each has its own dz. Where a chain reads an activation of h = the product by a factor (1, b0, c0, d0) and a bias, dx
+// is h's gradient, and h is computed again, from what that factor read.
 //
 // A warpgroup that multiplies has 64 rows:
-//   1. dz, of all classes j, sibling after sibling. A thread reads runs of 8 features of dY, sorts them by class in registers, and brings
-//      them to products with the weights of a class. The summation runs over k in the order in which threads hold
-//      them, and so do the weights.
+//   1. dz, of all classes j, sibling after sibling. A thread reads runs of 8 features of dY, sorts them by class in
+//      registers, and brings them to products with the weights of a class. The summation runs over k in the order in
+//      which threads hold them, and so do the weights.
 //   2. The columns of dz's sums are ordered so that a thread holds runs of 8 neighbouring features: it rounds and
 //      writes them, and keeps the words in registers. As they are they are its operands of the second product, for
 //      any b2 that is a multiple of 32.
@@ -74,21 +75,6 @@ __device__ __forceinline__ void load_rows_of_grad(const InputGradArguments& argu
   }
 }
 
-// Prefetches a chunk of h to the L2 cache, as far ahead of its use as the ring is long: whole rows of all blocks would
-// not fit into it.
-template <typename P, typename Tile>
-__device__ __forceinline__ void prefetch_chunk(const void* h, int64 row0, int64 end, int block, int column) {
-  constexpr int LINE = 64;  // features, of 128 bytes
-  const uint16* const first = static_cast<const uint16*>(h) + row0 * P::IN + block + column;
-  for (int row = threadIdx.x; row < Tile::ROWS && row0 + row < end; row += Tile::LOADERS) {
-#pragma unroll
-    for (int at = 0; at < Tile::NC; at += LINE) {
-      if (P::C2 % Tile::NC != 0 && column + at >= P::C2) break;
-      asm volatile("prefetch.global.L2 [%0];\n" ::"l"(first + row * P::IN + at) : "memory");
-    }
-  }
-}
-
 // The first warpgroup's job.
 template <typename P, typename Tile, typename AnyRing>
 __device__ __forceinline__ void load_input_grad(const InputGradArguments& arguments, AnyRing ring) {
@@ -110,15 +96,7 @@ __device__ __forceinline__ void load_input_grad(const InputGradArguments& argume
       const int block = own.split * Tile::SHARE + of_share, first = own.part * Tile::COUNT;
       const unsigned char* const right =
           weights + Tile::LEFT_BYTES + int64(block * Tile::CHUNKS + first) * Tile::WEIGHT_BYTES_2;
-      if constexpr (P::ACTIVATION == IDENTITY) {
-        load_weight_slots(ring, right, Tile::COUNT, Tile::WEIGHT_BYTES_2);
-      } else {
-#pragma unroll 1
-        for (int at = 0; at < Tile::COUNT; ++at) {
-          load_weight_slots(ring, right + at * Tile::WEIGHT_BYTES_2, 1, Tile::WEIGHT_BYTES_2);
-          prefetch_chunk<P, Tile>(arguments.h, row0, own.end, block * P::C2, (first + at) * Tile::NC);
-        }
-      }
+      load_weight_slots(ring, right, Tile::COUNT, Tile::WEIGHT_BYTES_2);
     }
   }
 }
@@ -128,46 +106,50 @@ __device__ __forceinline__ uint32 halves_of(uint32 first, uint32 second, bool up
   return upper ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
 }
 
-// What a thread has of a unit of dY, in its two rows.
-template <typename P, typename Tile> struct GradUnit {
-  static constexpr int PRODUCTS = Tile::STEPS_OF_UNIT * P::D1;  // of each 16 k of a class
-  uint32 words[2][4 * Tile::LOADS];
+// What a thread has of a unit of features, in its two rows.
+template <int D> struct UnitOfRows {
+  using Unit = GradUnit<D>;
+  uint32 words[2][4 * Unit::LOADS];
 
-  // `rows`: where the thread's first row of a slot begins, with its 16 bytes of a run of 64; `odd`: the row is.
-  __device__ __forceinline__ void load(const unsigned char* rows, int unit, int odd) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int load = 0; load < Tile::LOADS; ++load) {
-        const int run = place_of_run<Tile>(unit * Tile::LOADS + load, odd);
-        const uint4 four = *reinterpret_cast<const uint4*>(rows + half * 8 * Tile::ROW_BYTES + run * 64);
-        words[half][4 * load] = four.x, words[half][4 * load + 1] = four.y;
-        words[half][4 * load + 2] = four.z, words[half][4 * load + 3] = four.w;
-      }
+  __device__ __forceinline__ void set(int half, int load, const uint4& four) {
+    words[half][4 * load] = four.x, words[half][4 * load + 1] = four.y;
+    words[half][4 * load + 2] = four.z, words[half][4 * load + 3] = four.w;
   }
 
-  // The operands of its products: classes side by side, step after step.
-  __device__ __forceinline__ void sort(uint32 (&a)[PRODUCTS][4]) const {
+  // The operands of its products, from place `at` on: classes side by side, step after step.
+  template <int COUNT> __device__ __forceinline__ void sort(uint32 (&a)[COUNT][4], int at = 0) const {
 #pragma unroll
-    for (int product = 0; product < PRODUCTS; ++product)
+    for (int product = 0; product < Unit::PRODUCTS; ++product)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int step = product / P::D1, j = product % P::D1, first = 4 * step + 2 * (e / 2);  // of 8 or more k
-        const uint32(&row)[4 * Tile::LOADS] = words[e % 2];
-        if constexpr (P::D1 == 1) {
-          a[product][e] = row[first / 2];
+        const int step = product / D, j = product % D, first = 4 * step + 2 * (e / 2);  // of 8 or more k
+        const uint32(&row)[4 * Unit::LOADS] = words[e % 2];
+        if constexpr (D == 1) {
+          a[at + product][e] = row[first / 2];
         } else {
-          a[product][e] = halves_of(row[(first * P::D1 + j) / 2], row[((first + 1) * P::D1 + j) / 2], j % 2 != 0);
+          a[at + product][e] = halves_of(row[(first * D + j) / 2], row[((first + 1) * D + j) / 2], j % 2 != 0);
         }
       }
   }
 };
 
+// Of dY. `rows`: where the thread's first row of a slot begins, with its 16 bytes of a run of 64; `odd`: the row is.
+template <typename Tile, int D>
+__device__ __forceinline__ void load_unit(UnitOfRows<D>& unit, const unsigned char* rows, int at, int odd) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int load = 0; load < GradUnit<D>::LOADS; ++load) {
+      const int run = place_of_run<Tile>(at * GradUnit<D>::LOADS + load, odd);
+      unit.set(half, load, *reinterpret_cast<const uint4*>(rows + half * 8 * Tile::ROW_BYTES + run * 64));
+    }
+}
+
 // Phase 1: dz of a warpgroup's rows.
 template <typename T, typename P, typename Tile, typename AnyRing>
 __device__ __forceinline__ void multiply_rows_of_grad(float (&sums)[P::D1][Tile::NL / 2], AnyRing& ring,
                                                       const ChainThread<Tile>& own) {
-  using Unit = GradUnit<P, Tile>;
+  using Unit = typename Tile::Unit;
   const unsigned char* const rows = ring.slots + own.row * Tile::ROW_BYTES + own.quarter * 16;
   const uint64 first_weights =
       make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0) + Tile::GRAD_BYTES, Tile::N1 * 16, 128);
@@ -175,13 +157,13 @@ __device__ __forceinline__ void multiply_rows_of_grad(float (&sums)[P::D1][Tile:
   for (int j = 0; j < P::D1; ++j)
 #pragma unroll
     for (int e = 0; e < Tile::NL / 2; ++e) sums[j][e] = 0.0f;
-  Unit unit;
+  UnitOfRows<P::D1> unit;
   uint32 a[2][Unit::PRODUCTS][4] = {};
   // Words of one class are operands as they are, so they are loaded when no product reads the registers any more.
   // (Loaded before, they would be copied, and ptxas lets such a load write registers that a product still reads.)
   constexpr bool AS_THEY_ARE = P::D1 == 1;
   const auto load = [&](int u) {
-    unit.load(rows + ring.slot * AnyRing::SLOT_BYTES, u, own.row & 1);
+    load_unit<Tile>(unit, rows + ring.slot * AnyRing::SLOT_BYTES, u, own.row & 1);
     if constexpr (AS_THEY_ARE) unit.sort(a[u % 2]);
   };
   ring.wait_until_full();
@@ -192,7 +174,8 @@ __device__ __forceinline__ void multiply_rows_of_grad(float (&sums)[P::D1][Tile:
 #pragma unroll
     for (int u = 0; u < Tile::UNITS; ++u) {
       if constexpr (!AS_THEY_ARE) unit.sort(a[u % 2]);
-      const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16) + u * (Unit::PRODUCTS * Tile::NL * 2);
+      const uint64 of_slot = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16);
+      const uint64 weights = of_slot + u * (Unit::PRODUCTS * Tile::NL * 2);
       keep_operands(a[u % 2]);
       wgmma_fence();
 #pragma unroll
@@ -229,22 +212,24 @@ __device__ __forceinline__ void multiply_rows_of_grad(float (&sums)[P::D1][Tile:
   for (int j = 0; j < P::D1; ++j) wgmma_fence_operand(sums[j]);
 }
 
-// Rounds dz: a thread's run of 8 features of each 32 are its words of two steps of the second product.
+// Feature `at` of a thread's run of 8, of each 32 features, in its first row or the other, from sums of D classes.
+template <int D, int COUNT>
+__device__ __forceinline__ float value_of_run(const float (&sums)[D][COUNT], int run, int half, int at) {
+  constexpr int RUN_TILES = D >= 4 ? 1 : 4 / D;  // of 8 columns, that make whole runs of 8 features
+  const int k = at / D;
+  const int tile = D == 8 ? run / 2 : run * RUN_TILES + k / 2, column = D == 8 ? run % 2 : k % 2;
+  return sums[at % D][tile * 4 + half * 2 + column];
+}
+
+// Rounds dz: a thread's runs are its words of two steps of the second product each.
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void round_between(uint32 (&z)[Tile::STEPS][4], const float (&sums)[P::D1][Tile::NL / 2]) {
 #pragma unroll
   for (int step = 0; step < Tile::STEPS; ++step)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int run = step / 2, word = step % 2 * 2 + e / 2, half = e % 2;
-      float values[2];
-#pragma unroll
-      for (int v = 0; v < 2; ++v) {
-        const int feature = 2 * word + v, k = feature / P::D1;
-        const int tile = P::D1 == 8 ? run / 2 : run * Tile::RUN_TILES + k / 2, column = P::D1 == 8 ? run % 2 : k % 2;
-        values[v] = sums[feature % P::D1][tile * 4 + half * 2 + column];
-      }
-      z[step][e] = pack_pair<T>(values[0], values[1]);
+      const int run = step / 2, first = (step % 2 * 2 + e / 2) * 2, half = e % 2;
+      z[step][e] = pack_pair<T>(value_of_run(sums, run, half, first), value_of_run(sums, run, half, first + 1));
     }
 }
 
@@ -262,63 +247,33 @@ __device__ __forceinline__ void store_between(uint16* to, const uint32 (&z)[Tile
   }
 }
 
-// Of a chunk of dx, what was activated; `at` is the thread's first feature in its first row, `first` its column.
-template <typename P, typename Tile> struct ChunkOfH {
-  static constexpr bool NEEDED = P::ACTIVATION != IDENTITY;
-  uint32 words[NEEDED ? Tile::NC / 32 : 1][2][4];
-  __device__ __forceinline__ void load(const void* h, int64 at, int first, int64 left) {
-    if constexpr (NEEDED) {
-#pragma unroll
-      for (int run = 0; run < Tile::NC / 32; ++run)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if ((P::C2 % Tile::NC != 0 && first + run * 32 >= P::C2) || half * 8 >= left) continue;
-          load_16_bytes(words[run][half], static_cast<const uint16*>(h) + at + half * 8 * P::IN + run * 32);
-        }
-    }
-  }
-};
-
-// Writes a chunk of dx, as above, and of what was read.
-template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void store_input_grad(const InputGradArguments& arguments, int64 to,
-                                                 const float (&sums)[Tile::NC / 2], const ChunkOfH<P, Tile>& h,
-                                                 int first, int64 left) {
+// Writes a chunk of dx, as above; `values`: of a run, its half and a place.
+template <typename T, typename P, typename Tile, typename Values>
+__device__ __forceinline__ void store_input_grad(uint16* to, int first, int64 left, const Values& values) {
 #pragma unroll
   for (int run = 0; run < Tile::NC / 32; ++run) {
     if (P::C2 % Tile::NC != 0 && first + run * 32 >= P::C2) continue;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (half * 8 >= left) continue;
-      uint32 words[4], activated[4];
+      uint32 words[4];
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const int at = (run * 4 + w) * 4 + half * 2;
-        if constexpr (ChunkOfH<P, Tile>::NEEDED) {
-          const Activated low = activate_with_slope<P::ACTIVATION>(half_of<T>(h.words[run][half][w], 0));
-          const Activated high = activate_with_slope<P::ACTIVATION>(half_of<T>(h.words[run][half][w], 1));
-          activated[w] = pack_pair<T>(low.value, high.value);
-          words[w] = pack_pair<T>(sums[at] * low.slope, sums[at + 1] * high.slope);
-        } else {
-          words[w] = pack_pair<T>(sums[at], sums[at + 1]);
-        }
-      }
-      const int64 place = to + half * 8 * P::IN + run * 32;
-      store_16_bytes(static_cast<uint16*>(arguments.to) + place, words[0], words[1], words[2], words[3]);
-      if constexpr (ChunkOfH<P, Tile>::NEEDED) {
-        store_16_bytes(static_cast<uint16*>(arguments.activated) + place, activated[0], activated[1], activated[2],
-                       activated[3]);
-      }
+      for (int w = 0; w < 4; ++w) words[w] = pack_pair<T>(values(run, half, 2 * w), values(run, half, 2 * w + 1));
+      store_16_bytes(to + half * 8 * P::IN + run * 32, words[0], words[1], words[2], words[3]);
     }
   }
 }
 
+// The value of dx in a thread's run.
+template <int COUNT> __device__ __forceinline__ float of_run(const float (&sums)[COUNT], int run, int half, int at) {
+  return sums[(run * 4 + at / 2) * 4 + half * 2 + at % 2];
+}
+
 // Phase 2: dx of the block's share of the right factor's blocks, a chunk of columns after the other; one is stored
-// while the next is multiplied. `to`: the thread's first feature of the first block, in its first row. (The loop has no end to jump back
-// from: there the compiler would wait for every product before it lets sums be read.)
+// while the next is multiplied. `to`: the thread's first feature of the first block, in its first row. (The loop has no
+// end to jump back from: there the compiler would wait for every product before it lets sums be read.)
 template <typename T, typename P, typename Tile, typename AnyRing>
-__device__ __forceinline__ void multiply_between(const InputGradArguments& arguments,
-                                                 uint32 (&z)[P::SIBLINGS][Tile::STEPS][4], AnyRing& ring, int64 to,
+__device__ __forceinline__ void multiply_between(uint32 (&z)[P::SIBLINGS][Tile::STEPS][4], AnyRing& ring, uint16* to,
                                                  int column, int64 left) {
   constexpr int CHUNKS = Tile::SHARE * Tile::COUNT;
   const uint64 first_weights = make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NC * 16, 128);
@@ -328,8 +283,9 @@ __device__ __forceinline__ void multiply_between(const InputGradArguments& argum
     wgmma_fence_operand(sums[chunk % 2]);
     ring.release(before);
     const int of_block = chunk % Tile::COUNT * Tile::NC;
-    store_input_grad<T, P, Tile>(arguments, to + chunk / Tile::COUNT * P::C2 + of_block, sums[chunk % 2],
-                                 ChunkOfH<P, Tile>(), column + of_block, left);
+    store_input_grad<T, P, Tile>(
+        to + chunk / Tile::COUNT * P::C2 + of_block, column + of_block, left,
+        [&](int run, int half, int at) { return of_run(sums[chunk % 2], run, half, at); });
   };
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
@@ -355,37 +311,81 @@ __device__ __forceinline__ void multiply_between(const InputGradArguments& argum
   store(CHUNKS - 1);
 }
 
-// The same with an activation, whose code for all chunks would not fit into the caches of instructions: a loop, in which
-// a chunk is stored before the next is multiplied, while other warpgroups multiply.
+// What the factor below read, as operands of its products: a thread's two rows, of which `left` are inside.
+template <typename P> struct RowsBelow {
+  using Unit = GradUnit<P::D0>;
+  static constexpr int UNITS = P::IS_ACTIVATED ? P::BELOW / Unit::FEATURES : 1;
+  UnitOfRows<P::D0> units[UNITS];
+
+  // `from`: the thread's 16 bytes of its first row.
+  __device__ __forceinline__ void load(const uint16* from, int64 left) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int load = 0; load < UNITS * Unit::LOADS; ++load) {
+        uint32 words[4] = {};
+        if (half * 8 < left) load_16_bytes(words, from + half * 8 * P::BELOW + load * 32);
+        units[load / Unit::LOADS].set(half, load % Unit::LOADS, uint4{words[0], words[1], words[2], words[3]});
+      }
+  }
+};
+
+// The same where the chain reads an activation: each chunk of h is multiplied beside dx's. The code of an activation
+// for all chunks would not fit into the caches of instructions: this is a loop, in which a chunk is stored before the
+// next is multiplied, while other warpgroups multiply. `feature`: the thread's first one of the first block.
 template <typename T, typename P, typename Tile, typename AnyRing>
-__device__ __forceinline__ void multiply_activated(const InputGradArguments& arguments,
-                                                   uint32 (&z)[P::SIBLINGS][Tile::STEPS][4], AnyRing& ring, int64 to,
+__device__ __forceinline__ void multiply_activated(const InputGradArguments& arguments, uint32 (&z)[Tile::STEPS][4],
+                                                   const RowsBelow<P>& rows, AnyRing& ring, int64 row, int feature,
                                                    int column, int64 left) {
+  using Unit = GradUnit<P::D0>;
+  constexpr int UNITS = RowsBelow<P>::UNITS, NL = Tile::NC / P::D0;
   const uint64 first_weights = make_smem_desc(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NC * 16, 128);
+  uint32 below[UNITS * Unit::PRODUCTS][4];
+#pragma unroll
+  for (int u = 0; u < UNITS; ++u) rows.units[u].sort(below, u * Unit::PRODUCTS);
 #pragma unroll
   for (int of_share = 0; of_share < Tile::SHARE; ++of_share) {
 #pragma unroll 1
     for (int chunk = 0; chunk < Tile::COUNT; ++chunk) {
-      const int64 place = to + of_share * P::C2 + chunk * Tile::NC;
-      ChunkOfH<P, Tile> h;
-      h.load(arguments.h, place, column + chunk * Tile::NC, left);
-      float sums[Tile::NC / 2];
+      float sums[Tile::NC / 2], h[P::D0][NL / 2];
       ring.wait_until_full();
       const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16);
+      keep_operands(below);
       wgmma_fence();
 #pragma unroll
-      for (int s = 0; s < P::SIBLINGS * Tile::STEPS_2; ++s) {
-        const int step = of_share * Tile::STEPS_2 + s % Tile::STEPS_2;
-        multiply_columns<T, Tile::NC>(sums, z[s / Tile::STEPS_2][step], weights + s * Tile::NC * 2, s);
+      for (int product = 0; product < UNITS * Unit::PRODUCTS; ++product) {
+        const int step = product / P::D0, j = product % P::D0;
+        multiply_columns<T, NL>(h[j], below[product], weights + Tile::RIGHT_BYTES / 16 + step * Tile::NC * 2 + j * NL,
+                                step);
+      }
+#pragma unroll
+      for (int s = 0; s < Tile::STEPS_2; ++s) {
+        multiply_columns<T, Tile::NC>(sums, z[of_share * Tile::STEPS_2 + s], weights + s * Tile::NC * 2, s);
       }
       wgmma_commit_group();
       wgmma_wait_group<0>();
-#pragma unroll
-      for (int s = 0; s < P::SIBLINGS; ++s) keep_operands(z[s]);
+      keep_operands(z);
+      keep_operands(below);
       wgmma_fence_operand(sums);
+#pragma unroll
+      for (int j = 0; j < P::D0; ++j) wgmma_fence_operand(h[j]);
       ring.release(ring.slot);
       ring.next();
-      store_input_grad<T, P, Tile>(arguments, place, sums, h, column + chunk * Tile::NC, left);
+      const int of_block = chunk * Tile::NC, at_chunk = feature + of_share * P::C2 + of_block;
+      uint32 bias[Tile::NC / 32][4] = {};
+      if (arguments.bias != nullptr) {
+#pragma unroll
+        for (int run = 0; run < Tile::NC / 32; ++run) {
+          if (P::C2 % Tile::NC != 0 && column + of_block + run * 32 >= P::C2) continue;
+          load_16_bytes(bias[run], static_cast<const uint16*>(arguments.bias) + at_chunk + run * 32);
+        }
+      }
+      store_input_grad<T, P, Tile>(
+          static_cast<uint16*>(arguments.to) + row * P::IN + at_chunk, column + of_block, left,
+          [&](int run, int half, int at) {
+            const float value = value_of_run(h, run, half, at) + half_of<T>(bias[run][at / 2], at % 2);
+            return of_run(sums, run, half, at) * activate_with_slope<P::ACTIVATION>(value).slope;
+          });
     }
   }
 }
@@ -401,6 +401,11 @@ __device__ __forceinline__ void multiply_input_grad(const InputGradArguments& ar
       continue;
     }
     const int64 row = row0 + own.row;
+    RowsBelow<P> below;
+    if constexpr (P::IS_ACTIVATED) {
+      const uint16* const from = static_cast<const uint16*>(arguments.below) + row * P::BELOW;
+      below.load(from + own.quarter * 8, place.end - row);
+    }
     uint32 z[P::SIBLINGS][Tile::STEPS][4];
 #pragma unroll
     for (int s = 0; s < P::SIBLINGS; ++s) {
@@ -413,11 +418,12 @@ __device__ __forceinline__ void multiply_input_grad(const InputGradArguments& ar
       }
     }
     const int column = place.part * Tile::COUNT * Tile::NC + own.quarter * 8;
-    const int64 to = row * P::IN + place.split * Tile::SHARE * P::C2 + column;
-    if constexpr (P::ACTIVATION == IDENTITY) {
-      multiply_between<T, P, Tile>(arguments, z, ring, to, column, place.end - row);
+    const int feature = place.split * Tile::SHARE * P::C2 + column;
+    if constexpr (P::IS_ACTIVATED) {
+      multiply_activated<T, P, Tile>(arguments, z[0], below, ring, row, feature, column, place.end - row);
     } else {
-      multiply_activated<T, P, Tile>(arguments, z, ring, to, column, place.end - row);
+      uint16* const to = static_cast<uint16*>(arguments.to) + row * P::IN + feature;
+      multiply_between<T, P, Tile>(z, ring, to, column, place.end - row);
     }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 
@@ -17,8 +18,7 @@ struct InputGradArguments {
   const void* weights;
   void *between, *to;
   int64_t batch, grad_strides[MOST_SIBLINGS], rows_per_block;
-  const void* h;  // what the chains read an activation of, or null
-  void* activated;
+  const void *below, *bias;  // of the product of which the chain reads an activation, or null
 };
 
 // How they are computed; no kernel: by several launches.
@@ -29,8 +29,9 @@ struct InputGradLaunch {
   int64_t rows_per_block;
 };
 
-// Sizes of left, sizes of right, rows, dtype, device, siblings, activation.
-using InputGradKey = std::array<int64_t, 13>;
+// Sizes of left, of right, and of the factor below or zeros, rows, dtype, device, siblings, activation.
+using InputGradKey = std::array<int64_t, 17>;
+constexpr size_t ROWS_OF_KEY = 12;
 std::map<InputGradKey, InputGradLaunch> input_grad_launches;
 std::shared_mutex input_grad_mutex;
 
@@ -43,15 +44,17 @@ int32_t dtype_of(const Tensor& tensor) {
 // None if the operands do not fit together.
 std::optional<InputGradKey> input_grad_key(const std::vector<Tensor>& grads, const std::vector<Tensor>& weights,
                                            const std::string& activation) {
-  const size_t siblings = grads.size();
-  if (siblings == 0 || siblings > MOST_SIBLINGS || weights.size() != 2 * siblings) return std::nullopt;
+  const size_t siblings = grads.size(), count = 2 * siblings;
+  const int64_t of_activation = activation_of(activation);
+  const bool is_activated = of_activation != 0;
+  if (siblings == 0 || siblings > MOST_SIBLINGS || weights.size() != count + is_activated) return std::nullopt;
   const Tensor& grad = grads[0];
   const int64_t dims = grad.dim();
   if (dims == 0) return std::nullopt;
-  const auto is_like = [&](const Tensor& one, const Tensor& first, int64_t count) {
+  const auto is_like = [&](const Tensor& one, const Tensor& first, int64_t dims) {
     if (dtype_of(one) != dtype_of(grad) || one.get_device_index() != grad.get_device_index()) return false;
-    if (one.dim() != count || first.dim() != count) return false;
-    for (int64_t i = 0; i < count; ++i) {
+    if (one.dim() != dims || first.dim() != dims) return false;
+    for (int64_t i = 0; i < dims; ++i) {
       if (one.size(i) != first.size(i)) return false;
     }
     return true;
@@ -60,16 +63,21 @@ std::optional<InputGradKey> input_grad_key(const std::vector<Tensor>& grads, con
     if (!is_like(one, grad, dims)) return std::nullopt;
   }
   for (size_t at = 0; at < weights.size(); ++at) {
-    if (!is_like(weights[at], weights[at % 2], 4)) return std::nullopt;
+    if (!is_like(weights[at], weights[at < count ? at % 2 : at], 4)) return std::nullopt;
   }
   const Tensor &left = weights[0], &right = weights[1];
   int64_t rows = 1;
   for (int64_t i = 0; i + 1 < dims; ++i) rows *= grad.size(i);
   if (rows == 0 || grad.size(dims - 1) != left.size(0) * left.size(1) * left.size(3)) return std::nullopt;
-  return InputGradKey{left.size(0),  left.size(1),  left.size(2),   left.size(3),
-                      right.size(0), right.size(1), right.size(2),  right.size(3),
-                      rows,          dtype_of(grad), grad.get_device_index(), static_cast<int64_t>(siblings),
-                      activation_of(activation)};
+  InputGradKey key{};
+  for (int64_t i = 0; i < 4; ++i) {
+    key[i] = left.size(i), key[4 + i] = right.size(i);
+    if (is_activated) key[8 + i] = weights[count].size(i);
+  }
+  const std::array<int64_t, 5> others{rows, dtype_of(grad), grad.get_device_index(), static_cast<int64_t>(siblings),
+                                      of_activation};
+  std::copy(others.begin(), others.end(), key.begin() + ROWS_OF_KEY);
+  return key;
 }
 
 std::optional<InputGradLaunch> input_grad_launch(const InputGradKey& key) {
@@ -87,11 +95,17 @@ Tensor rows_like(const Tensor& grad, int64_t features, size_t times) {
   return empty_like_in(grad, sizes);
 }
 
-// The gradients of what the chains read and between their factors, and what they read where it is an activation of h;
-// none where rows of a gradient, or h, cannot be read as they are.
+// Whether the kernel can read a tensor beside the gradients as it is: it has so many elements.
+bool is_readable(const std::optional<Tensor>& one, const Tensor& grad, int64_t elements) {
+  return !one || (one->is_contiguous() && aligned_16(one->const_data_ptr()) && one->numel() == elements &&
+                  dtype_of(*one) == dtype_of(grad) && one->get_device_index() == grad.get_device_index());
+}
+
+// The gradients of what the chains read, or of what is activated to that, and between their factors; none where rows of
+// a gradient, or what is below, cannot be read as they are.
 std::vector<Tensor> launch_input_grad(const InputGradLaunch& launch, int64_t rows, const std::vector<Tensor>& grads,
-                                      const std::vector<Tensor>& weights,
-                                      const std::optional<Tensor>& already_packed, const std::optional<Tensor>& h) {
+                                      const std::vector<Tensor>& weights, const std::optional<Tensor>& already_packed,
+                                      const std::optional<Tensor>& below, const std::optional<Tensor>& bias) {
   InputGradArguments arguments{};
   for (size_t at = 0; at < grads.size(); ++at) {
     const auto stride = row_stride(grads[at]);
@@ -101,10 +115,8 @@ std::vector<Tensor> launch_input_grad(const InputGradLaunch& launch, int64_t row
   }
   const Tensor &grad = grads[0], &right = weights[1];
   const int64_t features = right.size(0) * right.size(2);
-  const bool is_readable = !h || (h->is_contiguous() && aligned_16(h->const_data_ptr()) &&
-                                  h->numel() == rows * features && dtype_of(*h) == dtype_of(grad) &&
-                                  h->get_device_index() == grad.get_device_index());
-  if (!is_readable) return {};
+  const int64_t of_below = below ? weights.back().size(2) * weights.back().size(3) : 0;
+  if (!is_readable(below, grad, rows * of_below) || !is_readable(bias, grad, features)) return {};
   const int32_t device = grad.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
@@ -112,11 +124,8 @@ std::vector<Tensor> launch_input_grad(const InputGradLaunch& launch, int64_t row
   const Tensor packed = is_packed ? *already_packed : packed_weights(launch.packing, weights, grads.size());
   std::vector<Tensor> gradients{rows_like(grad, features, 1),
                                 rows_like(grad, right.size(0) * right.size(1), grads.size())};
-  if (h) {
-    gradients.push_back(rows_like(grad, features, 1));
-    arguments.h = h->const_data_ptr();
-    arguments.activated = gradients[2].mutable_data_ptr();
-  }
+  if (below) arguments.below = below->const_data_ptr();
+  if (bias) arguments.bias = bias->const_data_ptr();
   arguments.weights = packed.const_data_ptr();
   arguments.between = gradients[1].mutable_data_ptr();
   arguments.to = gradients[0].mutable_data_ptr();
@@ -168,16 +177,16 @@ AtenTensorHandle owned(const Tensor& tensor) {
 
 ksopt::KnownInputGradient ksopt::input_gradient_known(const std::vector<AtenTensorHandle>& grads,
                                                       const std::vector<AtenTensorHandle>& weights,
-                                                      AtenTensorHandle packed, AtenTensorHandle h,
-                                                      const std::string& activation) {
+                                                      AtenTensorHandle packed, AtenTensorHandle below,
+                                                      AtenTensorHandle bias, const std::string& activation) {
   const std::vector<Tensor> rows = borrowed(grads), of_factors = borrowed(weights);
   const auto key = input_grad_key(rows, of_factors, activation);
   const auto launch = key ? input_grad_launch(*key) : std::nullopt;
   if (!launch) return {false, {}};
   if (launch->kernel == nullptr) return {true, {}};
   KnownInputGradient known{};
-  for (const Tensor& one : launch_input_grad(*launch, (*key)[8], rows, of_factors, borrowed_if_any(packed),
-                                             borrowed_if_any(h))) {
+  for (const Tensor& one : launch_input_grad(*launch, (*key)[ROWS_OF_KEY], rows, of_factors, borrowed_if_any(packed),
+                                             borrowed_if_any(below), borrowed_if_any(bias))) {
     known.gradients.push_back(owned(one));
   }
   known.is_known = !known.gradients.empty();  // else Python copies the operands

@@ -17,10 +17,12 @@ struct KnownInputGradient {
 };
 
 // Of grads [*batch, b1*d1], and weights [1,b1,c1,d1] and [a2,b2,c2,1], of each sibling. packed: the weights packed for
-// as many rows, or null. h: what x is an activation of; then h's gradient replaces x's, and x comes last.
+// as many rows, or null. below: what a factor read, of whose product, plus the bias if any, x is an activation; its
+// weight is the last one. Then the gradient of what is activated replaces x's.
 KnownInputGradient input_gradient_known(const std::vector<AtenTensorHandle>& grads,
                                         const std::vector<AtenTensorHandle>& weights, AtenTensorHandle packed,
-                                        AtenTensorHandle h = nullptr, const std::string& activation = "none");
+                                        AtenTensorHandle below = nullptr, AtenTensorHandle bias = nullptr,
+                                        const std::string& activation = "none");
 void forget_input_gradients();
 
 }  // namespace ksopt

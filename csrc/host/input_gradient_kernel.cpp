@@ -28,12 +28,15 @@ std::optional<c10::SafeKernelFunction>& python_input_grad(bool activated) {
 
 // The results of the operator, if a kernel is in the table and no cached form is dropped; else none.
 std::vector<Tensor> known(const std::vector<Tensor>& grads, const std::vector<Tensor>& weights, const Tensor* packed,
-                          const Tensor* h, const std::string& activation) {
-  if (!ksopt::are_ordinary(grads, weights) || (h != nullptr && h->is_neg())) return {};
+                          const Tensor* below, const Tensor* bias, const std::string& activation) {
+  const bool is_ordinary = ksopt::are_ordinary(grads, weights) && (below == nullptr || !below->is_neg()) &&
+                           (bias == nullptr || !bias->is_neg());
+  if (!is_ordinary) return {};
   try {
-    const at::AutoDispatchBelowADInplaceOrView below;
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto known = ksopt::input_gradient_known(ksopt::handles_of(grads), ksopt::handles_of(weights),
-                                                   ksopt::handle_of(packed), ksopt::handle_of(h), activation);
+                                                   ksopt::handle_of(packed), ksopt::handle_of(below),
+                                                   ksopt::handle_of(bias), activation);
     if (!known.gradients.empty()) ksopt::count_forgotten();
     return ksopt::taken(known.gradients);
   } catch (const std::exception&) {  // the Python path reports the error
@@ -43,11 +46,12 @@ std::vector<Tensor> known(const std::vector<Tensor>& grads, const std::vector<Te
 
 template <bool ACTIVATED>
 void input_grad_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  constexpr size_t COUNT_OF_ARGUMENTS = ACTIVATED ? 4 : 3;
+  constexpr size_t COUNT_OF_ARGUMENTS = ACTIVATED ? 5 : 3;
   const c10::IValue* arguments = &(*stack)[stack->size() - COUNT_OF_ARGUMENTS];
-  const Tensor* last = arguments[2].isNone() ? nullptr : &arguments[2].toTensor();
-  auto gradients = known(arguments[0].toTensorVector(), arguments[1].toTensorVector(), ACTIVATED ? nullptr : last,
-                         ACTIVATED ? last : nullptr, ACTIVATED ? arguments[3].toStringRef() : "none");
+  const auto tensor = [&](size_t at) { return arguments[at].isNone() ? nullptr : &arguments[at].toTensor(); };
+  auto gradients = known(arguments[0].toTensorVector(), arguments[1].toTensorVector(), ACTIVATED ? nullptr : tensor(2),
+                         ACTIVATED ? tensor(2) : nullptr, ACTIVATED ? tensor(3) : nullptr,
+                         ACTIVATED ? arguments[4].toStringRef() : "none");
   if (gradients.empty()) {
     python_input_grad(ACTIVATED)->callBoxed(handle, keys, stack);
     return;

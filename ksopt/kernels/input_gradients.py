@@ -19,7 +19,7 @@ from ksopt.kernels.families.input_grad_tile import Config, Shape
 from ksopt.kernels.families.input_grad_wgmma16 import LAUNCH
 from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.gradient_autotuner import GradientCandidate, GradientQuestion, Without
-from ksopt.kernels.operands import in_aligned_rows
+from ksopt.kernels.operands import aligned, in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.precision import dtype_name
@@ -29,11 +29,11 @@ from ksopt.precision import dtype_name
 _PREPARING_US = 4.0
 _SEVERAL_LAUNCHES = dict.fromkeys(LAUNCH, 0)
 
-Gradients = tuple[Tensor, ...]
+Gradients = tuple[Tensor, Tensor]
 """Those of the chains' input, and of the values between their factors. Where the input is an
-activation of h, the first one is h's, and what h is activated to is a third tensor."""
+activation, the first one is the gradient of what is activated."""
 Way = Callable[..., Gradients]
-"""(a gradient of each sibling, their weights, h if there is one) -> all of them."""
+"""(a gradient of each sibling, their weights, with an activation what is below) -> both."""
 
 
 def is_by_kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> bool:
@@ -64,9 +64,19 @@ def packed_for(weights: Sequence[Tensor], rows: int) -> Tensor | None:
 
 
 def shape_of(weights: Sequence[Tensor], activation: Activation = "none") -> Shape:
-    """The chains of weights, left to right, sibling after sibling, behind an activation."""
-    left, right, *_ = weights
-    return Shape(Pattern(*left.shape), Pattern(*right.shape), len(weights) // 2, activation)
+    """The chains of weights, left to right, sibling after sibling.
+
+    With an activation there is one, and the weight of the factor below follows.
+    """
+    return shape_of_factors([Pattern(*one.shape) for one in weights], activation)
+
+
+def shape_of_factors(factors: Sequence[Pattern], activation: Activation) -> Shape:
+    """As `shape_of`, of the patterns."""
+    left, right, *others = factors
+    if activation == "none":
+        return Shape(left, right, len(factors) // 2)
+    return Shape(left, right, 1, activation, others[0])
 
 
 def run(
@@ -75,28 +85,31 @@ def run(
     packed: Tensor | None,
     apart: Way,
     by_pytorch: Way,
-    h: Tensor | None = None,
+    below: Tensor | None = None,
+    bias: Tensor | None = None,
     activation: Activation = "none",
 ) -> Gradients | None:
     """The gradients of chains' input and of the values between their factors, by a kernel.
 
     Args:
         grads: [*batch, b1*d1] of each sibling.
-        weights: [1,b1,c1,d1] and [a2,b2,c2,1] of each sibling, on the device of ``grads``.
+        weights: [1,b1,c1,d1] and [a2,b2,c2,1] of each sibling, on the device of ``grads``; with an
+            activation also [1,b0,c0,d0] of the factor whose product it is of.
         packed: the weights, as `packed_for` returns them for as many rows, or None.
         apart: (grads, weights) -> the same by the launches that the kernel races with: those of
             each sibling, of one chain one per factor.
         by_pytorch: the same by PyTorch alone, in any dtype.
-        h: [*batch, a2*c2], where the chains read an activation of it, which is computed again.
-        activation: of h.
+        below: [*batch, c0*d0]: what that factor read, where the chain reads an activation.
+        bias: [a2*c2], what was added to its product, or None.
+        activation: of the sum, which is computed again.
 
     Returns:
         [*batch, a2*c2], and [*batch, a2*b2], of siblings [siblings, *batch, a2*b2]; None where no
         kernel computes them faster.
     """
     first = grads[0]
-    read = (*grads, *weights, *(() if h is None else (h,)))
-    if first.numel() == 0 or any(one.dtype != first.dtype for one in read):
+    read = (*grads, *weights, below, bias)
+    if first.numel() == 0 or any(one is not None and one.dtype != first.dtype for one in read):
         return None
     s, name = shape_of(weights, activation), dtype_name(first.dtype)
     rows, spec = first.numel() // first.shape[-1], gradient_autotuner.spec_of(first.device)
@@ -107,7 +120,7 @@ def run(
         shapes: tuple[Any, ...] = (
             ((rows, first.shape[-1]),) * s.siblings,
             tuple(tuple(weight.shape) for weight in weights),
-            *(() if h is None else ((rows, s.right.in_features),)),
+            *(() if below is None else ((rows, s.features_below),)),
         )
         question = GradientQuestion(_problem(s, name), rows, first.device, spec, without, shapes)
         kernel, is_final = gradient_autotuner.kernel_of(question)
@@ -118,13 +131,12 @@ def run(
         return None
     if packed is not None and packed.numel() != kernel.tile.packed_elements(s):
         packed = None
-    behind = None if h is None else in_aligned_rows(h.contiguous()).view(rows, -1)
-    to, between, *others = kernel(
-        [in_aligned_rows(one) for one in grads], weights, behind, packed=packed
-    )
+    rows_below = None if below is None else in_aligned_rows(below.contiguous()).view(rows, -1)
+    own_bias = None if bias is None else aligned(bias.contiguous())
+    read_rows = [in_aligned_rows(one) for one in grads]
+    to, between = kernel(read_rows, weights, rows_below, own_bias, packed=packed)
     planes, batch = between.shape[:-2], first.shape[:-1]
-    activated = [one.view(*batch, -1) for one in others]
-    return to.view(*batch, -1), between.view(*planes, *batch, -1), *activated
+    return to.view(*batch, -1), between.view(*planes, *batch, -1)
 
 
 def tile_of(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Config | None:
@@ -153,7 +165,7 @@ def faster(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> GradientCandida
 
 
 def _problem(s: Shape, dtype: str) -> GradientProblem:
-    factors = (s.left, s.right)
+    factors = (s.left, s.right, *(() if s.below is None else (s.below,)))
     return GradientProblem(
         "chain_input", factors, dtype, siblings=s.siblings, activation=s.activation
     )
@@ -163,14 +175,16 @@ def apart_us(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> float:
     """Microseconds predicted of several launches for what one computes.
 
     Of one chain they are one per factor; of siblings the fastest of each, and the additions of
-    their results; behind an activation the fastest without it, and a kernel of Inductor's.
+    their results; behind an activation the fastest without it, the product of the factor below,
+    and a kernel of Inductor's.
     """
-    if s.activation != "none":
-        plain = replace(s, activation="none")
+    if s.below is not None:
+        plain = replace(s, activation="none", below=None)
         launch, us = faster(plain, dtype, rows, spec), apart_us(plain, dtype, rows, spec)
         size = getattr(torch, dtype).itemsize * rows * s.right.in_features
         us = us if launch is None else launch.predicted_us
-        return us + elementwise_us(4 * size, spec.multiprocessors)  # two are read, two written
+        us += _product_us(s.below, dtype, rows, spec)
+        return us + elementwise_us(3 * size, spec.multiprocessors)  # two are read, one written
     if s.siblings == 1:
         return factors_us(s, dtype, rows, spec)
     one = replace(s, siblings=1)
@@ -190,8 +204,12 @@ def factors_us(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> float:
     """
     # The factors that the gradient is multiplied by.
     transposed = (Pattern(p.a, p.c, p.b, p.d) for p in (s.left, s.right))
-    problems = (Problem.of_factor(p, dtype, False) for p in transposed)
-    return sum(min(map(_prepared_us, registry.best_predicted(one, rows, spec))) for one in problems)
+    return sum(_product_us(p, dtype, rows, spec) for p in transposed)
+
+
+def _product_us(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> float:
+    problem = Problem.of_factor(p, dtype, False)
+    return min(map(_prepared_us, registry.best_predicted(problem, rows, spec)))
 
 
 def _prepared_us(candidate: Candidate) -> float:

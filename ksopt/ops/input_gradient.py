@@ -36,41 +36,50 @@ def _kernel(
 
 
 def _kernel_activated(
-    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+    grads: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    below: Tensor,
+    bias: Tensor | None,
+    activation: Activation,
 ) -> Gradients:
-    """As `_kernel`, where the chains read an activation of h: h's gradient, and the activation."""
+    """As `_kernel`, where the chain reads an activation of a product: the gradient of that."""
     for weight in weights:
         weight_cache.forget(weight)
-    by_pytorch = partial(_activated_by_pytorch, activation=activation)
+    apart = partial(_activated_apart, activation=activation)
+    by_pytorch = partial(activated_by_pytorch, activation=activation)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        apart = partial(_gradient_apart, activation=activation)
         gradients = input_gradients.run(
-            grads, weights, None, apart, by_pytorch, h=h, activation=activation
+            *(grads, weights, None, apart, by_pytorch),
+            **{"below": below, "bias": bias, "activation": activation},
         )
-        if gradients is not None:
-            return gradients
-        to, between = ks_chain_input_grad(grads, weights)
-        activated = with_epilogue(h, activation=activation)
-        return activation_gradient(to, h, activation), between, activated
+        return apart(grads, weights, below, bias) if gradients is None else gradients
 
 
-def _gradient_apart(
-    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+def _activated_apart(
+    grads: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    below: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation,
 ) -> Gradients:
-    """With the memory traffic of Inductor's kernel, which computes the activation and its gradient.
-
-    That reads two tensors and writes two, as these two do together.
-    """
-    to, between = ks_chain_input_grad(grads, weights)
-    return activation_gradient(to, h, activation), between, torch.zeros_like(h)
+    to, between = ks_chain_input_grad(grads, weights[:2])
+    h = with_epilogue(implementation.repacked(below, weights[2]), bias)
+    return activation_gradient(to, h, activation), between
 
 
-def _activated_by_pytorch(
-    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+def activated_by_pytorch(
+    grads: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    below: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation,
 ) -> Gradients:
-    to, between = _by_pytorch(grads, weights)
-    activated = with_epilogue(h, activation=activation)
-    return activation_gradient(to, h, activation), between, activated
+    """By PyTorch alone, in any dtype."""
+    to, between = _by_pytorch(grads, weights[:2])
+    h = with_epilogue(ks_reference(below, weights[2]), bias)
+    return activation_gradient(to, h, activation), between
 
 
 def _apart(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Gradients:
@@ -116,10 +125,13 @@ def _fake(
 
 
 def _fake_activated(
-    grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor, activation: Activation
+    grads: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    below: Tensor,
+    bias: Tensor | None,
+    activation: Activation,
 ) -> Gradients:
-    to, between = _fake(grads, weights)
-    return to, between, torch.empty_like(to)
+    return _fake(grads, weights[:2])
 
 
 LIBRARY.define(
@@ -128,8 +140,8 @@ LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define(
-    "ks_chain_input_grad.activated(Tensor[] grads, Tensor[] weights, Tensor h, str activation) "
-    "-> (Tensor, Tensor, Tensor)",
+    "ks_chain_input_grad.activated(Tensor[] grads, Tensor[] weights, Tensor below, Tensor? bias, "
+    "str activation) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 implement("ks_chain_input_grad", _kernel)
@@ -144,15 +156,17 @@ def is_one_launch(grad: Tensor, weights: Sequence[Tensor], activation: Activatio
     """Whether one kernel computes the gradients of x and between faster, of fakes too.
 
     Of a dynamic number of rows the one at hand decides. Of ``grad`` only the rows matter, the dtype
-    and the device, which are also those of the chains' input.
+    and the device, which are also those of the chains' input. Weights are as for the operator.
     """
-    left, right, *_ = weights
-    sizes = [size_hint(size) for size in (*left.shape, *right.shape, *grad.shape)]
-    if None in sizes or 0 in sizes or any(weight.dtype != grad.dtype for weight in weights):
+    of_factors = [[size_hint(size) for size in weight.shape] for weight in weights]
+    rows = [size_hint(size) for size in grad.shape[:-1]]
+    unknown = (None, 0)
+    if any(size in unknown for sizes in (*of_factors, rows) for size in sizes):
         return False
-    known = [size for size in sizes if size is not None]
-    shape = Shape(Pattern(*known[:4]), Pattern(*known[4:8]), len(weights) // 2, activation)
-    return input_gradients.is_by_kernel(shape, grad.dtype, math.prod(known[8:-1]), grad.device)
+    if any(weight.dtype != grad.dtype for weight in weights):
+        return False
+    shape = input_gradients.shape_of_factors([Pattern(*one) for one in of_factors], activation)
+    return input_gradients.is_by_kernel(shape, grad.dtype, math.prod(rows), grad.device)
 
 
 def packed_elements(x: Tensor, weights: Sequence[Tensor]) -> int:

@@ -1,8 +1,7 @@
 """Trained layers around an activation in compiled graphs: one more pass over memory less each way.
 
-The forward pass of the first layer's launch writes what is activated beside the activation, and
-saves the former alone. The launch of the gradient of what the second layer reads multiplies it by
-the activation's slope, and computes the activation again for the gradients of weights.
+What is activated is never written. The launch of the gradient of what the second layer reads
+computes it again, from the values between the first layer's factors, and multiplies by the slope.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ksopt.epilogue import Activation, activation_gradient, with_epilogue
-from ksopt.kernels import trained_chain
+from ksopt.kernels import trained_chain, weight_scopes
 from ksopt.ops import input_gradient
 from ksopt.ops.autograd import in_rows
 from ksopt.ops.input_gradient import ks_chain_input_grad_activated
@@ -23,7 +22,6 @@ from ksopt.ops.trained_chain import (
     Needed,
     input_grads,
     ks_chain_keeping,
-    ks_chain_keeping_activated,
     weight_and_bias_grads,
     without_autocast,
 )
@@ -43,33 +41,36 @@ class _TrainedMlp(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         up, down = weights[:2], weights[2:]
         elements = input_gradient.packed_elements(x, up) if ctx.needs_input_grad[0] else 0
-        hidden, first, packed, h = ks_chain_keeping_activated(
-            x, up, hidden_bias, activation, elements
-        )
+        hidden, first, packed = ks_chain_keeping(x, up, hidden_bias, 1, activation, elements)
         y, second, _ = ks_chain_keeping(hidden, down, bias)
         ctx.activation = activation
-        ctx.mark_non_differentiable(first, packed, h, second)
-        ctx.save_for_backward(x, hidden_bias, first, packed, h, second, *weights)
-        return y, first, packed, h, second
+        ctx.mark_non_differentiable(hidden, first, packed, second)
+        ctx.save_for_backward(x, hidden_bias, hidden, first, packed, second, *weights)
+        return y, hidden, first, packed, second
 
     @staticmethod
     @without_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = in_rows(grads[0])
-        x, hidden_bias, first, packed, h, second, *weights = ctx.saved_tensors
+        x, hidden_bias, hidden, first, packed, second, *weights = ctx.saved_tensors
         up, down = weights[:2], weights[2:]
         is_recorded = torch.is_grad_enabled()
-        if is_recorded:  # gradients of gradients: through what is saved, too
-            first = ks_mm(x, up[1])
-            h = with_epilogue(ks_mm(first, up[0]), hidden_bias)
-            second = ks_mm(with_epilogue(h, activation=ctx.activation), down[1])
         of_x, _, *of_biases, a, b, c, d = ctx.needs_input_grad
-        if not is_recorded and input_gradient.is_one_launch(grad, down, ctx.activation):
-            of_h, of_second, hidden = ks_chain_input_grad_activated([grad], down, h, ctx.activation)
+        of_chain = [*down, up[0]]
+        if not is_recorded and input_gradient.is_one_launch(grad, of_chain, ctx.activation):
+            of_h, of_second = ks_chain_input_grad_activated(
+                [grad], of_chain, first, hidden_bias, ctx.activation
+            )
         else:
+            if is_recorded:  # gradients of gradients: through what is saved, too
+                first = ks_mm(x, up[1])
+            with weight_scopes.repacked():
+                h = with_epilogue(ks_mm(first, up[0]), hidden_bias)
+            if is_recorded:
+                hidden = with_epilogue(h, activation=ctx.activation)
+                second = ks_mm(hidden, down[1])
             of_hidden, (of_second,) = input_grads([grad], down, True, None)
             assert of_hidden is not None
-            hidden = with_epilogue(h, activation=ctx.activation)
             of_h = activation_gradient(of_hidden, h, ctx.activation)
         first_needs, second_needs = Needed(a, b, of_biases[0]), Needed(c, d, of_biases[1])
         (of_down,) = weight_and_bias_grads(

@@ -31,12 +31,12 @@ class GradientProblem:
 
     Attributes:
         gradient: the kind.
-        factors: of the product, left to right.
+        factors: of the product, left to right; with an activation also the one below it.
         dtype: of all operands, such as "bfloat16".
         with_bias: whether the gradient of a bias added to the product, the sum of the rows of y's
             gradient, is computed beside that of a weight.
         siblings: how many chains of these factors read the same.
-        activation: of "chain_input", what was computed ahead of the chains.
+        activation: of "chain_input": what the chain reads is this of a factor's product.
     """
 
     gradient: Gradient
@@ -47,10 +47,11 @@ class GradientProblem:
     activation: Activation = "none"
 
     def __str__(self) -> str:
-        chain = "*".join(map(str, self.factors))
+        is_activated = self.activation != "none"
+        chain = "*".join(map(str, self.factors[:2] if is_activated else self.factors))
         times = f"{self.siblings} x " if self.siblings > 1 else ""
         bias = " and bias" if self.with_bias else ""
-        ahead = f" of {self.activation}" if self.activation != "none" else ""
+        ahead = f" of {self.activation} of {self.factors[2]}" if is_activated else ""
         return f"{self.gradient}{bias} of {times}{chain}{ahead} {self.dtype}"
 
 
@@ -99,9 +100,9 @@ class GradientFamily(abc.ABC, Generic[LaunchT]):
             gradient, the bias's or None); for "chain_weights" (the grad of each sibling, each
             between, each grad_between, x) -> the weights' and the biases' if any; for
             "chain_input" (grads, weights), of all siblings, -> (input's gradient, those of what is
-            between the factors), with an activation (grads, weights, its input h) -> (h's gradient,
-            the others, what h is activated to). Its ``entry``, or its ``launches(rows)``, is what
-            the host library needs to launch it.
+            between the factors), with an activation (grads, weights, what the factor below read,
+            its bias or None) -> (the gradient of what is activated, the others). Its ``entry``, or
+            its ``launches(rows)``, is what the host library needs to launch it.
 
         Raises:
             UnavailableError, CompilationError: see :mod:`ksopt.jit`.

@@ -43,13 +43,15 @@ class Shape:
     Attributes:
         left, right: the factors.
         siblings: how many chains.
-        activation: what was computed ahead of the chains: its gradient is multiplied by, too.
+        activation: of the product that one chain reads: its gradient is multiplied by, too.
+        below: the factor of that product, (1, b0, c0, d0); None without an activation.
     """
 
     left: Pattern
     right: Pattern
     siblings: int = 1
     activation: Activation = "none"
+    below: Pattern | None = None
 
     @property
     def middle(self) -> int:
@@ -58,8 +60,13 @@ class Shape:
 
     def __str__(self) -> str:
         times = "" if self.siblings == 1 else f"{self.siblings} x "
-        behind = "" if self.activation == "none" else f" of {self.activation}"
+        behind = "" if self.below is None else f" of {self.activation} of {self.below}"
         return f"{times}{self.left}*{self.right}{behind}"
+
+    @property
+    def features_below(self) -> int:
+        """What the factor below reads."""
+        return 0 if self.below is None else self.below.in_features
 
 
 @dataclass(frozen=True)
@@ -130,8 +137,9 @@ class Config:
         return self.kf // s.left.d * self.columns(s) * 2
 
     def right_bytes(self, s: Shape) -> int:
-        """Weights of the right factors for a chunk."""
-        return s.siblings * s.right.b * self.nc * 2
+        """Weights of the right factors, and of the one below, for a chunk."""
+        of_below = 0 if s.below is None else s.below.c
+        return (s.siblings * s.right.b + of_below) * self.nc * 2
 
     def slot_bytes(self, s: Shape) -> int:
         """Bytes of a slot of the ring."""
@@ -161,9 +169,27 @@ def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
         return f"b = {right.b} of the right factor is not a multiple of 32"
     if right.c % 8 != 0 or left.out_features % 8 != 0:
         return "rows of the gradients are not whole runs of 16 bytes"
+    reason = _unsupported_below(s)
+    if reason is not None:
+        return reason
     if next(configs(s, device), None) is None:
         return "no tile fits in shared memory and registers"
     return None
+
+
+def _unsupported_below(s: Shape) -> str | None:
+    below = s.below
+    if (below is None) != (s.activation == "none"):
+        return "an activation needs the factor of the product that it is of"
+    if below is None:
+        return None
+    if s.siblings > 1:
+        return f"{s.siblings} siblings read an activation"
+    if below.out_features != s.right.in_features:
+        return f"{below} has not the features that {s.right} reads"
+    if below.a != 1 or below.d not in (1, 2, 4, 8):
+        return f"{below} is not of the form (1,b,c,d) with d = 1, 2, 4 or 8"
+    return None if below.c % 32 == 0 else f"c = {below.c} of the factor below is no multiple of 32"
 
 
 def configs(s: Shape, device: DeviceSpec) -> Iterator[Config]:
@@ -172,6 +198,9 @@ def configs(s: Shape, device: DeviceSpec) -> Iterator[Config]:
     unit = unit_of(d)
     all_widths = (64, 96, 128) if s.siblings == 1 else (32, 64, 96, 128)
     widths = [nc for nc in all_widths if nc - 32 < -(-right.c // 32) * 32] or [32]
+    if s.below is not None:
+        of_classes = 8 * s.below.d
+        widths = [nc for nc in widths if nc % of_classes == 0] or [max(32, of_classes)]
     for splits in (n for n in range(1, _MOST_BLOCKS_OF_ROWS + 1) if right.a % n == 0):
         columns = s.middle // splits
         if columns > _MOST_SUMS or columns % (8 * d) != 0:
@@ -194,7 +223,8 @@ def unit_of(d: int) -> int:
 def template_arguments(s: Shape, tile: Config) -> tuple[str, str]:
     """The arguments of ``InputGradPattern``, and those of ``InputGradTile`` after it."""
     activation = ACTIVATIONS.index(s.activation)
-    pattern = (s.right.a, s.right.b, s.right.c, s.left.b, s.left.d, s.siblings, activation)
+    below = () if s.below is None else (s.below.c, s.below.d)
+    pattern = (s.right.a, s.right.b, s.right.c, s.left.b, s.left.d, s.siblings, activation, *below)
     return ", ".join(map(str, pattern)), ", ".join(map(str, astuple(tile)))
 
 
@@ -238,14 +268,16 @@ def predicted_us(s: Shape, tile: Config, rows: int, device: DeviceSpec) -> float
         passes / at_a_time * s.siblings * s.left.out_features / unit_of(s.left.d) * _BETWEEN_US,
     )
     of_chunk = tile.nc * tile.chunks(s) // tile.parts
-    activated = result if s.activation != "none" else 0.0
+    activated = result / 2 if s.below is not None else 0.0
+    below = 128 * units * s.features_below
+    flops_below = 0.0 if s.below is None else 2 * activated * s.below.c
     second = (
-        (between + result + activated) / rate(_WRITTEN_BYTES_US) + activated / rate(_READ_BYTES_US),
-        activated / 2 * _ACTIVATION_US,
-        passes * right / rate(_L2_BYTES_US),
+        (between + result) / rate(_WRITTEN_BYTES_US) + below / tile.of_rows / rate(_READ_BYTES_US),
+        activated * _ACTIVATION_US,
+        (below + passes * right) / rate(_L2_BYTES_US),
         (passes + units) * right / _SHARED_BYTES_US,
         passes * right / ring * _LATENCY_US,
-        flops * of_chunk / _FLOPS_US,
+        (flops * of_chunk + flops_below) / _FLOPS_US,
     )
     return _LAUNCH_US + at_a_time * (overlapped(first, _OVERLAP) + overlapped(second, _OVERLAP))
 
@@ -277,7 +309,6 @@ def _fits_registers(tile: Config, s: Shape) -> bool:
     words = unit_of(s.left.d) // 4  # a quarter of a unit, of two rows, in pairs
     before = (s.siblings - 1) * columns // 4  # what is between, of the siblings before
     first = before + columns // 2 + 3 * words  # two groups' operands, and what is read for the next
-    # And the sums of two chunks, or of one and what was activated.
-    second = before + columns // 4
-    second += tile.nc if s.activation == "none" else tile.nc // 2 + tile.nc // 4
-    return max(first, second) + _OTHER_REGISTERS <= tile.registers
+    second = before + columns // 4 + tile.nc  # and the sums of two chunks, or of one's gradient and product
+    below = s.features_below // 4  # what the factor below read
+    return below + max(first, second) + _OTHER_REGISTERS <= tile.registers

@@ -45,8 +45,8 @@ class Arguments(ctypes.Structure):
         ("batch", ctypes.c_int64),
         ("grad_strides", ctypes.c_int64 * MOST_SIBLINGS),
         ("rows_per_block", ctypes.c_int64),
-        ("h", ctypes.c_void_p),
-        ("activated", ctypes.c_void_p),
+        ("below", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
     ]
 
 
@@ -93,7 +93,9 @@ def _source(header: str, s: Shape, tile: Config, facts: str, bounds: str, kernel
 
 def _sizes(s: Shape) -> str:
     siblings = (f"x{s.siblings}",) if s.siblings > 1 else ()
-    return "_".join(map(str, (*s.left.weight_shape[1:], *s.right.weight_shape[:3], *siblings)))
+    below = () if s.below is None else ("of", s.below.c, s.below.d)
+    sizes = (*s.left.weight_shape[1:], *s.right.weight_shape[:3], *siblings, *below)
+    return "_".join(map(str, sizes))
 
 
 def _name(s: Shape, dtype: str) -> str:
@@ -111,8 +113,8 @@ def arguments_of(
     between: Tensor,
     to: Tensor,
     rows_per_block: int,
-    h: Tensor | None = None,
-    activated: Tensor | None = None,
+    below: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Arguments:
     """The arguments of the kernel; rows of grads may have any stride."""
     arguments = Arguments(
@@ -121,8 +123,8 @@ def arguments_of(
         to=to.data_ptr(),
         batch=to.shape[0],
         rows_per_block=rows_per_block,
-        h=0 if h is None else h.data_ptr(),
-        activated=0 if activated is None else activated.data_ptr(),
+        below=0 if below is None else below.data_ptr(),
+        bias=0 if bias is None else bias.data_ptr(),
     )
     for at, grad in enumerate(grads):
         arguments.grads[at], arguments.grad_strides[at] = grad.data_ptr(), grad.stride(0)
@@ -171,12 +173,12 @@ class InputGradient:
         packed: Tensor,
         between: Tensor,
         to: Tensor,
-        h: Tensor | None = None,
-        activated: Tensor | None = None,
+        below: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> None:
-        """Write both gradients, contiguous, from packed weights; and what is ``activated``."""
+        """Write both gradients, contiguous, from packed weights; others as in `__call__`."""
         blocks, of_block = launch_of(self.tile, to.shape[0], self._multiprocessors)
-        arguments = arguments_of(grads, packed, between, to, of_block, h, activated)
+        arguments = arguments_of(grads, packed, between, to, of_block, below, bias)
         driver.launch(
             *(self._kernel, blocks, self.tile.threads, self._shared_bytes),
             *(arguments, self._device),
@@ -186,32 +188,33 @@ class InputGradient:
         self,
         grads: Sequence[Tensor],
         weights: Sequence[Tensor],
-        h: Tensor | None = None,
+        below: Tensor | None = None,
+        bias: Tensor | None = None,
         packed: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, Tensor]:
         """The gradients of the chains' input, and of the values between their factors.
 
         Args:
             grads: [rows, b1*d1] of each chain, the elements of a row side by side, rows at
                 multiples of 16 bytes.
-            weights: [1,b1,c1,d1] and [a2,b2,c2,1] of each chain, of grads' dtype, any strides.
-            h: [rows, a2*c2], contiguous, of which the shape's activation is what the chains read;
-                None where it has none. The first gradient is then h's.
+            weights: [1,b1,c1,d1] and [a2,b2,c2,1] of each chain, of grads' dtype, any strides; with
+                an activation also [1,b0,c0,d0] of the factor below.
+            below: [rows, c0*d0], contiguous: what the factor below read, where there is one. The
+                first gradient is then that of its product plus the bias, which is activated.
+            bias: [a2*c2], at a multiple of 16 bytes, or None.
             packed: the weights by `pack`, where that was done before.
 
         Returns:
-            [rows, a2*c2] and [rows, a2*b2], of several chains [siblings, rows, a2*b2]; with an
-            activation also what it makes of h.
+            [rows, a2*c2] and [rows, a2*b2], of several chains [siblings, rows, a2*b2].
         """
         rows, siblings = grads[0].shape[0], self.shape.siblings
         planes = (siblings,) if siblings > 1 else ()
         between = grads[0].new_empty(*planes, rows, self.shape.middle)
         to = grads[0].new_empty(rows, self.shape.right.in_features)
-        activated = None if h is None else torch.empty_like(to)
         if rows > 0:
             packed = self.pack(weights) if packed is None else packed
-            self.launch(grads, packed, between, to, h, activated)
-        return (to, between) if activated is None else (to, between, activated)
+            self.launch(grads, packed, between, to, below, bias)
+        return to, between
 
 
 @dataclass(frozen=True)
@@ -247,5 +250,5 @@ class InputGradWgmma16(GradientFamily[Config]):
 
 
 def _shape(problem: GradientProblem) -> Shape:
-    left, right = problem.factors
-    return Shape(left, right, problem.siblings, problem.activation)
+    left, right, *below = problem.factors
+    return Shape(left, right, problem.siblings, problem.activation, *below)
