@@ -15,7 +15,6 @@ struct ChainArguments {
   int64 x_stride, y_stride, residual_stride;  // from a row to the next; batch last, from a feature to the next
   int64 rows_per_block;                       // a multiple of a tile's; blocks of a cluster have a tile, once
   void* z;                                    // values between two factors, [sibling, batch, features], if stored
-  void* h;                                    // what is activated, as y, if stored
 };
 
 // Arguments of a kernel of two layers. The weights are those of both; bias and residual belong to the second one.
@@ -34,12 +33,11 @@ struct ChainPackArguments {
 
 // KEEPS_Z: the values between the factors are also written to memory, for a backward pass; only without
 // MIDDLE. GATED: ACTIVATION of the first sibling's product times the second's is written, with the features
-// of one. HIDDEN_BIAS: the first of two layers has a bias, added before MIDDLE. KEEPS_H: what is activated, rounded,
-// is also written; the activation is that of the rounded values, as if it were another kernel's.
+// of one. HIDDEN_BIAS: the first of two layers has a bias, added before MIDDLE.
 template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool KEEPS_Z_ = false, bool GATED_ = false,
-          bool HIDDEN_BIAS_ = false, bool KEEPS_H_ = false>
+          bool HIDDEN_BIAS_ = false>
 struct ChainEpilogue {
   static constexpr int MIDDLE = MIDDLE_, ACTIVATION = ACTIVATION_;  // Activation of z and of y
   static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_, KEEPS_Z = KEEPS_Z_, GATED = GATED_;
-  static constexpr bool HIDDEN_BIAS = HIDDEN_BIAS_, KEEPS_H = KEEPS_H_;
+  static constexpr bool HIDDEN_BIAS = HIDDEN_BIAS_;
 };

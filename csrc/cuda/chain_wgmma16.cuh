@@ -434,7 +434,7 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row + half * 8 >= end) continue;
-      uint32 words[4], h[4];
+      uint32 words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         float values[2];
@@ -442,12 +442,6 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
         for (int e = 0; e < 2; ++e) {
           float value = place.sum(sums, run, half, 2 * w + e);
           if (Epilogue::BIAS) value += half_of<T>(bias_words[w], e);
-          values[e] = value;
-        }
-        if constexpr (Epilogue::KEEPS_H) h[w] = pack_pair<T>(values[0], values[1]);
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float value = Epilogue::KEEPS_H ? half_of<T>(h[w], e) : values[e];
           if constexpr (Epilogue::GATED) {
             value *= half_of<T>(gate.words[run][half][w], e);
           } else {
@@ -459,10 +453,6 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
         words[w] = pack_pair<T>(values[0], values[1]);
       }
       store_16_bytes(y + half * 8 * arguments.y_stride + offset, words[0], words[1], words[2], words[3]);
-      if constexpr (Epilogue::KEEPS_H) {
-        uint16* const to = static_cast<uint16*>(arguments.h) + (row + half * 8) * arguments.y_stride + place.feature;
-        store_16_bytes(to + offset, h[0], h[1], h[2], h[3]);
-      }
     }
   }
 }

@@ -19,7 +19,7 @@ struct ChainArguments {
   const void* residual;
   void* y;
   int64_t batch, x_stride, y_stride, residual_stride, rows_per_block;
-  void *z = nullptr, *h = nullptr;
+  void* z = nullptr;
   const void* hidden_bias = nullptr;  // of MlpArguments (csrc/cuda/chain_mlp_tile.cuh), which kernels of MLPs take
 };
 
@@ -196,7 +196,6 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
                            stride_of_y,
                            layer.residual ? stride_of_y : 0,
                            grid.rows_per_block,
-                           nullptr,
                            nullptr,
                            hidden_bias ? hidden_bias->const_data_ptr() : nullptr};
   launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, true, &arguments}, device, grid.blocks);

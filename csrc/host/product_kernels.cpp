@@ -149,10 +149,10 @@ void weight_grad_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet k
   }
 }
 
-// ks_chain_keeping, on CUDA, without and with an activation.
-std::optional<c10::SafeKernelFunction>& python_chain_keeping(bool activated) {
-  static auto* kernels = new std::array<std::optional<c10::SafeKernelFunction>, 2>;
-  return (*kernels)[activated];
+// ks_chain_keeping, on CUDA.
+std::optional<c10::SafeKernelFunction>& python_chain_keeping() {
+  static auto* kernel = new std::optional<c10::SafeKernelFunction>;
+  return *kernel;
 }
 
 // y and the tensors that the backward pass reads, where ksopt/ops/trained_chain.py would launch a kernel that is in
@@ -173,16 +173,15 @@ std::vector<Tensor> known_chain(const Tensor& x, const std::vector<Tensor>& weig
   }
 }
 
-template <bool ACTIVATED>
 void chain_keeping_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  constexpr size_t COUNT_OF_ARGUMENTS = 5;
+  constexpr size_t COUNT_OF_ARGUMENTS = 6;
   const c10::IValue* arguments = &(*stack)[stack->size() - COUNT_OF_ARGUMENTS];
   const c10::IValue& bias = arguments[2];
   auto known = known_chain(arguments[0].toTensor(), arguments[1].toTensorVector(),
-                           bias.isNone() ? nullptr : &bias.toTensor(), ACTIVATED ? 1 : arguments[3].toInt(),
-                           ACTIVATED ? arguments[3].toStringRef() : "none", arguments[4].toInt());
-  if (known.size() != (ACTIVATED ? 4 : 3)) {  // fewer of the activation "none", which Python refuses
-    python_chain_keeping(ACTIVATED)->callBoxed(handle, keys, stack);
+                           bias.isNone() ? nullptr : &bias.toTensor(), arguments[3].toInt(),
+                           arguments[4].toStringRef(), arguments[5].toInt());
+  if (known.empty()) {
+    python_chain_keeping()->callBoxed(handle, keys, stack);
     return;
   }
   torch::jit::drop(*stack, COUNT_OF_ARGUMENTS);
@@ -204,13 +203,10 @@ void serve_products(bool served) {
     python_kernels()[op].emplace(ksopt::python_kernel(("ksopt::" + name.substr(0, dot)).c_str(), overload.c_str(),
                                                       c10::DispatchKey::CPU));  // CUDA's, too
   }
-  const auto of_cuda = [](const char* name, const char* overload = "") {
-    return ksopt::python_kernel(name, overload, c10::DispatchKey::CUDA);
-  };
+  const auto of_cuda = [](const char* name) { return ksopt::python_kernel(name, "", c10::DispatchKey::CUDA); };
   python_weight_grad(false).emplace(of_cuda("ksopt::ks_mm_weight_grad_inner"));
   python_weight_grad(true).emplace(of_cuda("ksopt::ks_mm_weight_bias_grad_inner"));
-  python_chain_keeping(false).emplace(of_cuda("ksopt::ks_chain_keeping"));
-  python_chain_keeping(true).emplace(of_cuda("ksopt::ks_chain_keeping", "activated"));
+  python_chain_keeping().emplace(of_cuda("ksopt::ks_chain_keeping"));
   ksopt::keep_python_chain_gradients();
   ksopt::find_python_layers();
   ksopt::find_python_mlps();
@@ -233,9 +229,7 @@ void serve_products(bool served) {
       library.impl("ks_mm_weight_bias_grad_inner",
                    torch::CppFunction::makeFromBoxedFunction<&weight_grad_kernel<true>>());
       ksopt::serve_chain_gradients(library);
-      library.impl("ks_chain_keeping", torch::CppFunction::makeFromBoxedFunction<&chain_keeping_kernel<false>>());
-      library.impl("ks_chain_keeping.activated",
-                   torch::CppFunction::makeFromBoxedFunction<&chain_keeping_kernel<true>>());
+      library.impl("ks_chain_keeping", torch::CppFunction::makeFromBoxedFunction<&chain_keeping_kernel>());
     }
   }
 }

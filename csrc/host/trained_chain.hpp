@@ -40,8 +40,7 @@ std::optional<ChainKernel> trained_chain_at(const TrainedChainKey& key) {
 }
 
 // y [*batch, M], of siblings side by side; the values between the factors, of siblings one after the other; the weights
-// packed for the gradient of x; and, with an activation, what it is of, like y. None if their launch is not in the
-// table or cannot read the operands without copies.
+// packed for the gradient of x. None if their launch is not in the table or cannot read the operands without copies.
 std::vector<Tensor> run_trained_chain(const Layer& layer, int64_t of_grad) {
   const auto key = key_of_trained_chain(layer, of_grad);
   const auto known = key && is_readable(layer.bias) ? trained_chain_at(*key) : std::nullopt;
@@ -56,8 +55,6 @@ std::vector<Tensor> run_trained_chain(const Layer& layer, int64_t of_grad) {
   std::vector<int64_t> sizes = sizes_of_result(layer, right.size(0) * right.size(1) * right.size(3));
   if (layer.siblings > 1) sizes.insert(sizes.begin(), layer.siblings);
   Tensor between = empty_like_in(layer.x, sizes);
-  std::vector<Tensor> results{y, between, packed.of_grad};
-  if (layer.activation != 0) results.push_back(empty_like_in(layer.x, sizes_of_result(layer, chain.out_features)));
   const int64_t rows = y.numel() / chain.out_features;
   const ChainGrid grid = chain.grid_of(rows);
   ChainArguments arguments{layer.x.const_data_ptr(),
@@ -70,10 +67,9 @@ std::vector<Tensor> run_trained_chain(const Layer& layer, int64_t of_grad) {
                            chain.out_features,
                            0,
                            grid.rows_per_block,
-                           between.mutable_data_ptr(),
-                           layer.activation != 0 ? results.back().mutable_data_ptr() : nullptr};
+                           between.mutable_data_ptr()};
   launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, true, &arguments}, device, grid.blocks);
-  return results;
+  return {y, between, packed.of_grad};
 }
 
 // Registers the launch of `run_trained_chain` for operands like these.

@@ -6,10 +6,10 @@ The best predicted tiles of each layer, with several ways to share the work, are
 against float64, with outputs poisoned with NaN, odd numbers of rows, and the error beside that of
 PyTorch's two einsum products. Then they are timed beside the two launches that they replace, beside
 the dense layer's gradient and, of siblings, beside a launch for each and a sum, behind an
-activation beside the plain kernel and one of Inductor's: in CUDA graphs of eight calls, the cache
-emptied before each replay. "pack" is the kernel that packs the weights alone; a tile's time
-includes it. Kernels of the two launches are chosen by their cost models, so that nothing is tuned
-here: set KSOPT_TUNE=measure for the choices of a training run.
+activation beside the plain kernel, the product that is activated and a kernel of Inductor's: in
+CUDA graphs of eight calls, the cache emptied before each replay. "pack" is the kernel that packs
+the weights alone; a tile's time includes it. Kernels of the two launches are chosen by their cost
+models, so that nothing is tuned here: set KSOPT_TUNE=measure for the choices of a training run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ksopt.epilogue import Activation, activation_gradient, with_epilogue
+from ksopt.epilogue import Activation, activation_gradient
 from ksopt.kernels import input_gradients
 from ksopt.kernels.families import input_grad_tile as tiles
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
@@ -32,7 +32,7 @@ from ksopt.kernels.families.input_grad_tile import Config, Shape
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import cuda_graphs, timing
 from ksopt.ops import implementation
-from ksopt.patterns.chain import Chain
+from ksopt.patterns.chain import Chain, Pattern
 from tiles import compile_ahead
 
 VIT, GPT, FEW = 25_216, 4_096, 64
@@ -50,11 +50,13 @@ class Layer:
     rows: int
     siblings: int = 1
     activation: Activation = "none"
+    below: str | None = None
 
     @property
     def shape(self) -> Shape:
         left, right = Chain.parse(self.chain)
-        return Shape(left, right, self.siblings, self.activation)
+        below = None if self.below is None else Pattern.parse(self.below)
+        return Shape(left, right, self.siblings, self.activation, below)
 
 
 LAYERS = (
@@ -67,9 +69,13 @@ LAYERS = (
     Layer("vit-qkv", "(1,192,64,2)*(2,64,192,1)", VIT, 3),
     Layer("gpt-qkv", "(1,512,128,2)*(2,128,512,1)", GPT, 3),
     Layer("few-qkv", "(1,384,128,2)*(2,128,384,1)", FEW, 3),
-    Layer("vit-gelu-1536-384", "(1,192,64,2)*(2,64,768,1)", VIT, 1, "gelu"),
-    Layer("gpt-gelu-4096-1024", "(1,512,128,2)*(2,128,2048,1)", GPT, 1, "gelu_tanh"),
-    Layer("few-gelu-3072-768", "(1,384,128,2)*(2,128,1536,1)", FEW, 1, "gelu_tanh"),
+    Layer("vit-gelu-1536-384", "(1,192,64,2)*(2,64,768,1)", VIT, 1, "gelu", "(1,768,64,2)"),
+    Layer(
+        "gpt-gelu-4096-1024", "(1,512,128,2)*(2,128,2048,1)", GPT, 1, "gelu_tanh", "(1,2048,128,2)"
+    ),
+    Layer(
+        "few-gelu-3072-768", "(1,384,128,2)*(2,128,1536,1)", FEW, 1, "gelu_tanh", "(1,1536,128,2)"
+    ),
     Layer("few-768-768", "(1,384,128,2)*(2,128,384,1)", FEW),
     Layer("few-768-2304", "(1,1152,128,2)*(2,128,384,1)", FEW),
     Layer("few-768-3072", "(1,1536,128,2)*(2,128,384,1)", FEW),
@@ -81,12 +87,12 @@ LAYERS = (
 class Operands:
     """The gradients of siblings' results, whose rows are not contiguous, and all factors.
 
-    And what an activation ahead of them reads.
+    With an activation also the weight of the factor below, what that read, and the bias.
     """
 
     grads: list[Tensor]
     weights: list[Tensor]
-    h: Tensor | None = None
+    behind: tuple[Tensor, ...] = ()
     activation: Activation = "none"
 
     @classmethod
@@ -97,11 +103,14 @@ class Operands:
         features, count = s.left.out_features + 16, s.siblings
         grads = [one[:, 8:-8] for one in draw(rows, count * features).chunk(count, 1)]
         weights = [draw(*p.weight_shape, scale=p.b**-0.5) for p in (s.left, s.right) * count]
-        h = None if s.activation == "none" else draw(rows, s.right.in_features)
-        return cls(grads, weights, h, s.activation)
+        if s.below is None:
+            return cls(grads, weights)
+        weights.append(draw(*s.below.weight_shape, scale=s.below.c**-0.5))
+        behind = draw(rows, s.features_below), draw(s.right.in_features)
+        return cls(grads, weights, behind, s.activation)
 
     def by_einsum(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """All gradients by einsum, with each product rounded to ``dtype``; and the activation."""
+        """All gradients by einsum, with each product rounded to ``dtype``."""
         rows, sums, planes = len(self.grads[0]), [], []
         for at, grad in enumerate(self.grads):
             left, right = (one.to(dtype) for one in self.weights[2 * at : 2 * at + 2])
@@ -112,11 +121,12 @@ class Operands:
             to = torch.einsum("nab,abc->nac", planes[-1].view(rows, a, b), right[..., 0])
             sums.append(to.reshape(rows, -1))
         to, between = sum(sums[1:], sums[0]), torch.stack(planes).squeeze(0)
-        if self.h is None:
+        if not self.behind:
             return to, between
-        h = self.h.to(dtype)
-        activated = with_epilogue(h, activation=self.activation)
-        return activation_gradient(to, h, self.activation), between, activated
+        below, bias = (one.to(dtype) for one in self.behind)
+        _, _, c, d = self.weights[2].shape
+        h = torch.einsum("ncd,bcd->nbd", below.view(rows, c, d), self.weights[2][0].to(dtype))
+        return activation_gradient(to, h.reshape(rows, -1) + bias, self.activation), between
 
 
 def tiles_of(s: Shape, rows: int, spec: DeviceSpec, count: int) -> list[Config]:
@@ -138,26 +148,23 @@ def fault_of(kernel: kernels.InputGradient, o: Operands) -> str | None:
     rows, s, dtype = len(o.grads[0]), kernel.shape, o.grads[0].dtype
     apart = [
         torch.full((count + 2, features), float("nan"), device="cuda", dtype=dtype)
-        for count, features in (
-            *((rows, s.right.in_features), (s.siblings * rows, s.middle)),
-            *(() if o.h is None else ((rows, s.right.in_features),)),
-        )
+        for count, features in ((rows, s.right.in_features), (s.siblings * rows, s.middle))
     ]
-    to, between, *activated = (one[1:-1] for one in apart)
+    to, between = (one[1:-1] for one in apart)
     if s.siblings > 1:
         between = between.view(s.siblings, rows, -1)
-    kernel.launch(o.grads, packed, between, to, o.h, *activated)
+    kernel.launch(o.grads, packed, between, to, *o.behind)
     if not all(one[end].isnan().all() for one in apart for end in (0, -1)):
         return "it writes beside its results"
     truths, theirs = o.by_einsum(torch.float64), o.by_einsum(dtype)
     for name, result, truth, their in zip(
-        ("x", "between", "activated"), (to, between, *activated), truths, theirs, strict=False
+        ("x", "between"), (to, between), truths, theirs, strict=True
     ):
         ours, error = ((one.double() - truth).norm() / truth.norm() for one in (result, their))
         if not ours <= _WORSE * error:
             return f"{rows} rows, {name}: error {ours:.2e}, PyTorch's {error:.2e}"
     first = to.clone(), between.clone()
-    kernel.launch(o.grads, packed, between, to, o.h, *activated)
+    kernel.launch(o.grads, packed, between, to, *o.behind)
     is_same = torch.equal(to, first[0]) and torch.equal(between, first[1])
     return None if is_same else f"{rows} rows: it gives another result the second time"
 
@@ -173,7 +180,7 @@ def by_factors(o: Operands, grads: Sequence[Tensor]) -> Tensor:
 
 def by_kernel(kernel: kernels.InputGradient, o: Operands, rows: Tensor) -> tuple[Tensor, ...]:
     """One launch; the gradients of siblings are side by side in ``rows``."""
-    return kernel(rows.chunk(kernel.shape.siblings, 1), o.weights, o.h)
+    return kernel(rows.chunk(kernel.shape.siblings, 1), o.weights, *o.behind)
 
 
 def by_siblings(kernel: kernels.InputGradient, o: Operands, grads: Sequence[Tensor]) -> Tensor:
@@ -184,9 +191,9 @@ def by_siblings(kernel: kernels.InputGradient, o: Operands, grads: Sequence[Tens
     return sum(sums[1:], sums[0])
 
 
-def behind(to: Tensor, h: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
-    """What a kernel of Inductor's computes of h."""
-    return activation_gradient(to, h, activation), with_epilogue(h, activation=activation)
+def behind(to: Tensor, product: Tensor, bias: Tensor, activation: Activation) -> Tensor:
+    """What a kernel of Inductor's computes."""
+    return activation_gradient(to, product + bias, activation)
 
 
 def compile_all(todo: Sequence[tuple[Shape, Config]], dtype: str) -> None:
@@ -226,7 +233,7 @@ def time_layer(layer: Layer, ready: Sequence[kernels.InputGradient], dtype: torc
         "two launches": lambda rows: by_factors(o, rows.chunk(count, 1)),
     }
     one_chain = Shape(s.left, s.right)
-    plain = replace(s, activation="none")
+    plain = replace(s, activation="none", below=None)
     us = input_gradients.factors_us(one_chain, name, layer.rows, spec)
     predicted = {"two launches": count * us}
     if ready:
@@ -236,12 +243,14 @@ def time_layer(layer: Layer, ready: Sequence[kernels.InputGradient], dtype: torc
         alone = kernels.InputGradient(one_chain, best, name, 0)
         ways["a launch each"] = lambda rows: by_siblings(alone, o, rows.chunk(count, 1))
         predicted["a launch each"] = count * tiles.predicted_us(one_chain, best, layer.rows, spec)
-    if o.h is not None:
-        h, best = o.h, tiles.best(plain, layer.rows, spec)[0]
+    if o.behind:
+        (below, bias), best = o.behind, tiles.best(plain, layer.rows, spec)[0]
         before = kernels.InputGradient(plain, best, name, 0)
         compiled = torch.compile(partial(behind, activation=layer.activation))
-        ways["two kernels"] = lambda rows: compiled(before([rows], o.weights)[0], h)
-        predicted["two kernels"] = input_gradients.apart_us(s, name, layer.rows, spec)
+        ways["three kernels"] = lambda rows: compiled(
+            before([rows], o.weights[:2])[0], implementation.repacked(below, o.weights[2]), bias
+        )
+        predicted["three kernels"] = input_gradients.apart_us(s, name, layer.rows, spec)
     for kernel in ready:
         label = " ".join(map(str, astuple(kernel.tile)))
         ways[label] = partial(by_kernel, kernel, o)

@@ -27,9 +27,9 @@ from ksopt.kernels.operands import Operands
 from ksopt.kernels.plan import ExecutionPlan
 from ksopt.kernels.problem import Problem
 
-Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor, ...]]
-"""(x, weights, bias) -> y, the values between the factors, the weights packed for x's gradient,
-and what is activated, if anything is."""
+Three = tuple[Tensor, Tensor, Tensor]
+Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], Three]
+"""(x, weights, bias) -> y, the values between the factors, the weights packed for x's gradient."""
 
 
 @runtime_checkable
@@ -45,9 +45,9 @@ def run(
     weights: Sequence[Tensor],
     bias: Tensor | None,
     siblings: int,
-    packed: int = 0,
     activation: str = "none",
-) -> tuple[Tensor, ...] | None:
+    packed: int = 0,
+) -> Three | None:
     """What `Keeping` returns, by a kernel; None: a launch per factor.
 
     Args:
@@ -55,8 +55,8 @@ def run(
         weights: of two factors, left to right, sibling after sibling.
         bias: [siblings * M], or None.
         siblings: how many chains.
-        packed: elements of the weights for x's gradient; 0 for none.
         activation: of y.
+        packed: elements of the weights for x's gradient; 0 for none.
     """
     operands = Operands(x, tuple(weights), bias, None)
     chosen, is_final = layer_plans.chosen_for_repacked(operands, siblings, activation)
@@ -71,14 +71,14 @@ def run(
     call = _loaded(candidate, x.get_device(), of_grad)
     if call is None:
         return None
-    y, between, own, *activated = call(x, weights, bias)
+    y, between, own = call(x, weights, bias)
     if own.numel() != packed:
-        return y, between, packed_of_grad(x, weights, packed), *activated
+        return y, between, packed_of_grad(x, weights, packed)
     if is_final and isinstance(call, Launched) and host.is_loaded():
         torch.ops.ksopt_host.know_trained_chain(
             x, list(weights), bias, siblings, activation, packed, **call.launches()
         )
-    return y, between, own, *activated
+    return y, between, own
 
 
 def packed_of_grad(x: Tensor, weights: Sequence[Tensor], packed: int) -> Tensor:

@@ -63,9 +63,10 @@ is the gradient of the input of chains of two factors, batch first, and of the v
 one kernel of ksopt's computes all faster (:mod:`ksopt.kernels.input_gradients`): of one chain, or
 of siblings, of which each has its result's gradient. packed is all weights as the kernel reads
 them, if the forward pass packed them. ``ks_chain_input_grad.activated`` computes the gradient of
-what an activation ahead of a chain reads. ``ks_chain_weight_grads`` (ops/chain_gradients.py) is
-that of both factors of a chain, or of siblings. ``ks_chain_siblings`` (ops/chain.py) is a ks_chain
-for each of several chains on one x; the backend puts it into graphs of training.
+the product, plus its bias, of which a chain reads an activation. ``ks_chain_weight_grads``
+(ops/chain_gradients.py) is that of both factors of a chain, or of siblings. ``ks_chain_siblings``
+(ops/chain.py) is a ks_chain for each of several chains on one x; the backend puts it into graphs of
+training.
 
 ``ks_mm_inner.out`` and ``ks_mm_repacked.out`` write y into a tensor, ``(Tensor x,
 Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled

@@ -42,34 +42,19 @@ def _kernel(
     weights: Sequence[Tensor],
     bias: Tensor | None,
     siblings: int = 1,
+    activation: str = "none",
     packed: int = 0,
 ) -> Three:
     """y, the values between and packed weights, for calls that the host library does not know."""
     for weight in weights:
         weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        result = trained_chain.run(x, weights, bias, siblings, packed)
+        result = trained_chain.run(x, weights, bias, siblings, activation, packed)
     if result is not None:
-        y, between, own = result
-        return y, between, own
+        return result
     y, between = _by_factors(implementation.repacked, x, weights)
-    y = y if bias is None else y.add_(bias)
+    y = with_epilogue(y if bias is None else y.add_(bias), activation=activation)
     return y, between, trained_chain.packed_of_grad(x, weights, packed)
-
-
-def _kernel_activated(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, activation: str, packed: int = 0
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `_kernel` of one chain, with act(y) instead of y, and y last."""
-    for weight in weights:
-        weight_cache.forget(weight)
-    with torch._C._AutoDispatchBelowADInplaceOrView():
-        result = trained_chain.run(x, weights, bias, 1, packed, activation=activation)
-    if result is not None:
-        activated, between, own, y = result
-        return activated, between, own, y
-    y, between, own = ks_chain_keeping(x, weights, bias, 1, packed)
-    return with_epilogue(y, activation=activation), between, own, y
 
 
 def _by_factors(
@@ -88,34 +73,20 @@ def _fake(
     weights: Sequence[Tensor],
     bias: Tensor | None,
     siblings: int = 1,
+    activation: str = "none",
     packed: int = 0,
 ) -> Three:
     return *_by_factors(implementation.fake, x, weights), x.new_empty(packed)
 
 
-def _fake_activated(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, activation: str, packed: int = 0
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    y, between, own = _fake(x, weights, bias, 1, packed)
-    return torch.empty_like(y), between, own, y
-
-
 LIBRARY.define(
-    "ks_chain_keeping(Tensor x, Tensor[] weights, Tensor? bias, int siblings=1, int packed=0) "
-    "-> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-LIBRARY.define(
-    "ks_chain_keeping.activated(Tensor x, Tensor[] weights, Tensor? bias, str activation, "
-    "int packed=0) -> (Tensor, Tensor, Tensor, Tensor)",
+    "ks_chain_keeping(Tensor x, Tensor[] weights, Tensor? bias, int siblings=1, "
+    "str activation='none', int packed=0) -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 implement("ks_chain_keeping", _kernel)
 torch.library.register_fake("ksopt::ks_chain_keeping", _fake, lib=LIBRARY)
-implement("ks_chain_keeping.activated", _kernel_activated)
-torch.library.register_fake("ksopt::ks_chain_keeping.activated", _fake_activated, lib=LIBRARY)
 ks_chain_keeping = torch.ops.ksopt.ks_chain_keeping.default
-ks_chain_keeping_activated = torch.ops.ksopt.ks_chain_keeping.activated
 
 
 def without_autocast(backward: Backward) -> Backward:
@@ -155,7 +126,7 @@ class _TrainedChains(torch.autograd.Function):
         for at in range(0, siblings, of_launch):
             own, its = weights[2 * at : 2 * (at + of_launch)], biases[at : at + of_launch]
             bias = None if not its else its[0] if of_launch == 1 else torch.cat(its)
-            y, values, packed = ks_chain_keeping(x, own, bias, of_launch, elements)
+            y, values, packed = ks_chain_keeping(x, own, bias, of_launch, packed=elements)
             if of_launch == 1:
                 parts.append(y)
                 between.append(values)

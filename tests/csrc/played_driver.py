@@ -49,7 +49,7 @@ struct ChainArguments {
   const float *x, *weights, *bias, *residual;
   float* y;
   long batch, x_stride, y_stride, residual_stride, rows_per_block;
-  const void *z, *h, *hidden_bias; /* the last of an MLP, whose chains are packed as one matrix */
+  const void *z, *hidden_bias; /* the last of an MLP, whose chains are packed as one matrix */
 } chain;
 struct PackArguments {
   const float* weights[4][4];

@@ -17,10 +17,11 @@ from ksopt.kernels.families import input_grad_tile, weight_packer
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.input_gradient import ks_chain_input_grad, ks_chain_input_grad_activated
-from ksopt.patterns.chain import Chain
+from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import ks_reference
 
 LEFT, RIGHT = Chain.parse("(1,192,64,2)*(2,64,96,1)")
+BELOW = Pattern.parse("(1,96,32,2)")
 FEATURES = LEFT.out_features
 SPEC = DeviceSpec((9, 0), 132, 228 * 1024)
 both = pytest.mark.parametrize("activation", ["none", "gelu"])
@@ -47,7 +48,8 @@ class Device:
         monkeypatch.setattr(driver, "load_kernel", self._load_kernel)
         monkeypatch.setattr(driver, "launch", self._launch)
         self.packed = None
-        self.h = None  # what is activated; new at each call where it is none
+        self.below = self.bias = None  # of the factor below; new at each call where they are none
+        self.last = torch.randn(BELOW.weight_shape).bfloat16()
         self.left, self.right, *self.others = (
             torch.randn(p.weight_shape).bfloat16() for p in (LEFT, RIGHT) * 4
         )
@@ -71,18 +73,20 @@ class Device:
         return to, between, len(self.launches) > before
 
     def _gradients(self, grads):
-        """By the overload; ``addresses`` are those of what is activated, and of the activation."""
+        """By the overload; ``addresses`` are those of what is below, and of the bias."""
         weights = [self.left, self.right, *self.others][: 2 * len(grads)]
         self.addresses = (None, None)
         if self.activation == "none":
             return ks_chain_input_grad(grads, weights, self.packed)
-        batch = grads[0].shape[:-1]
-        h = torch.zeros(*batch, RIGHT.in_features).bfloat16() if self.h is None else self.h
-        to, between, activated = ks_chain_input_grad_activated(grads, weights, h, self.activation)
-        assert (activated.shape, activated.dtype) == (to.shape, to.dtype)
-        assert activated.is_contiguous()
-        self.addresses = (h.data_ptr(), activated.data_ptr())
-        return to, between
+        batch, dtype = grads[0].shape[:-1], grads[0].dtype
+        below, bias = self.below, self.bias
+        if below is None:
+            below = torch.zeros(*batch, BELOW.in_features, dtype=dtype)
+        if bias is None and batch[0] % 2 == 0:
+            bias = torch.zeros(RIGHT.in_features, dtype=dtype)
+        weights.append(self.last)
+        self.addresses = (below.data_ptr(), None if bias is None else bias.data_ptr())
+        return ks_chain_input_grad_activated(grads, weights, below, bias, self.activation)
 
     def call_siblings(self, grads):
         """Both gradients of what several chains read, and whether Python launched them."""
@@ -144,9 +148,10 @@ def test_it_launches_what_python_launches(device, batch):
         assert actual.grads[:] == [grad.data_ptr(), None, None, None]
         assert actual.grad_strides[:] == [grad.stride(-2), 0, 0, 0]
         assert (actual.to, actual.between) == (to.data_ptr(), between.data_ptr())
-        assert (actual.h, actual.activated) == device.addresses
+        assert (actual.below, actual.bias) == device.addresses
         assert actual.batch == grad[..., 0].numel()
-        for place, weight in enumerate((device.right, device.left)):
+        factors = [device.last] * (device.activation != "none") + [device.right, device.left]
+        for place, weight in enumerate(factors):
             assert actual_packing.weights[0][place] == weight.data_ptr()
             assert tuple(actual_packing.strides[0][place]) == weight.stride()
 
@@ -156,17 +161,16 @@ def test_it_launches_what_python_launches(device, batch):
             python_to.data_ptr(),
             python_between.data_ptr(),
         )
-        assert (multiplying.h, multiplying.activated) == python_addresses
+        assert (multiplying.below, multiplying.bias) == python_addresses
         packed, own = bytes(packing)[:-16], bytes(actual_packing)[:-16]
         assert packed == own
-        for name in ("grads", "weights", "between", "to", "grad_strides", "h", "activated"):
+        for name in ("grads", "weights", "between", "to", "grad_strides", "below", "bias"):
             setattr(actual, name, getattr(multiplying, name))
         assert bytes(actual) == bytes(multiplying)
         assert ctypes.sizeof(packing) == 656
         assert ctypes.sizeof(actual) == 120
 
 
-@both
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_siblings_are_one_launch(device, count):
     """Of which each has a gradient of its own, whose rows lie as they like."""
@@ -187,8 +191,7 @@ def test_siblings_are_one_launch(device, count):
     assert actual.grads[:] == [grad.data_ptr() for grad in grads] + nothing
     assert actual.grad_strides[:count] == [grad.stride(-2) for grad in grads]
     assert (actual.to, actual.between) == (to.data_ptr(), between.data_ptr())
-    assert (actual.h, actual.activated) == device.addresses
-    for name in ("weights", "between", "to", "h", "activated"):
+    for name in ("weights", "between", "to"):
         setattr(actual, name, getattr(multiplying, name))
     assert bytes(actual) == bytes(multiplying)
 
@@ -238,19 +241,22 @@ def test_each_activation_is_known_by_itself(device):
 
 
 @pytest.mark.parametrize("activation", ["silu"])
-def test_what_is_activated_is_read_as_it_is_or_copied_by_python(device):
-    features, grad = RIGHT.in_features, rows(1009)
+def test_what_is_below_is_read_as_it_is_or_copied_by_python(device):
+    features, grad = BELOW.in_features, rows(1009)
     device.call(grad)
-    for h in (
+    for below in (
         part_of_wider_rows(torch.randn(1009, features).bfloat16()),
         torch.randn(features, 1009).bfloat16().t(),
         torch.randn(1009 * features + 1).bfloat16()[1:].view(1009, features),
     ):
-        device.h = h
+        device.below = below
         assert device.is_by_python(grad)
-        assert device.launches[-1][2].h not in (None, h.data_ptr())
-    device.h = torch.zeros(1009, features).bfloat16()
+        assert device.launches[-1][2].below not in (None, below.data_ptr())
+    device.below = None
     assert not device.is_by_python(grad)
+    device.bias = torch.zeros(RIGHT.in_features + 1).bfloat16()[1:]
+    assert device.is_by_python(grad)
+    assert device.launches[-1][2].bias not in (None, device.bias.data_ptr())
 
 
 @both
@@ -275,7 +281,7 @@ def test_what_is_known_is_of_such_operands(device):
     odd = rows(1003).flatten()[1 : 1002 * FEATURES + 1].view(1002, FEATURES)
     assert device.is_by_python(odd)
     device.left, device.right = device.left.half(), device.right.half()
-    device.h = torch.zeros(1002, RIGHT.in_features).half()
+    device.last = device.last.half()
     assert device.is_by_python(rows(1002).half())
     assert not device.is_by_python(rows(1002).half())
 
@@ -283,7 +289,8 @@ def test_what_is_known_is_of_such_operands(device):
 @both
 def test_a_weight_with_cached_forms_is_dropped_by_python(device):
     device.call(rows(1004))
-    for weight in (device.left, device.right):
+    last = [device.last] * (device.activation != "none")
+    for weight in (device.left, device.right, *last):
         assert not device.is_by_python(rows(1004))
         cached = weight_cache.prepared(weight, "doubled", lambda one: 2 * one)
         assert device.is_by_python(rows(1004))

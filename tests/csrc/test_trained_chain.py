@@ -22,7 +22,7 @@ from ksopt.kernels import (
 )
 from ksopt.kernels.families import chain_launcher, input_grad_tile, weight_packer
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.ops.trained_chain import ks_chain_keeping, ks_chain_keeping_activated
+from ksopt.ops.trained_chain import ks_chain_keeping
 from ksopt.patterns.chain import Chain
 
 LEFT, RIGHT = Chain.parse("(1,192,64,2)*(2,64,192,1)")
@@ -30,7 +30,7 @@ FEATURES = RIGHT.in_features
 SPEC = DeviceSpec((9, 0), 132, 228 * 1024)
 MANY, FEW = 20_000, 600  # blocks with rows of their own; clusters that share them
 both = pytest.mark.parametrize("activation", ["none", "gelu"])
-"""By either overload of the operator."""
+"""Without an activation and with one."""
 
 
 class Device:
@@ -70,17 +70,10 @@ class Device:
         before = len(self.launches)
         weights = [self.left, self.right, *self.others]
         siblings = len(weights) // 2
-        if self.activation == "none":
-            results = ks_chain_keeping(x, weights, self.bias, siblings, self.packed)
-        else:
-            results = ks_chain_keeping_activated(
-                x, weights, self.bias, self.activation, self.packed
-            )
-        y, between, self.of_grad, *self.activated = results
+        y, between, self.of_grad = ks_chain_keeping(
+            x, weights, self.bias, siblings, self.activation, self.packed
+        )
         assert self.of_grad.shape == (self.packed,)
-        assert len(self.activated) == (self.activation != "none")
-        for h in self.activated:
-            assert (h.shape, h.dtype, h.stride()) == (y.shape, y.dtype, y.stride())
         assert y.shape == (*x.shape[:-1], siblings * LEFT.out_features)
         planes = (siblings,) if siblings > 1 else ()
         assert between.shape == (*planes, *x.shape[:-1], RIGHT.out_features)
@@ -88,10 +81,6 @@ class Device:
         assert y.is_contiguous()
         assert between.is_contiguous()
         return y, between, len(self.launches) > before
-
-    def address_of_h(self):
-        """Of what was activated last, if anything was."""
-        return self.activated[0].data_ptr() if self.activated else None
 
     def is_by_python(self, x):
         return self.call(x)[2]
@@ -154,7 +143,7 @@ def test_it_launches_what_python_launches(device, batch, has_bias, is_of_grad):
         plan_autotuner.forget()
         before = variable(device.library, "launches").value
         python_y, python_between, is_by_python = device.call(x)
-        python_of_grad, python_h = device.of_grad, device.address_of_h()
+        python_of_grad = device.of_grad
         assert is_by_python
         (pack, pack_grid, packing), (chain, chain_grid, multiplying) = device.launches[-2:]
         assert (pack, chain) == (PACK_TRAINED, TRAINED)
@@ -175,13 +164,12 @@ def test_it_launches_what_python_launches(device, batch, has_bias, is_of_grad):
         actual = chain_launcher.Arguments.from_buffer_copy(seen_chain.arguments)
         assert (multiplying.y, multiplying.z) == (python_y.data_ptr(), python_between.data_ptr())
         assert (actual.y, actual.z) == (y.data_ptr(), between.data_ptr())
-        assert (multiplying.h, actual.h) == (python_h, device.address_of_h())
         assert packing.packed == multiplying.weights
         packing.packed, multiplying.weights = actual.weights, actual.weights
         if is_of_grad:
             assert packing.packed_of_grad == python_of_grad.data_ptr()
             packing.packed_of_grad = device.of_grad.data_ptr()
-        multiplying.y, multiplying.z, multiplying.h = actual.y, actual.z, actual.h
+        multiplying.y, multiplying.z = actual.y, actual.z
         packed = weight_packer.Arguments.from_buffer_copy(seen_pack.arguments)
         assert values_of(packed) == values_of(packing)
         assert values_of(actual) == values_of(multiplying)
@@ -271,8 +259,6 @@ def test_each_activation_is_known_by_itself(device):
     for device.activation in ("silu_gate", "tanh"):  # which are none
         with pytest.raises(InvalidInputError, match=device.activation):
             device.call(rows(MANY))
-    with pytest.raises(ValueError, match="unpack"):
-        ks_chain_keeping_activated(rows(MANY), [device.left, device.right], device.bias, "none")
 
 
 @both

@@ -264,7 +264,7 @@ def test_the_forward_pass_packs_weights_for_it(
         gradients = ks_chain_input_grad(grads, weights)
         elements = tile.packed_elements(shape)
         for _ in range(3):
-            y, between, packed = ks_chain_keeping(x, weights, None, siblings, elements)
+            y, between, packed = ks_chain_keeping(x, weights, None, siblings, packed=elements)
             assert torch.equal(packed, expected)
             others = ks_chain_keeping(x, weights, None, siblings)
             for one, other in zip((y, between), others, strict=False):

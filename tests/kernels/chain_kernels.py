@@ -199,8 +199,8 @@ def run(
 
 def run_keeping(
     kernel: EmulatedKernel, case: tuple[Shape, Config, Epilogue, str], o: Operands, sms: int = 2
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `run`, and what is between the factors, [siblings, rows, features], and is activated.
+) -> tuple[Tensor, Tensor]:
+    """As `run`, and what is between the factors, [siblings, rows, features].
 
     What is not stored has no features.
     """
@@ -212,10 +212,8 @@ def run_keeping(
     of_all = s.siblings * z_features
     memory = _launch(kernel, launch, tile, shared, epilogue, o, packed, o.bias, of_all)
     rows, features = o.residual.shape
-    of_h = features if epilogue.keeps_h else 0
-    y, z, h = memory.split([rows * features, rows * of_all, rows * of_h])
-    planes = z.view(s.siblings, rows, z_features)
-    return y.view(rows, features), planes, h.view(rows, of_h)
+    y, z = memory.split([rows * features, rows * of_all])
+    return y.view(rows, features), z.view(s.siblings, rows, z_features)
 
 
 def run_mlp(
@@ -296,15 +294,14 @@ def _launch(
     z_features: int = 0,
     hidden: Tensor | None = None,
 ) -> Tensor:
-    """y, of so many features what is between the factors, and what is activated, side by side.
+    """y and, of so many features, what is between the factors, side by side.
 
     ``hidden`` is the bias of the first of two chains.
     """
     rows, features = o.residual.shape
     weights = _aligned(torch.cat([packed, bias, *([] if hidden is None else [hidden])]))
     apart = _aligned(o.x._base.reshape(-1))  # x and residual
-    h_features = features if epilogue.keeps_h else 0
-    count = rows * (features + z_features + h_features)
+    count = rows * (features + z_features)
     y = _aligned(torch.full((count,), float("nan"), dtype=o.x.dtype))
     blocks, of_block = launch
     size, stride = o.x.element_size(), o.x.stride(0)
@@ -321,7 +318,6 @@ def _launch(
         y.data_ptr(),
         *(rows, stride, features, stride, of_block),
         y.data_ptr() + rows * features * size if z_features else 0,
-        y.data_ptr() + rows * (features + z_features) * size if h_features else 0,
         *last,
     )
     _emulate(kernel, arguments, (blocks, tile.threads, shared), (apart, weights, y))

@@ -129,21 +129,22 @@ def test_what_siblings_read_is_raced_beside_what_one_chain_reads(raced: list[lis
 
 def test_what_is_activated_has_a_record_of_its_own(raced: list[list[str]]) -> None:
     """Its race calls what is raced without the activation: neither waits for the other."""
-    chain = (Pattern(1, 3, 2, 2), Pattern(2, 2, 4, 1))
+    chain = (Pattern(1, 3, 2, 2), Pattern(2, 2, 4, 1), Pattern(1, 4, 3, 2))
     problem = GradientProblem("chain_input", chain, "float32", activation="gelu")
-    plain = replace(problem, activation="none")
-    by_pytorch = partial(input_gradient._activated_by_pytorch, activation="gelu")
+    plain = GradientProblem("chain_input", chain[:2], "float32")
+    by_pytorch = partial(input_gradient.activated_by_pytorch, activation="gelu")
     sizes = (((ROWS, 6),), tuple(p.weight_shape for p in chain))
 
-    def apart(grads: list[Tensor], weights: list[Tensor], h: Tensor) -> tuple[Tensor, ...]:
+    def apart(grads: list[Tensor], weights: list[Tensor], below: Tensor) -> tuple[Tensor, ...]:
         without = Without("factors", 1.4, input_gradient._by_pytorch, input_gradient._by_pytorch)
-        kernel_of(GradientQuestion(plain, ROWS, CPU, H200, without, sizes))
-        return by_pytorch(grads, weights, h)
+        of_plain = (sizes[0], sizes[1][:2])
+        kernel_of(GradientQuestion(plain, ROWS, CPU, H200, without, of_plain))
+        return by_pytorch(grads, weights, below)
 
     with toy_gradients.registered(of=toy_gradients.ToyInputGrad):
         without = Without("factors", 1.4, apart, by_pytorch)
         began = time.monotonic()
-        kernel_of(GradientQuestion(problem, ROWS, CPU, H200, without, (*sizes, (ROWS, 8))))
+        kernel_of(GradientQuestion(problem, ROWS, CPU, H200, without, (*sizes, (ROWS, 6))))
         assert time.monotonic() - began < 30
     assert len(raced) == 2
     records = tuning_cache.load_all(backend_of("cpu").fingerprint(CPU), GradientRecord)

@@ -109,12 +109,9 @@ class ToyChain(KernelFamily[ToyConfig]):
             between = [ks_reference(x, right) for right in weights[1::2]]
             parts = [ks_reference(*one) for one in zip(between, weights[::2], strict=True)]
             assert len(parts) == problem.siblings
-            y = with_epilogue(torch.cat(parts, -1), bias).contiguous()
+            y = with_epilogue(torch.cat(parts, -1), bias, problem.epilogue.activation).contiguous()
             z = between[0] if len(parts) == 1 else torch.stack(between)
-            activation = problem.epilogue.activation
-            if activation == "none":
-                return y, z, x.new_empty(0)
-            return with_epilogue(y, activation=activation), z, x.new_empty(0), y
+            return y, z, x.new_empty(0)
 
         return launch
 

@@ -79,12 +79,13 @@ class ToyInputGrad(ToyWeightGrad):
         self, problem: GradientProblem, launch: ToyLaunch, device_index: int
     ) -> Callable[..., tuple[Tensor, ...]]:
         def call(
-            grads: Sequence[Tensor], weights: Sequence[Tensor], h: Tensor | None = None
+            grads: Sequence[Tensor], weights: Sequence[Tensor], below: Tensor | None = None
         ) -> tuple[Tensor, ...]:
             assert len(grads) == problem.siblings
-            if h is not None:
-                return input_gradient._activated_by_pytorch(grads, weights, h, problem.activation)
-            return input_gradient._by_pytorch(grads, weights)
+            if below is None:
+                return input_gradient._by_pytorch(grads, weights)
+            activation = problem.activation
+            return input_gradient.activated_by_pytorch(grads, weights, below, activation=activation)
 
         return call
 

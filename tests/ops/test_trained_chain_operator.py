@@ -131,7 +131,7 @@ def test_the_operator_is_one_of_torchs(toy) -> None:
         torch.library.opcheck(op, (x, [left, right], bias), test_utils="test_schema")
         y, between, packed = op(x, [left, right], bias)
         assert packed.shape == (0,)
-        assert op(x, [left, right], bias, 1, 8)[2].shape == (8,)
+        assert op(x, [left, right], bias, packed=8)[2].shape == (8,)
         torch.testing.assert_close(between, ks_reference(x, right))
         expected = ks_reference(between, left)
         torch.testing.assert_close(y, expected if bias is None else expected + bias)

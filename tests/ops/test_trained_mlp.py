@@ -1,4 +1,4 @@
-"""Trained layers around an activation: a launch each, which save the activation's input alone."""
+"""Trained layers around an activation: a launch each, which save the activation alone."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_it_is_one_operator_with_right_gradients(partitioned, monkeypatch, make,
     assert second.epilogue.activation == "none"
 
 
-def test_what_is_saved_is_the_activations_input_alone() -> None:
+def test_what_is_saved_is_the_activation_alone() -> None:
     model = Block(F.gelu)
     with toy_chains.registered():
         y = torch.compile(model, backend="ksopt")(torch.randn(ROWS, 32))

@@ -366,7 +366,7 @@ def test_the_operators_are_torchs(predict, toy, count: int) -> None:
     for forward in (True, False):
         predict(forward=forward)
         plan_autotuner.forget()
-        y, between, packed = ks_chain_keeping(x, weights, bias, count, 8)
+        y, between, packed = ks_chain_keeping(x, weights, bias, count, packed=8)
         torch.testing.assert_close(y, truth + bias)
         values = between if count > 1 else between[None]
         for one, (_, right) in zip(values, pairs, strict=True):
@@ -384,5 +384,6 @@ def test_the_operators_are_torchs(predict, toy, count: int) -> None:
     of_each = [ks_reference(one, right.transpose(1, 2)) for one, (_, right) in of_x]
     torch.testing.assert_close(to, torch.stack(of_each).sum(0))
     for check in ("test_faketensor", "test_schema"):
-        torch.library.opcheck(ks_chain_keeping, (x, weights, bias, count, 8), test_utils=check)
+        operands = (x, weights, bias, count, "none", 8)
+        torch.library.opcheck(ks_chain_keeping, operands, test_utils=check)
         torch.library.opcheck(ks_chain_input_grad, (grads, weights), test_utils=check)

@@ -77,7 +77,7 @@ def _choices_of_mlp(node: fx.Node) -> Iterator[str]:
     a, b, _, d = own[0].shape
     hidden = x.new_empty(*x.shape[:-1], a * b * d)
     forward = trained_mlp.is_faster(x, own, hidden, others, biases, activation)
-    backward = input_gradient.is_one_launch(hidden, others, activation)
+    backward = input_gradient.is_one_launch(hidden, [*others, own[0]], activation)
     shapes = [tuple(one.shape) for one in (*own, *others)]
     yield f"{shapes} {activation} {dtype} {tuple(x.shape)}: {forward} {backward}"
 

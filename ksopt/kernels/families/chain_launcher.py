@@ -28,7 +28,6 @@ def kernel_name(s: Shape, dtype: str, epilogue: Epilogue) -> str:
     words += [f"{epilogue.middle}_between"] if epilogue.middle != "none" else []
     words += [epilogue.activation] if epilogue.activation != "none" else []
     words += ["z"] if epilogue.keeps_z else []
-    words += ["h"] if epilogue.keeps_h else []
     return "_".join(["ksopt_chain_wgmma16", dtype, shape, *words])
 
 
@@ -40,7 +39,6 @@ def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
         *map(ACTIVATIONS.index, activations),
         *(int(epilogue.bias), int(epilogue.residual), int(epilogue.keeps_z)),
         int(epilogue.is_gated),
-        *((0, 1) if epilogue.keeps_h else ()),
     )
     cluster = f"__cluster_dims__({tile.cluster}, 1, 1) " if tile.cluster > 1 else ""
     return (
@@ -73,7 +71,6 @@ class Arguments(ctypes.Structure):
         ("residual_stride", ctypes.c_int64),
         ("rows_per_block", ctypes.c_int64),
         ("z", ctypes.c_void_p),
-        ("h", ctypes.c_void_p),
     ]
 
 
@@ -172,7 +169,6 @@ class ChainLauncher(LoadedKernel):
         residual: Tensor | None = None,
         out: Tensor | None = None,
         z: Tensor | None = None,
-        h: Tensor | None = None,
     ) -> Tensor:
         """y of (rows, siblings * out_features), or with a gate of (rows, out_features).
 
@@ -184,7 +180,6 @@ class ChainLauncher(LoadedKernel):
             residual: as y, where the epilogue has one.
             out: where y is written; None allocates it.
             z: where the values between the factors are written, contiguous, if stored.
-            h: where what is activated is written, as y, if stored.
         """
         rows = x.shape[0]
         y = x.new_empty(rows, self.out_features) if out is None else out
@@ -202,7 +197,6 @@ class ChainLauncher(LoadedKernel):
             0 if residual is None else residual.stride(0),
             0,
             0 if z is None else z.data_ptr(),
-            0 if h is None else h.data_ptr(),
         )
         self._start(arguments)
         return y

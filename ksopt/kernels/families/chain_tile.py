@@ -26,12 +26,10 @@ class Epilogue(problem.Epilogue):
         middle: activation of the right factor's result, before the left one; of two chains, of
             the first one's result.
         keeps_z: whether the values between the factors are written to memory too.
-        keeps_h: whether what is activated is, rounded, as another kernel would read it.
     """
 
     middle: Activation = "none"
     keeps_z: bool = False
-    keeps_h: bool = False
 
     @classmethod
     def of(cls, of_problem: problem.Problem) -> Epilogue:

@@ -93,8 +93,7 @@ class ChainWgmma16(KernelFamily[Config]):
 class LaunchKeeping:
     """(x, weights, bias) -> y and what the backward pass reads; packs weights at each call.
 
-    These are the values between the factors, the weights packed for the gradient of x and, with an
-    activation, its input.
+    These are the values between the factors and the weights packed for the gradient of x.
     """
 
     def __init__(
@@ -105,9 +104,7 @@ class LaunchKeeping:
         of_grad: input_grad_tile.Config | None,
     ) -> None:
         shape = _shape(problem)
-        after = Epilogue.of(problem)
-        self._is_activated = after.activation != "none"
-        epilogue = replace(after, keeps_z=True, keeps_h=self._is_activated)
+        epilogue = replace(Epilogue.of(problem), keeps_z=True)
         self._out_features = problem.out_features
         self._planes = (problem.siblings,) if problem.siblings > 1 else ()
         self._between = shape.right.out_features
@@ -120,11 +117,10 @@ class LaunchKeeping:
 
     def __call__(
         self, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         y = torch.empty((*x.shape[:-1], self._out_features), dtype=x.dtype, device=x.device)
         sizes = (*self._planes, *x.shape[:-1], self._between)
         z = torch.empty(sizes, dtype=x.dtype, device=x.device)
-        h = torch.empty_like(y) if self._is_activated else None
         packed, of_grad = self._pack(weights)
         self._launch(
             as_rows(x),
@@ -132,9 +128,8 @@ class LaunchKeeping:
             None if bias is None else aligned(bias.contiguous()),
             out=y.view(-1, self._out_features),
             z=z.view(-1, self._between),
-            h=h,
         )
-        return (y, z, of_grad) if h is None else (y, z, of_grad, h)
+        return y, z, of_grad
 
 
 class LaunchChain:

@@ -309,6 +309,8 @@ def _fits_registers(tile: Config, s: Shape) -> bool:
     words = unit_of(s.left.d) // 4  # a quarter of a unit, of two rows, in pairs
     before = (s.siblings - 1) * columns // 4  # what is between, of the siblings before
     first = before + columns // 2 + 3 * words  # two groups' operands, and what is read for the next
-    second = before + columns // 4 + tile.nc  # and the sums of two chunks, or of one's gradient and product
+    second = (
+        before + columns // 4 + tile.nc
+    )  # and the sums of two chunks, or of one's gradient and product
     below = s.features_below // 4  # what the factor below read
     return below + max(first, second) + _OTHER_REGISTERS <= tile.registers

@@ -11,7 +11,6 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from ksopt.jit import arch, driver, nvrtc
