@@ -35,7 +35,7 @@ class Seen(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "weights", "bias", "residual", "y")),
         *((name, ctypes.c_long) for name in ("batch", "x_stride", "y_stride", "residual_stride")),
         ("rows_per_block", ctypes.c_long),
-        *((name, ctypes.c_void_p) for name in ("z", "h", "hidden_bias")),
+        *((name, ctypes.c_void_p) for name in ("z", "hidden_bias")),
     ]
 
 

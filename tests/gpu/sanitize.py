@@ -50,7 +50,7 @@ CHAINS = (
     ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1, "float32", False),
     ("(1,40,24,2)*(3,16,40,1)", Epilogue(True, "silu"), 1, "bfloat16", True),
     ("(1,48,32,2)*(2,32,48,1)", Epilogue(True), 1, "bfloat16", False),  # packed for gradients, too
-    ("(1,48,32,2)*(2,32,48,1)", Epilogue(True, "gelu"), 1, "bfloat16", False),  # and h is stored
+    ("(1,48,32,2)*(2,32,48,1)", Epilogue(True, "gelu"), 1, "bfloat16", False),
 )
 MLPS = (
     ("(1,32,16,4)*(2,32,32,1)", "(1,16,16,4)*(2,32,64,1)"),
@@ -143,27 +143,31 @@ def run_weight_gradients() -> int:
 def run_input_gradients() -> int:
     """Run the input gradients of chains by a tile of each way to share the work; how often."""
     ran, device = 0, DeviceSpec.of_device(0)
-    cases: tuple[tuple[str, int, Activation], ...] = (
-        ("(1,52,48,2)*(3,32,72,1)", 1, "none"),
-        ("(1,72,64,1)*(2,32,40,1)", 1, "none"),
-        ("(1,40,32,4)*(4,32,24,1)", 1, "none"),
-        ("(1,19,32,8)*(4,64,72,1)", 1, "none"),
-        ("(1,52,48,2)*(3,32,72,1)", 3, "none"),
-        ("(1,52,48,2)*(3,32,72,1)", 1, "gelu"),
+    cases: tuple[tuple[str, int, Activation, str | None], ...] = (
+        ("(1,52,48,2)*(3,32,72,1)", 1, "none", None),
+        ("(1,72,64,1)*(2,32,40,1)", 1, "none", None),
+        ("(1,40,32,4)*(4,32,24,1)", 1, "none", None),
+        ("(1,19,32,8)*(4,64,72,1)", 1, "none", None),
+        ("(1,52,48,2)*(3,32,72,1)", 3, "none", None),
+        ("(1,52,48,2)*(3,32,72,1)", 1, "gelu", "(1,108,64,2)"),
+        ("(1,72,64,1)*(2,32,40,1)", 1, "silu", "(1,20,32,4)"),
     )
-    for text, siblings, activation in cases:
-        shape = input_grad_tile.Shape(*Chain.parse(text), siblings, activation)
+    for text, siblings, activation, factor in cases:
+        below = None if factor is None else Pattern.parse(factor)
+        shape = input_grad_tile.Shape(*Chain.parse(text), siblings, activation, below)
         tiles = {
             (tile.groups, tile.blocks, tile.splits, tile.parts): tile
             for tile in input_grad_tile.configs(shape, device)
         }
         for tile, rows in itertools.product(list(tiles.values())[::3], (ROWS, 300)):
-            features, factors = shape.left.out_features, (shape.left, shape.right) * siblings
+            features, factors = shape.left.out_features, [shape.left, shape.right] * siblings
+            factors += [] if below is None else [below]
             grads = [torch.randn(rows, features, device="cuda").bfloat16() for _ in range(siblings)]
             weights = [torch.randn(p.weight_shape, device="cuda").bfloat16() for p in factors]
-            h = torch.randn(rows, shape.right.in_features, device="cuda").bfloat16()
+            sizes = () if below is None else ((rows, below.in_features), (below.out_features,))
+            behind = [torch.randn(size, device="cuda").bfloat16() for size in sizes]
             kernel = InputGradient(shape, tile, "bfloat16", 0)
-            result = kernel(grads, weights, None if activation == "none" else h)
+            result = kernel(grads, weights, *behind)
             assert not any(torch.isnan(one).any() for one in result), (text, tile)
             ran += 1
     return ran
