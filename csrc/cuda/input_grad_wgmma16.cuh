@@ -347,6 +347,15 @@ __device__ __forceinline__ void multiply_activated(const InputGradArguments& arg
   for (int of_share = 0; of_share < Tile::SHARE; ++of_share) {
 #pragma unroll 1
     for (int chunk = 0; chunk < Tile::COUNT; ++chunk) {
+      const int of_block = chunk * Tile::NC, at_chunk = feature + of_share * P::C2 + of_block;
+      uint32 bias[Tile::NC / 32][4] = {};
+      if (arguments.bias != nullptr) {
+#pragma unroll
+        for (int run = 0; run < Tile::NC / 32; ++run) {
+          if (P::C2 % Tile::NC != 0 && column + of_block + run * 32 >= P::C2) continue;
+          load_16_bytes(bias[run], static_cast<const uint16*>(arguments.bias) + at_chunk + run * 32);
+        }
+      }
       float sums[Tile::NC / 2], h[P::D0][NL / 2];
       ring.wait_until_full();
       const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16);
@@ -371,15 +380,6 @@ __device__ __forceinline__ void multiply_activated(const InputGradArguments& arg
       for (int j = 0; j < P::D0; ++j) wgmma_fence_operand(h[j]);
       ring.release(ring.slot);
       ring.next();
-      const int of_block = chunk * Tile::NC, at_chunk = feature + of_share * P::C2 + of_block;
-      uint32 bias[Tile::NC / 32][4] = {};
-      if (arguments.bias != nullptr) {
-#pragma unroll
-        for (int run = 0; run < Tile::NC / 32; ++run) {
-          if (P::C2 % Tile::NC != 0 && column + of_block + run * 32 >= P::C2) continue;
-          load_16_bytes(bias[run], static_cast<const uint16*>(arguments.bias) + at_chunk + run * 32);
-        }
-      }
       store_input_grad<T, P, Tile>(
           static_cast<uint16*>(arguments.to) + row * P::IN + at_chunk, column + of_block, left,
           [&](int run, int half, int at) {

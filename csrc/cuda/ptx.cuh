@@ -158,9 +158,10 @@ __device__ __forceinline__ void store_8_bytes(void* to, uint32 w0, uint32 w1) {
   asm volatile("st.global.v2.b32 [%0], {%1,%2};\n" ::"l"(to), "r"(w0), "r"(w1));
 }
 
-// Loads 16 bytes that no thread writes while the kernel runs.
+// Loads 16 bytes that no thread writes while the kernel runs. (Volatile: else the compiler may load where a condition
+// forbids it.)
 __device__ __forceinline__ void load_16_bytes(uint32 (&words)[4], const void* from) {
-  asm("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];\n"
+  asm volatile("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];\n"
       : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
       : "l"(from));
 }

@@ -172,7 +172,8 @@ def fault_of(kernel: kernels.InputGradient, o: Operands) -> str | None:
 def by_factors(o: Operands, grads: Sequence[Tensor]) -> Tensor:
     """The launches that the kernel replaces: two for each sibling, and the sums."""
     sums = []
-    for grad, left, right in zip(grads, o.weights[::2], o.weights[1::2], strict=True):
+    for at, grad in enumerate(grads):
+        left, right = o.weights[2 * at : 2 * at + 2]
         between = implementation.repacked(grad, left.transpose(1, 2))
         sums.append(implementation.repacked(between, right.transpose(1, 2)))
     return sum(sums[1:], sums[0])
