@@ -138,7 +138,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
 
     def storing_launcher(
         self, problem: Problem, config: ConfigT, device_index: int, of_grad: Any = None
-    ) -> Callable[..., tuple[Tensor, ...]]:
+    ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
         """The `launcher` of chains of two factors whose weights change with every call.
 
         Args:
@@ -147,8 +147,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
 
         Returns:
             (x, weights, bias) -> y, and for the backward pass what is between the factors, and the
-            weights as ``of_grad`` reads them, or nothing, [0], if that is None; with an activation
-            also its input.
+            weights as ``of_grad`` reads them, or nothing, [0], if that is None.
         """
         raise NotImplementedError
 
