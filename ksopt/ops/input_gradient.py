@@ -49,8 +49,7 @@ def _kernel_activated(
     by_pytorch = partial(activated_by_pytorch, activation=activation)
     with torch._C._AutoDispatchBelowADInplaceOrView():
         gradients = input_gradients.run(
-            *(grads, weights, None, apart, by_pytorch),
-            **{"below": below, "bias": bias, "activation": activation},
+            grads, weights, None, apart, by_pytorch, below=below, bias=bias, activation=activation
         )
         return apart(grads, weights, below, bias) if gradients is None else gradients
 
@@ -158,15 +157,13 @@ def is_one_launch(grad: Tensor, weights: Sequence[Tensor], activation: Activatio
     Of a dynamic number of rows the one at hand decides. Of ``grad`` only the rows matter, the dtype
     and the device, which are also those of the chains' input. Weights are as for the operator.
     """
-    of_factors = [[size_hint(size) for size in weight.shape] for weight in weights]
-    rows = [size_hint(size) for size in grad.shape[:-1]]
-    unknown = (None, 0)
-    if any(size in unknown for sizes in (*of_factors, rows) for size in sizes):
+    sizes = [size_hint(size) for one in (*weights, grad) for size in one.shape]
+    if None in sizes or 0 in sizes or any(weight.dtype != grad.dtype for weight in weights):
         return False
-    if any(weight.dtype != grad.dtype for weight in weights):
-        return False
-    shape = input_gradients.shape_of_factors([Pattern(*one) for one in of_factors], activation)
-    return input_gradients.is_by_kernel(shape, grad.dtype, math.prod(rows), grad.device)
+    known = [size for size in sizes if size is not None]
+    factors = [Pattern(*known[4 * at : 4 * at + 4]) for at in range(len(weights))]
+    shape, rows = input_gradients.shape_of_factors(factors, activation), known[4 * len(weights) :]
+    return input_gradients.is_by_kernel(shape, grad.dtype, math.prod(rows[:-1]), grad.device)
 
 
 def packed_elements(x: Tensor, weights: Sequence[Tensor]) -> int:
