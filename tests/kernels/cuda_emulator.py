@@ -379,7 +379,8 @@ def translate(text: str, name: str) -> str:
     """Rewrite inline PTX and shared memory as C++, keeping every line where it is.
 
     Raises:
-        TranslationError: a statement has a form that is not known.
+        TranslationError: a statement has a form that is not known, or accesses memory where the
+            compiler may move it: its assembly is not volatile.
     """
     text = re.sub(
         r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w: ]+?)\s+(\w+)\[\]\s*;",
@@ -404,6 +405,8 @@ def _translate_assembly(text: str, name: str) -> str:
     for begin in re.finditer(r'\basm\b\s*(?:volatile)?\s*\((?=\s*")', text):
         end = _closing(text, begin.end())
         statement = text[begin.start() : end]
+        if "volatile" not in begin[0] and "[%" in statement:
+            raise TranslationError(f"{name}: this accesses memory and is not volatile: {statement}")
         calls = _calls(text[begin.end() : end - 1], name)
         pieces += [text[at : begin.start()], calls, "\n" * statement.count("\n")]
         at = end

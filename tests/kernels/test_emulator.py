@@ -173,6 +173,14 @@ def test_an_unknown_declaration_is_refused():
         translate("__shared__ struct { int a; } s;", "some.cuh")
 
 
+def test_a_load_that_the_compiler_may_move_is_refused():
+    """Else it may run where a condition forbids it, on addresses that are none."""
+    load = 'asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(word) : "l"(from));'
+    assert "asm" not in translate(load, "some.cuh")
+    with pytest.raises(TranslationError, match="not volatile"):
+        translate(load.replace(" volatile", ""), "some.cuh")
+
+
 def test_conversions_round_as_pytorch_does(emulator):
     loop = "for (long long m = t; m < arguments.batch; m += 64) "
     pair = "const uint32 p = pack_pair<{0}>(-x[m], x[m]); y[m] = to_float({0}{{{1}}});"
