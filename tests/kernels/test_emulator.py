@@ -107,7 +107,7 @@ FAULTS = {
         "predicates and PTX declarations are not emulated",
     ),
     "an unknown instruction": (
-        'asm("prefetch.global.L1 [%0];" :: "l"(x)); y[t] = x[t];',
+        'asm volatile("prefetch.global.L1 [%0];" :: "l"(x)); y[t] = x[t];',
         "prefetch.global.L1 is not in emulator/instructions.hpp",
     ),
 }  # fmt: skip
