@@ -166,7 +166,7 @@ def _shown(value: Any) -> str:
 
 def table(searches: Searches) -> Table:
     """Table of the chain that each search uses for each size, beside dense."""
-    heads = ["search", "INxOUT", ">speedup", "chain", ">weights", ">of dense", ">latency", ">dense"]
+    heads = ["search", "INxOUT", ">speedup", "chain", ">weights", ">of dense", ">dense", ">latency"]
     rows = []
     has_error = False
     for name, one in searches.items():
@@ -186,7 +186,7 @@ def _cells(used: Finalist) -> list[str]:
         str(used.facts.chain),
         f"{used.facts.nnz:,}",
         phrases.percent(used.facts.share),
-        phrases.microseconds(used.latency.median_us),
         phrases.microseconds(used.dense.median_us),
+        phrases.microseconds(used.latency.median_us),
         WEIGHT_ERROR.cell(used.values),
     ]

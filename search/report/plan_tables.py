@@ -22,8 +22,8 @@ def plan_table(result: SearchResult) -> Table:
             "budget",
             ">weights",
             ">of dense",
-            ">latency",
             ">dense",
+            ">latency",
             ">saved, all",
         ),
         [_plan_row(one) for one in groups],
@@ -43,8 +43,8 @@ def budgets_table(result: SearchResult) -> Table:
             f"{one.converted}",
             f"{one.parameters:,}",
             phrases.percent(one.parameters / one.dense_parameters),
-            phrases.microseconds(one.latency_us) if one.dense_us else "",
             phrases.microseconds(one.dense_us) if one.dense_us else "",
+            phrases.microseconds(one.latency_us) if one.dense_us else "",
         ]
         for text, one in effects
     ]
@@ -54,8 +54,8 @@ def budgets_table(result: SearchResult) -> Table:
         ">chains",
         ">weights",
         ">of dense",
-        ">sum of latencies",
         ">dense",
+        ">sum of latencies",
     )
     return tables.of(heads, rows)
 
@@ -74,7 +74,7 @@ def _plan_row(one: PlannedGroup) -> list[str]:
         "" if one.answer is None else one.answer.budget.text,
         f"{per_layer:,}",
         phrases.percent(per_layer / group.dims.dense_parameters),
-        "" if one.latency_us is None else phrases.microseconds(one.latency_us),
         "" if one.dense_us is None else phrases.microseconds(one.dense_us),
+        "" if one.latency_us is None else phrases.microseconds(one.latency_us),
         "" if saved is None else phrases.microseconds(saved),
     ]

@@ -34,7 +34,7 @@ def answers_table(result: SearchResult) -> Table:
 
 def layer_answers_table(layer: LayerResult) -> Table:
     """Table of the fastest chain of each step beside the dense layer."""
-    heads = ["chain", ">weights", ">latency", ">dense", ">efficiency"]
+    heads = ["chain", ">weights", ">dense", ">latency", ">efficiency"]
     # By the request, so that tables of several sizes have the same columns.
     measured = metrics.measured(layer.request)
     heads += [f">{metric.title}" for metric in measured]
@@ -46,8 +46,8 @@ def layer_answers_table(layer: LayerResult) -> Table:
             cells = [
                 str(known.chain),
                 f"{known.nnz:,}",
-                phrases.microseconds(chosen.latency.median_us),
                 phrases.microseconds(chosen.dense.median_us),
+                phrases.microseconds(chosen.latency.median_us),
                 f"{chosen.efficiency:.2f}",
                 *(metric.cell(chosen.values) for metric in measured),
             ]
