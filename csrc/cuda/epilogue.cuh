@@ -48,25 +48,22 @@ template <int ACTIVATION> __device__ __forceinline__ float activate(float value)
   return value;
 }
 
-// An activation and its slope, by which the gradient of its result is multiplied.
-struct Activated {
-  float value, slope;
-};
-template <int ACTIVATION> __device__ __forceinline__ Activated activate_with_slope(float value) {
-  if constexpr (ACTIVATION == RELU) return {value < 0.0f ? 0.0f : value, value <= 0.0f ? 0.0f : 1.0f};
+// An activation's slope, by which the gradient of its result is multiplied.
+template <int ACTIVATION> __device__ __forceinline__ float slope_of(float value) {
+  if constexpr (ACTIVATION == RELU) return value <= 0.0f ? 0.0f : 1.0f;
   if constexpr (ACTIVATION == GELU) {
     const Normal normal = normal_of(value);
-    return {value * normal.integral, fmaf(value, normal.density, normal.integral)};
+    return fmaf(value, normal.density, normal.integral);
   }
   if constexpr (ACTIVATION == GELU_TANH) {
     const float square = 0.044715f * value * value;
     const float s = sigmoid(1.5957691216057308f * value * (square + 1.0f));
     const float slope = 1.5957691216057308f * fmaf(3.0f, square, 1.0f);  // of what the sigmoid takes
-    return {value * s, fmaf(value * slope, s * (1.0f - s), s)};
+    return fmaf(value * slope, s * (1.0f - s), s);
   }
   if constexpr (ACTIVATION == SILU) {
     const float s = sigmoid(value);
-    return {value * s, s * fmaf(value, 1.0f - s, 1.0f)};
+    return s * fmaf(value, 1.0f - s, 1.0f);
   }
-  return {value, 1.0f};
+  return 1.0f;
 }

@@ -384,7 +384,7 @@ __device__ __forceinline__ void multiply_activated(const InputGradArguments& arg
           static_cast<uint16*>(arguments.to) + row * P::IN + at_chunk, column + of_block, left,
           [&](int run, int half, int at) {
             const float value = value_of_run(h, run, half, at) + half_of<T>(bias[run][at / 2], at % 2);
-            return of_run(sums, run, half, at) * activate_with_slope<P::ACTIVATION>(value).slope;
+            return of_run(sums, run, half, at) * slope_of<P::ACTIVATION>(value);
           });
     }
   }
