@@ -1,7 +1,7 @@
-"""Trained layers around an activation in compiled graphs: one more pass over memory less each way.
+"""Trained layers around an activation in compiled graphs: what is activated is never written.
 
-What is activated is never written. The launch of the gradient of what the second layer reads
-computes it again, from the values between the first layer's factors, and multiplies by the slope.
+The launch of the gradient of what the second layer reads computes it again, from the values between
+the first layer's factors, and multiplies by the activation's slope.
 """
 
 from __future__ import annotations
