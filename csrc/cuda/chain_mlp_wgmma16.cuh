@@ -69,7 +69,7 @@ __device__ __forceinline__ void multiply_mlp(const MlpArguments& arguments, unsi
   using First = typename Tile::First;
   using Second = typename Tile::Second;
   const int thread = threadIdx.x - Tile::LOADERS;
-  const ChainThread<First> own(thread);
+  const WarpgroupThread<First> own(thread);
   const ChainRows rows = ChainRows::of_block<Tile>(arguments);
   unsigned char* const stash = stashes + own.group * Tile::STASH_BYTES + thread % 128 * 16;
   unsigned char* const second_stash = stash + First::STASH_BYTES;

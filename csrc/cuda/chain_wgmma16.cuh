@@ -16,9 +16,7 @@
 
 #include "chain_tile.cuh"
 #include "epilogue.cuh"
-#include "mbarrier.cuh"
-#include "pdl.cuh"
-#include "wgmma_16bit.cuh"
+#include "warpgroup_ring.cuh"
 
 // Which place of a row's chunk of 16 bytes keeps eight rows, read at a time, in different banks.
 template <int CHUNKS> __device__ __forceinline__ int swap_of_row(int row) {
@@ -26,30 +24,6 @@ template <int CHUNKS> __device__ __forceinline__ int swap_of_row(int row) {
   if constexpr (CHUNKS % 8 == 4) return row / 2 % 4;
   return CHUNKS % 4 == 2 ? row / 4 % 2 : 0;
 }
-
-// The ring of slots, as seen by a thread that fills or uses them in order.
-template <int SLOT_BYTES_, int STAGES> struct Ring {
-  static constexpr int SLOT_BYTES = SLOT_BYTES_;
-  unsigned char* slots;
-  Mbarrier *full, *empty;
-  int slot = 0, parity;
-  __device__ __forceinline__ Ring(unsigned char* slots_, Mbarrier* full_, Mbarrier* empty_, int parity_)
-      : slots(slots_), full(full_), empty(empty_), parity(parity_) {}
-  __device__ __forceinline__ unsigned char* here() const { return slots + slot * SLOT_BYTES; }
-  __device__ __forceinline__ void wait_until_full() { full[slot].wait(parity); }
-  __device__ __forceinline__ void wait_until_empty() { empty[slot].wait(parity); }
-  __device__ __forceinline__ void next() {
-    if (++slot == STAGES) slot = 0, parity ^= 1;
-  }
-  // This thread has used a slot.
-  __device__ __forceinline__ void release(int used) { empty[used].arrive(); }
-  // One thread starts the copy of packed weights, and advances by their size.
-  __device__ __forceinline__ void load_weights(const unsigned char*& weights, int at, int bytes) {
-    full[slot].arrive_and_expect_tx(bytes);
-    full[slot].cp_async_bulk(here() + at, weights, bytes);
-    weights += bytes;
-  }
-};
 
 // A block's share of the `COUNT` blocks of z, or chunks of outputs, of its cluster's rows. Blocks with different rows
 // start at different ones: if all requested the same weights at once, a few slices of the L2 cache would be busy and
@@ -128,30 +102,6 @@ __device__ __forceinline__ void load_rows_of_x(const ChainArguments& arguments, 
   }
 }
 
-// Loads `slots` slots of weights alone.
-template <typename AnyRing>
-__device__ __forceinline__ void load_weight_slots(AnyRing& ring, const unsigned char* weights, int slots, int bytes) {
-#pragma unroll 1
-  for (int at = 0; at < slots; ++at) {
-    ring.wait_until_empty();
-    if (threadIdx.x == 0) ring.load_weights(weights, 0, bytes);
-    ring.full[ring.slot].arrive();
-    ring.next();
-  }
-}
-
-// Prefetches the rows of the next pass to the L2 cache while outputs are computed and memory would be idle.
-template <int FEATURES, int ROWS>
-__device__ __forceinline__ void prefetch_rows(const void* from, int64 stride, int64 row0, int64 end) {
-  for (int row = threadIdx.x; row < ROWS; row += 128) {
-    if (row0 + row >= end) break;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(static_cast<const uint16*>(from) +
-                                                                      (row0 + row) * stride),
-                 "r"(FEATURES * 2)
-                 : "memory");
-  }
-}
-
 // The work of the first warpgroup: loads.
 template <typename P, typename Tile, typename Epilogue, typename AnyRing>
 __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyRing ring) {
@@ -179,44 +129,6 @@ __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyR
     wait_for_cluster<Tile>();
   }
 }
-
-// The widest product instruction that leaves no narrow remainder.
-constexpr int part_of_product(int n) {
-  return n == 256 ? 128 : n == 144 || n == 160 ? 96 : n == 104 ? 64
-       : n >= 192 ? 192 : n >= 128 ? 128 : n >= 96 ? 96 : n >= 64 ? 64
-       : n >= 48 ? 48 : n >= 32 ? 32 : n >= 24 ? 24 : n >= 16 ? 16 : 8;
-}
-
-// sums[64 x N] (+)= a[64 x 16] b[16 x N]: the last N columns of `sums`.
-template <typename T, int N, int COUNT>
-__device__ __forceinline__ void multiply_columns(float (&sums)[COUNT], const uint32 (&a)[4], uint64 b, int accumulate) {
-  constexpr int PART = part_of_product(N);
-  wgmma_mma_async_16<T, PART>(*reinterpret_cast<float(*)[PART / 2]>(&sums[COUNT - N / 2]), a, b, accumulate);
-  if constexpr (PART < N) multiply_columns<T, N - PART>(sums, a, b + PART, accumulate);  // 16 bytes a column
-}
-
-// Tells the compiler that asynchronous products no longer read or write these registers.
-template <int STEPS> __device__ __forceinline__ void keep_operands(uint32 (&a)[STEPS][4]) {
-#pragma unroll
-  for (int s = 0; s < STEPS; ++s)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      asm volatile("" : "+r"(a[s][e])::"memory");
-    }
-}
-
-// Both halves of a word as fp32.
-template <typename T> __device__ __forceinline__ float half_of(uint32 word, int half) {
-  return to_float(T{static_cast<uint16>(word >> 16 * half)});
-}
-
-// The position of a thread that multiplies: its warpgroup, warp, lane and rows.
-template <typename Tile> struct ChainThread {
-  int group, warp, lane, quarter, row;  // row: the thread's first one in its block's pass
-  __device__ __forceinline__ explicit ChainThread(int thread)
-      : group(__shfl_sync(~0u, thread / 128, 0)), warp(thread / 32 % 4), lane(thread % 32), quarter(lane % 4),
-        row(group * 64 + warp * 16 + lane / 4) {}
-};
 
 // The same place in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ uint32 address_in_block(const void* mine, int rank) {
@@ -459,7 +371,7 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
 
 // Phase 1: z of a warpgroup's rows.
 template <typename T, typename P, typename Tile, int MIDDLE, typename AnyRing>
-__device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char* stash, const ChainThread<Tile>& own) {
+__device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char* stash, const WarpgroupThread<Tile>& own) {
   // Where the lane finds its row of x in a slot: ldmatrix's matrices are the two halves of the rows, twice.
   const int x_row = own.group * 64 + own.warp * 16 + own.lane % 16;
   const uint32 x_at = shared_address(ring.slots) + x_row * Tile::ROW_BYTES;
@@ -572,21 +484,11 @@ __device__ __forceinline__ void load_bias(uint16* bias, const void* from, int th
   }
 }
 
-// The work of a warpgroup without rows while others of its block have some: it releases the slots.
-template <typename AnyRing> __device__ __forceinline__ void pass_slots_by(AnyRing& ring, int slots) {
-#pragma unroll 1
-  for (int at = 0; at < slots; ++at) {
-    ring.wait_until_full();
-    ring.release(ring.slot);
-    ring.next();
-  }
-}
-
 template <typename T, typename P, typename Tile, typename Epilogue, typename AnyRing>
 __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, unsigned char* stashes, uint16* shared_bias,
                                                AnyRing ring) {
   const int thread = threadIdx.x - Tile::LOADERS;
-  const ChainThread<Tile> own(thread);
+  const WarpgroupThread<Tile> own(thread);
   const ChainRows rows = ChainRows::of_block<Tile>(arguments);
   unsigned char* const stash = stashes + own.group * Tile::STASH_BYTES + thread % 128 * 16;
   clear_rest<Tile>(stash);

@@ -18,9 +18,9 @@
 // Blocks of the right factor need each their own part of dz: SPLITS blocks share them without a word.
 #pragma once
 
-#include "chain_wgmma16.cuh"
 #include "epilogue.cuh"
 #include "input_grad_tile.cuh"
+#include "warpgroup_ring.cuh"
 
 // Which rows and columns a block has.
 template <typename Tile> struct InputGradPlace {
@@ -148,7 +148,7 @@ __device__ __forceinline__ void load_unit(UnitOfRows<D>& unit, const unsigned ch
 // Phase 1: dz of a warpgroup's rows.
 template <typename T, typename P, typename Tile, typename AnyRing>
 __device__ __forceinline__ void multiply_rows_of_grad(float (&sums)[P::D1][Tile::NL / 2], AnyRing& ring,
-                                                      const ChainThread<Tile>& own) {
+                                                      const WarpgroupThread<Tile>& own) {
   using Unit = typename Tile::Unit;
   const unsigned char* const rows = ring.slots + own.row * Tile::ROW_BYTES + own.quarter * 16;
   const uint64 first_weights =
@@ -393,7 +393,7 @@ __device__ __forceinline__ void multiply_activated(const InputGradArguments& arg
 // The other warpgroups' job.
 template <typename T, typename P, typename Tile, typename AnyRing>
 __device__ __forceinline__ void multiply_input_grad(const InputGradArguments& arguments, AnyRing ring) {
-  const ChainThread<Tile> own(threadIdx.x - Tile::LOADERS);
+  const WarpgroupThread<Tile> own(threadIdx.x - Tile::LOADERS);
   const InputGradPlace<Tile> place(arguments);
   for (int64 row0 = place.first; row0 < place.end; row0 += Tile::ROWS) {
     if (row0 + own.group * 64 >= place.end) {

@@ -63,9 +63,9 @@ struct KnownGradient {
 };
 KnownGradient weight_gradient_known(AtenTensorHandle grad, AtenTensorHandle x, int64_t a, int64_t d, bool with_bias);
 
-// The y of a trained chain of two factors, or of siblings, the values between the factors, the weights packed for the
-// gradient of x and, with an activation, what it is of, if their launch is known; else none. bias: may be null.
-// packed_of_grad: elements of the packed weights. The handles belong to the caller.
+// The y of a trained chain of two factors, or of siblings, the values between the factors and the weights packed for the
+// gradient of x, if their launch is known; else none. bias: may be null. packed_of_grad: elements of the packed weights.
+// The handles belong to the caller.
 std::vector<AtenTensorHandle> trained_chain_known(AtenTensorHandle x, const std::vector<AtenTensorHandle>& weights,
                                                   AtenTensorHandle bias, int64_t siblings,
                                                   const std::string& activation, int64_t packed_of_grad);

@@ -44,17 +44,17 @@ int32_t dtype_of(const Tensor& tensor) {
 // None if the operands do not fit together.
 std::optional<InputGradKey> input_grad_key(const std::vector<Tensor>& grads, const std::vector<Tensor>& weights,
                                            const std::string& activation) {
-  const size_t siblings = grads.size(), count = 2 * siblings;
+  const size_t siblings = grads.size(), of_chains = 2 * siblings;
   const int64_t of_activation = activation_of(activation);
   const bool is_activated = of_activation != 0;
-  if (siblings == 0 || siblings > MOST_SIBLINGS || weights.size() != count + is_activated) return std::nullopt;
+  if (siblings == 0 || siblings > MOST_SIBLINGS || weights.size() != of_chains + is_activated) return std::nullopt;
   const Tensor& grad = grads[0];
   const int64_t dims = grad.dim();
   if (dims == 0) return std::nullopt;
-  const auto is_like = [&](const Tensor& one, const Tensor& first, int64_t dims) {
+  const auto is_like = [&](const Tensor& one, const Tensor& first, int64_t count) {
     if (dtype_of(one) != dtype_of(grad) || one.get_device_index() != grad.get_device_index()) return false;
-    if (one.dim() != dims || first.dim() != dims) return false;
-    for (int64_t i = 0; i < dims; ++i) {
+    if (one.dim() != count || first.dim() != count) return false;
+    for (int64_t i = 0; i < count; ++i) {
       if (one.size(i) != first.size(i)) return false;
     }
     return true;
@@ -63,7 +63,7 @@ std::optional<InputGradKey> input_grad_key(const std::vector<Tensor>& grads, con
     if (!is_like(one, grad, dims)) return std::nullopt;
   }
   for (size_t at = 0; at < weights.size(); ++at) {
-    if (!is_like(weights[at], weights[at < count ? at % 2 : at], 4)) return std::nullopt;
+    if (!is_like(weights[at], weights[at < of_chains ? at % 2 : at], 4)) return std::nullopt;
   }
   const Tensor &left = weights[0], &right = weights[1];
   int64_t rows = 1;
@@ -72,7 +72,7 @@ std::optional<InputGradKey> input_grad_key(const std::vector<Tensor>& grads, con
   InputGradKey key{};
   for (int64_t i = 0; i < 4; ++i) {
     key[i] = left.size(i), key[4 + i] = right.size(i);
-    if (is_activated) key[8 + i] = weights[count].size(i);
+    if (is_activated) key[8 + i] = weights[of_chains].size(i);
   }
   const std::array<int64_t, 5> others{rows, dtype_of(grad), grad.get_device_index(), static_cast<int64_t>(siblings),
                                       of_activation};

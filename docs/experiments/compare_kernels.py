@@ -5,8 +5,9 @@
 
 Of the families of factors, on `--patterns` of the paper's in three dtypes and both layouts: whether
 each predicts the same tile to be its fastest, and the same time; and, of three patterns, whether a
-kernel of each has the same machine code. Needs NVRTC, and no GPU. Names of functions and types are
-no machine code.
+kernel of each has the same machine code. Of the families of chains: whether the kernels of some
+layers and MLPs have, those that pack their weights too. Needs NVRTC, and no GPU. Names of functions
+and types are no machine code.
 """
 
 from __future__ import annotations
@@ -22,11 +23,26 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from versions.running import Version
 
 PATTERNS = ("(4,64,64,4)", "(1,128,96,1)", "(3,40,48,16)")
 DTYPES = ("float32", "float16", "bfloat16")
+# Chain, activation, residual, siblings, dtype, batch last; three tiles of each family are compared.
+LAYERS = (
+    ("(1,192,64,2)*(2,64,768,1)", "none", False, 1, "bfloat16", False),
+    ("(1,768,64,2)*(2,64,192,1)", "gelu", False, 1, "float16", False),
+    ("(1,192,64,2)*(2,64,192,1)", "none", False, 3, "bfloat16", False),
+    ("(1,96,32,2)*(2,32,96,1)", "gelu", True, 3, "bfloat16", False),
+    ("(1,768,64,2)*(2,64,192,1)", "silu_gate", True, 2, "bfloat16", False),
+    ("(1,40,24,2)*(3,16,40,1)", "relu", True, 1, "float32", True),
+    ("(1,24,16,4)*(2,16,12,2)*(2,24,32,1)", "none", False, 1, "float16", False),
+)
+MLPS = (
+    ("(1,768,64,2)*(2,64,192,1)", "(1,192,64,2)*(2,64,768,1)"),
+    ("(1,32,16,4)*(2,32,32,1)", "(1,16,16,4)*(2,32,64,1)"),
+)
 ROWS = 25_088
 _CODE_SECTION = ".text"
 
@@ -43,6 +59,49 @@ def code_of(cubin: bytes) -> list[str]:
         return names[section[0] :].startswith(_CODE_SECTION.encode())
 
     return [cubin[one[4] : one[4] + one[5]].hex() for one in sections if is_code(one)]
+
+
+def code_of_chains() -> dict[str, list[str]]:
+    """The machine code of the kernels that families of chains load, of the imported version."""
+    from ksopt.jit import arch, driver, nvrtc
+    from ksopt.kernels.families.base import families
+    from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer
+    from ksopt.patterns.chain import Chain
+
+    device = DeviceSpec((9, 0), 132, 228 * 1024)
+    problems = [
+        Problem(Chain.parse(text), dtype, last, True, Epilogue(True, activation, added), siblings)
+        for text, activation, added, siblings, dtype, last in LAYERS
+    ]
+    for texts in MLPS:
+        up, down = map(Chain.parse, texts)
+        second = SecondLayer(down, Epilogue(True, "none", True))
+        problems.append(Problem(up, "bfloat16", False, True, Epilogue(True, "gelu"), second=second))
+    code: dict[str, list[str]] = {}
+    compile_to_cubin = nvrtc.cubin
+
+    def compiled(source: str, _: str) -> Any:
+        cubin = compile_to_cubin(source, "sm_90a")
+        code[f"{case} {len(code)}"] = code_of(cubin.data)
+        return cubin
+
+    with (
+        mock.patch.object(nvrtc, "cubin", compiled),
+        mock.patch.object(arch, "of_device", return_value="sm_90a"),
+        mock.patch.object(driver, "load_kernel", return_value=1),
+        mock.patch.object(DeviceSpec, "of_device", return_value=device),
+    ):
+        for problem in problems:
+            for family in families():
+                takes = family.takes_mlps if problem.second is not None else family.takes_chains
+                if not takes or family.unsupported_reason(problem, device) is not None:
+                    continue
+                tiles = family.configs(problem, device)
+                fitting = [one for one in tiles if family.fits(problem, one, device)]
+                case = f"{problem} {family.name}"
+                for tile in fitting[:3]:
+                    family.launcher(problem, tile, 0)
+    return code
 
 
 def described(patterns: list[str]) -> dict[str, Any]:
@@ -78,7 +137,11 @@ def described(patterns: list[str]) -> dict[str, Any]:
         if isinstance(family, TemplateFamily) and tiles:
             for at, source in enumerate(family.sources(problem, tiles[0])):
                 code[f"{case} {at}"] = code_of(nvrtc.cubin(source, "sm_90a").data)
-    return {"predictions": predicted, "machine code": code}
+    return {
+        "predictions": predicted,
+        "machine code of factors": code,
+        "machine code of chains": code_of_chains(),
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -372,12 +372,10 @@ def gradients_table(gradients: Sequence[GradientRecord]) -> tables.Table:
     for one in gradients:
         problem, chosen = one.key.problem, one.choice
         kinds = [problem.gradient.replace("_", " "), *(["bias"] if problem.with_bias else [])]
-        times = f" {problem.siblings} times" if problem.siblings > 1 else ""
-        ahead = f" behind {problem.activation}" if problem.activation != "none" else ""
         rivals = [f"{rival.way} {rival.median_us:,.1f}" for rival in one.timed if rival != chosen]
         rows.append(
             [
-                "*".join(map(str, problem.factors)) + times + ahead,
+                problem.product,
                 f"{' and '.join(kinds)}, {problem.dtype}",
                 str(one.batch),
                 chosen.way,

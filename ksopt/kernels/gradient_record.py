@@ -65,6 +65,8 @@ class GradientKey:
             raise ValueError(f"there is no gradient of {siblings} chains")
         activation = values["activation"]
         check_activation(activation)
+        if activation != "none" and len(factors) != 3:
+            raise ValueError(f"{activation} between {len(factors)} factors")
         problem = GradientProblem(gradient, factors, dtype, with_bias, siblings, activation)
         return cls(problem, bits_of(int(values["largest_batch"])))
 

@@ -119,18 +119,20 @@ def test_show_lists_the_gradients_that_training_has_timed(capsys):
         Timed("toy", tile, "any", 2.0, 3.0, 3.0, 3.0),
     )
     fingerprint = backend_of("cpu").fingerprint(torch.device("cpu"))
-    for gradient, own, with_bias, at in (
-        ("weight", factors[:1], True, 1),
-        ("chain_weights", factors, False, 0),
+    of_gelu = (*factors, Pattern(1, 16, 4, 2))
+    for problem, at in (
+        (GradientProblem("weight", factors[:1], "bfloat16", True), 1),
+        (GradientProblem("chain_weights", factors, "bfloat16", siblings=3), 0),
+        (GradientProblem("chain_input", of_gelu, "bfloat16", activation="gelu"), 0),
     ):
-        key = GradientKey(GradientProblem(gradient, own, "bfloat16", with_bias), 6)
-        tuning_cache.save(fingerprint, GradientRecord(key, 50, timed, at))
+        tuning_cache.save(fingerprint, GradientRecord(GradientKey(problem, 6), 50, timed, at))
     assert tune("--show", "--device", "cpu") == 0
     out = capsys.readouterr().out
-    rows = [" ".join(line.split()) for line in out.splitlines() if line.startswith("(1,8,4,4)")]
+    rows = [" ".join(line.split()) for line in out.splitlines() if "(1,8,4,4)" in line]
     assert sorted(rows) == [
         "(1,8,4,4) weight and bias, bfloat16 50 toy 2.0 3.0 pytorch 8.0",
-        "(1,8,4,4)*(4,4,8,1) chain weights, bfloat16 50 pytorch 9.0 8.0 toy 3.0",
+        "(1,8,4,4)*(4,4,8,1) of gelu of (1,16,4,2) chain input, bfloat16 50 pytorch 9.0 8.0 toy 3.0",
+        "3 x (1,8,4,4)*(4,4,8,1) chain weights, bfloat16 50 pytorch 9.0 8.0 toy 3.0",
     ]
     chosen = ("--batch", "64", "--pattern", "(1,8,4,4)")
     assert tune("--show", "--device", "cpu", "--json", *chosen) == 0

@@ -36,7 +36,7 @@ class GradientProblem:
         with_bias: whether the gradient of a bias added to the product, the sum of the rows of y's
             gradient, is computed beside that of a weight.
         siblings: how many chains of these factors read the same.
-        activation: of "chain_input": what the chain reads is this of a factor's product.
+        activation: of "chain_input": what the chain reads is this of the last factor's product.
     """
 
     gradient: Gradient
@@ -46,13 +46,17 @@ class GradientProblem:
     siblings: int = 1
     activation: Activation = "none"
 
-    def __str__(self) -> str:
-        is_activated = self.activation != "none"
-        chain = "*".join(map(str, self.factors[:2] if is_activated else self.factors))
+    @property
+    def product(self) -> str:
+        """The factors as text, with the number of siblings and what an activation is of."""
+        factors = [str(p) for p in self.factors]
         times = f"{self.siblings} x " if self.siblings > 1 else ""
+        below = f" of {self.activation} of {factors.pop()}" if self.activation != "none" else ""
+        return f"{times}{'*'.join(factors)}{below}"
+
+    def __str__(self) -> str:
         bias = " and bias" if self.with_bias else ""
-        ahead = f" of {self.activation} of {self.factors[2]}" if is_activated else ""
-        return f"{self.gradient}{bias} of {times}{chain}{ahead} {self.dtype}"
+        return f"{self.gradient}{bias} of {self.product} {self.dtype}"
 
 
 class GradientFamily(abc.ABC, Generic[LaunchT]):

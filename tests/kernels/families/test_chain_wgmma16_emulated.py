@@ -209,26 +209,29 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert y[[row for row in range(40) if row not in (3, 17)]].isfinite().all()
 
 
+RING = "warpgroup_ring.cuh"
+
+
 @pytest.mark.parametrize(
-    ("at", "cut", "left"),
+    ("at", "name", "cut", "left"),
     [
-        (0, "wait_until_full() { full[slot].wait(parity); }", "wait_until_full() {}"),
+        (0, RING, "wait_until_full() { full[slot].wait(parity); }", "wait_until_full() {}"),
         pytest.param(
-            *(0, "wait_until_empty() { empty[slot].wait(parity); }", "wait_until_empty() {}"),
+            *(0, RING, "wait_until_empty() { empty[slot].wait(parity); }", "wait_until_empty() {}"),
             marks=pytest.mark.slow,
         ),
         (
-            10,
+            *(10, "chain_wgmma16.cuh"),
             "    arrive_at_cluster<Tile>();\n    wait_for_cluster<Tile>();\n    const int64 row",
             "    const int64 row",
         ),
     ],
 )
-def test_a_missing_wait_is_detected(emulator, at, cut, left):
+def test_a_missing_wait_is_detected(emulator, at, name, cut, left):
     """So the hand-over of slots, and of z in a cluster, is really checked."""
 
     def edit(header: str, text: str) -> str:
-        if header == "chain_wgmma16.cuh":
+        if header == name:
             assert text.count(cut) == 1
             text = text.replace(cut, left)
         return without_predicates(header, text)

@@ -237,8 +237,8 @@ def test_what_is_not_finite_reaches_what_it_met(multiply, pack, at):
 @pytest.mark.parametrize(
     ("header", "cut", "left"),
     [
-        ("chain_wgmma16.cuh", "{ full[slot].wait(parity); }", "{}"),
-        ("chain_wgmma16.cuh", "{ empty[slot].wait(parity); }", "{}"),
+        ("warpgroup_ring.cuh", "{ full[slot].wait(parity); }", "{}"),
+        ("warpgroup_ring.cuh", "{ empty[slot].wait(parity); }", "{}"),
     ],
 )
 def test_a_missing_wait_is_detected(emulator, pack, header, cut, left):
