@@ -30,7 +30,7 @@ from versions.running import Version
 PATTERNS = ("(4,64,64,4)", "(1,128,96,1)", "(3,40,48,16)")
 DTYPES = ("float32", "float16", "bfloat16")
 # Chain, activation, residual, siblings, dtype, batch last; three tiles of each family are compared.
-LAYERS = (
+LAYERS: tuple[tuple[str, Any, bool, int, str, bool], ...] = (
     ("(1,192,64,2)*(2,64,768,1)", "none", False, 1, "bfloat16", False),
     ("(1,768,64,2)*(2,64,192,1)", "gelu", False, 1, "float16", False),
     ("(1,192,64,2)*(2,64,192,1)", "none", False, 3, "bfloat16", False),

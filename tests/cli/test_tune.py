@@ -131,7 +131,8 @@ def test_show_lists_the_gradients_that_training_has_timed(capsys):
     rows = [" ".join(line.split()) for line in out.splitlines() if "(1,8,4,4)" in line]
     assert sorted(rows) == [
         "(1,8,4,4) weight and bias, bfloat16 50 toy 2.0 3.0 pytorch 8.0",
-        "(1,8,4,4)*(4,4,8,1) of gelu of (1,16,4,2) chain input, bfloat16 50 pytorch 9.0 8.0 toy 3.0",
+        "(1,8,4,4)*(4,4,8,1) of gelu of (1,16,4,2) chain input, bfloat16 50 "
+        "pytorch 9.0 8.0 toy 3.0",
         "3 x (1,8,4,4)*(4,4,8,1) chain weights, bfloat16 50 pytorch 9.0 8.0 toy 3.0",
     ]
     chosen = ("--batch", "64", "--pattern", "(1,8,4,4)")
