@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import ksopt
@@ -182,16 +182,17 @@ def test_every_feature_is_in_one_block(chain: Chain) -> None:
 
 
 @given(st.integers(3, 4).flatmap(chains), SEEDS)
+@example(Chain.parse("(3,3,2,2)*(3,4,4,1)*(4,3,1,1)*(1,4,2,1)"), 324)  # the error is rounding's
 @settings(max_examples=25)
 def test_any_chain_gets_weights_and_an_honest_error(chain: Chain, seed: int) -> None:
     matrix = random_matrix(chain, seed)
     projection = project(matrix, chain, iterations=5)
     assert [tuple(w.shape) for w in projection.weights] == [p.weight_shape for p in chain]
     error = ((matrix - chain_to_dense(projection.weights)).norm() / matrix.norm()).item()
-    assert projection.relative_error == pytest.approx(error, rel=1e-9)
+    assert projection.relative_error == pytest.approx(error, rel=1e-9, abs=1e-12)
     assert projection.lower_bound <= projection.relative_error <= 1 + 1e-12
     more = project(matrix, chain, iterations=5, refine=10)
-    assert more.relative_error <= projection.relative_error * (1 + 1e-12)
+    assert more.relative_error <= projection.relative_error * (1 + 1e-12) + 1e-12
 
 
 KALEIDOSCOPE = Chain.kaleidoscope(8)
