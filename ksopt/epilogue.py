@@ -21,7 +21,7 @@ from ksopt.errors import InvalidInputError
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 """The activations of an epilogue; "gelu" is the exact one, by erf.
 
-In the order of ``Activation`` in csrc/cuda/epilogue.cuh."""
+In the order of ``Activation`` in csrc/cuda/common/epilogue.cuh."""
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 

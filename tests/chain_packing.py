@@ -1,6 +1,6 @@
 """The reference of packed weights: the order that the kernels of chains and MLPs read, by PyTorch.
 
-csrc/cuda/chain_pack.cuh and chain_mlp_pack.cuh do the same in one launch each.
+csrc/cuda/common/chain_pack.cuh and chain_mlp_pack.cuh do the same in one launch each.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ksopt.kernels.families.chain_mlp_tile import Config as MlpConfig
-from ksopt.kernels.families.chain_tile import Config, Shape
+from ksopt.kernels.families.common.chain_mlp_tile import Config as MlpConfig
+from ksopt.kernels.families.common.chain_tile import Config, Shape
 
 
 def pack_index(s: Shape, tile: Config) -> Tensor:

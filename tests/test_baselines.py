@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ksopt.baselines import BASELINES, Product
 from ksopt.batched import Matrices
 from ksopt.bench.request import EAGER
-from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families.common import pytorch_ops
 from ksopt.kernels.problem import Problem
 from ksopt.ops import ks_mm_weight_grad
 from ksopt.patterns.chain import Pattern

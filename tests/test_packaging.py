@@ -161,7 +161,8 @@ apart = ("ksopt.__main__", "ksopt.integrations.")  # these need optional package
 files = {
     name: importlib.import_module(name).__file__ for name in modules if not name.startswith(apart)
 }
-sources = [p.name for p in (resources.files("ksopt.csrc") / "cuda").iterdir()]
+cuda = resources.files("ksopt.csrc") / "cuda"
+sources = [p.name for folder in (cuda, cuda / "common") for p in folder.iterdir()]
 print(json.dumps({"files": files, "sources": sources, "version": ksopt.__version__}))
 """
     done = run(installed.python, "-c", script, folder=installed.elsewhere)
@@ -174,7 +175,7 @@ print(json.dumps({"files": files, "sources": sources, "version": ksopt.__version
         if not Path(file).resolve().is_relative_to(installed.folder.resolve())
     }
     assert outside == {}
-    assert any(name.endswith(".cuh") for name in wheel["sources"])
+    assert {"naive.cuh", "ptx.cuh"} <= set(wheel["sources"])
 
 
 def test_the_command_says_its_version(installed: Environment) -> None:

@@ -4,7 +4,7 @@
 // registers; x, whose rows lie across the summation, is read as transposed matrices.
 #pragma once
 
-#include "batch_last.cuh"
+#include "common/batch_last.cuh"
 
 template <typename P, int WARPS_K_, int WARPS_M_, int MT_, int NT_, int KL_, int STAGES_, int BLOCKS_,
           bool SHIFTED_>

@@ -11,8 +11,8 @@
 // once more by ordinary fp32 arithmetic.
 #pragma once
 
-#include "batch_last.cuh"
-#include "tf32_split.cuh"
+#include "common/batch_last.cuh"
+#include "common/tf32_split.cuh"
 
 template <typename P, int WARPS_K_, int WARPS_M_, int MT_, int NT_, int KL_, int STAGES_, int BLOCKS_,
           int PRODUCTS_, bool SHIFTED_>

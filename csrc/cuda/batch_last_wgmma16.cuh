@@ -10,7 +10,7 @@
 #pragma once
 
 #include "batch_last_mma16.cuh"
-#include "wgmma.cuh"
+#include "common/wgmma.cuh"
 
 template <typename P, int TEAMS_, int WARPGROUPS_, int MT_, int BM_, int KL_, int STAGES_, int BLOCKS_>
 struct BatchLastWgmma16Tile {

@@ -15,8 +15,8 @@
 #pragma once
 
 #include "batch_last_mma_tf32x3.cuh"
-#include "mbarrier.cuh"
-#include "wgmma_tf32.cuh"
+#include "common/mbarrier.cuh"
+#include "common/wgmma_tf32.cuh"
 
 template <typename P, int GROUPS_N_, int GROUPS_M_, int MT_, int NT_, int KL_, int STAGES_,
           bool RESIDENT_, int CHAIN_, int PENDING_, int PRODUCTS_>

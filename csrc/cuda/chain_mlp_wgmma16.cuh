@@ -6,7 +6,7 @@
 // of its blocks the z of the second chain grows chunk by chunk, and is then stored in shared memory.
 #pragma once
 
-#include "chain_mlp_tile.cuh"
+#include "common/chain_mlp_tile.cuh"
 #include "chain_wgmma16.cuh"
 
 template <typename P1, typename P2, typename Tile, typename Epilogue, typename AnyRing>

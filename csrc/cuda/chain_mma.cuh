@@ -6,13 +6,13 @@
 // the caches, packed in the order in which lanes load them. 16-bit results are rounded between factors, as by PyTorch.
 #pragma once
 
-#include "chain_arguments.cuh"
-#include "chain_mma_tile.cuh"
-#include "epilogue.cuh"
-#include "pdl.cuh"
-#include "shared_elements.cuh"
-#include "smem_layout.cuh"
-#include "tf32_split.cuh"
+#include "common/chain_arguments.cuh"
+#include "common/chain_mma_tile.cuh"
+#include "common/epilogue.cuh"
+#include "common/pdl.cuh"
+#include "common/shared_elements.cuh"
+#include "common/smem_layout.cuh"
+#include "common/tf32_split.cuh"
 
 // The offset in elements, in the packed weights of a stage, of a plane, a column and a value of l.
 template <typename Stage>

@@ -14,9 +14,9 @@
 // Rows of x and packed weights pass through one ring of slots, filled by the first warpgroup.
 #pragma once
 
-#include "chain_tile.cuh"
-#include "epilogue.cuh"
-#include "warpgroup_ring.cuh"
+#include "common/chain_tile.cuh"
+#include "common/epilogue.cuh"
+#include "common/warpgroup_ring.cuh"
 
 // Which place of a row's chunk of 16 bytes keeps eight rows, read at a time, in different banks.
 template <int CHUNKS> __device__ __forceinline__ int swap_of_row(int row) {

@@ -9,10 +9,10 @@
 // memory, always in the same order.
 #pragma once
 
-#include "pdl.cuh"
-#include "kernel_params.cuh"
-#include "ptx.cuh"
-#include "smem_layout.cuh"
+#include "common/pdl.cuh"
+#include "common/kernel_params.cuh"
+#include "common/ptx.cuh"
+#include "common/smem_layout.cuh"
 
 template <typename T, typename P, int JW_, int LT_, int KT_, int KR_, int M_, int UNITS_>
 struct DecodeFmaTile {

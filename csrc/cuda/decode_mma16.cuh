@@ -10,7 +10,7 @@
 // an equal part of the others' sums. A tile always adds in the same order.
 #pragma once
 
-#include "pdl.cuh"
+#include "common/pdl.cuh"
 #include "mma16.cuh"
 
 template <typename P, int WARPS_J_, int WARPS_M_, int WARPS_N_, int WARPS_L_, int MT_, int NT_, int UNITS_,

@@ -16,10 +16,10 @@
 // are added by ordinary arithmetic.
 #pragma once
 
-#include "gather_mma_tile.cuh"
-#include "pdl.cuh"
-#include "smem_layout.cuh"
-#include "tf32_split.cuh"
+#include "common/gather_mma_tile.cuh"
+#include "common/pdl.cuh"
+#include "common/smem_layout.cuh"
+#include "common/tf32_split.cuh"
 
 // Stores the column's weights in fragment order, with zeros behind them.
 template <typename P, typename Tile>

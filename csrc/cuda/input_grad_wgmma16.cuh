@@ -18,9 +18,9 @@
 // Blocks of the right factor need each their own part of dz: SPLITS blocks share them without a word.
 #pragma once
 
-#include "epilogue.cuh"
-#include "input_grad_tile.cuh"
-#include "warpgroup_ring.cuh"
+#include "common/epilogue.cuh"
+#include "common/input_grad_tile.cuh"
+#include "common/warpgroup_ring.cuh"
 
 // Which rows and columns a block has.
 template <typename Tile> struct InputGradPlace {

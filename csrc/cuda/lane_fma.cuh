@@ -6,9 +6,9 @@
 // Weights come again for the rows of other threads, from the L1 cache.
 #pragma once
 
-#include "kernel_params.cuh"
-#include "pdl.cuh"
-#include "ptx.cuh"
+#include "common/kernel_params.cuh"
+#include "common/pdl.cuh"
+#include "common/ptx.cuh"
 
 template <typename T_, typename P_, int THREADS_, int SLOTS_, int ROWS_, int OUTPUTS_, int WIDTH_>
 struct LaneFmaTile {

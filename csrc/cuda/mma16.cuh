@@ -16,10 +16,10 @@
 // the L2 cache as half sectors, twice the traffic.
 #pragma once
 
-#include "kernel_params.cuh"
-#include "pdl.cuh"
-#include "ptx.cuh"
-#include "smem_layout.cuh"
+#include "common/kernel_params.cuh"
+#include "common/pdl.cuh"
+#include "common/ptx.cuh"
+#include "common/smem_layout.cuh"
 
 constexpr int smallest_multiple(int value, int of) { return (value + of - 1) / of * of; }
 

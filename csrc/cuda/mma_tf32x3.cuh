@@ -17,11 +17,11 @@
 // block that owns one column (i, j, k) and walks over rows, or streamed through the ring with x.
 #pragma once
 
-#include "kernel_params.cuh"
-#include "pdl.cuh"
-#include "ptx.cuh"
-#include "smem_layout.cuh"
-#include "tf32_split.cuh"
+#include "common/kernel_params.cuh"
+#include "common/pdl.cuh"
+#include "common/ptx.cuh"
+#include "common/smem_layout.cuh"
+#include "common/tf32_split.cuh"
 
 // How d consecutive j lie in 16-byte chunks: RUN chunks hold RUN_L values of l of J values of j.
 template <int D> struct LaneLayout {

@@ -7,7 +7,7 @@
 // addresses beyond the element's own alignment.
 #pragma once
 
-#include "kernel_params.cuh"
+#include "common/kernel_params.cuh"
 
 template <int ROWS_, int OUTPUTS_, int STEP_> struct GeneralTile {
   static constexpr int ROWS = ROWS_, OUTPUTS = OUTPUTS_, STEP = STEP_;

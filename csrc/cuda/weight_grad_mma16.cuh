@@ -11,11 +11,11 @@
 // WITH_BIAS: the warps with the first l add up the rows of dY, too.
 #pragma once
 
-#include "kernel_params.cuh"
-#include "pdl.cuh"
-#include "ptx.cuh"
-#include "smem_layout.cuh"
-#include "weight_grad_shares.cuh"
+#include "common/kernel_params.cuh"
+#include "common/pdl.cuh"
+#include "common/ptx.cuh"
+#include "common/smem_layout.cuh"
+#include "common/weight_grad_shares.cuh"
 
 // A run is the chunks of 16 bytes that a thread loads of a row at a time: whole k (or l) with J of their j.
 template <int D> struct GradRun {

@@ -11,11 +11,11 @@
 // gradient of a bias behind the product.
 #pragma once
 
-#include "kernel_params.cuh"
-#include "pdl.cuh"
-#include "smem_layout.cuh"
-#include "weight_grad_shares.cuh"
-#include "wgmma_rows.cuh"
+#include "common/kernel_params.cuh"
+#include "common/pdl.cuh"
+#include "common/smem_layout.cuh"
+#include "common/weight_grad_shares.cuh"
+#include "common/wgmma_rows.cuh"
 
 // GROUPS: warpgroups, each with 64 features of dY. PANELS: of 64 features of X. ROWS: of a stage.
 template <typename P, int GROUPS_, int PANELS_, int ROWS_, int STAGES_, int BLOCKS_> struct WeightGradTile {

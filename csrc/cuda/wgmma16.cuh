@@ -10,11 +10,11 @@
 // divide a block's j, outputs or rows between them. Blocks that read the same x cooperate (tile_scheduler.cuh).
 #pragma once
 
-#include "mbarrier.cuh"
+#include "common/mbarrier.cuh"
 #include "mma16.cuh"
-#include "pdl.cuh"
-#include "tile_scheduler.cuh"
-#include "wgmma_16bit.cuh"
+#include "common/pdl.cuh"
+#include "common/tile_scheduler.cuh"
+#include "common/wgmma_16bit.cuh"
 
 template <typename P, int GROUPS_J_, int GROUPS_N_, int GROUPS_M_, int NT_, int KL_, int STAGES_, int BLOCKS_,
           int TEAM_J_>

@@ -9,7 +9,7 @@
 // What a stage needs of them is then one run of bytes, which one thread asks for with one instruction.
 #pragma once
 
-#include "pdl.cuh"
+#include "common/pdl.cuh"
 #include "wgmma16.cuh"
 
 template <typename P, int GROUPS_J_, int GROUPS_N_, int GROUPS_M_, int NT_, int KL_, int STAGES_>

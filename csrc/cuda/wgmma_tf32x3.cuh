@@ -13,10 +13,10 @@
 // one stores while another multiplies.
 #pragma once
 
-#include "mbarrier.cuh"
+#include "common/mbarrier.cuh"
 #include "mma_tf32x3.cuh"
-#include "pdl.cuh"
-#include "wgmma_tf32.cuh"
+#include "common/pdl.cuh"
+#include "common/wgmma_tf32.cuh"
 
 template <typename P, int WARPGROUPS_J_, int WARPGROUPS_M_, int TEAMS_, int NT_, int KL_, int STAGES_,
           bool RESIDENT_, int CHAIN_, int PENDING_, int PRODUCTS_>

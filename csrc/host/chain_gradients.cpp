@@ -10,7 +10,7 @@
 
 namespace {
 
-// The same structs as in csrc/cuda/weight_grad_shares.cuh and csrc/cuda/chain_grads_wgmma16.cuh.
+// The same structs as in csrc/cuda/common/weight_grad_shares.cuh and csrc/cuda/chain_grads_wgmma16.cuh.
 struct SharesArguments {
   const void* shares;
   void* to;
@@ -36,7 +36,7 @@ struct ChainSharesArguments {
 
 constexpr int64_t ADDED_BY_BLOCK = 128;
 
-// As `ChainGradients.entry` of ksopt/kernels/families/chain_grads_launcher.py has it; no kernel: no launch for all.
+// As `ChainGradients.entry` of ksopt/kernels/families/chain_grads_wgmma16.py has it; no kernel: no launch for all.
 enum Entry : size_t {
   KERNEL, ADDING, THREADS, SHARED_BYTES, ADDING_THREADS, BLOCKS, LEFT_SHARES, RIGHT_SHARES, LEFT_ROWS, RIGHT_ROWS,
   ADDING_BLOCKS, ENTRIES

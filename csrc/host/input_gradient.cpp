@@ -12,7 +12,7 @@
 
 namespace {
 
-// The same struct as in csrc/cuda/input_grad_tile.cuh.
+// The same struct as in csrc/cuda/common/input_grad_tile.cuh.
 struct InputGradArguments {
   const void* grads[MOST_SIBLINGS];
   const void* weights;

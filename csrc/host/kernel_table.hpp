@@ -24,7 +24,7 @@ namespace {
 
 using torch::stable::Tensor;
 
-// Activations, those of ksopt/epilogue.py: behind those of csrc/cuda/epilogue.cuh the gates, in their order.
+// Activations, those of ksopt/epilogue.py: behind those of csrc/cuda/common/epilogue.cuh the gates, in their order.
 constexpr int64_t FIRST_GATE = 5, ALL_ACTIVATIONS = 9;
 
 int64_t activation_of(const std::string& name) {
@@ -33,7 +33,7 @@ int64_t activation_of(const std::string& name) {
   return std::find(names.begin(), names.end(), name) - names.begin();
 }
 
-// The same struct as in csrc/cuda/kernel_params.cuh.
+// The same struct as in csrc/cuda/common/kernel_params.cuh.
 struct Arguments {
   const void* x;
   const void* weight;

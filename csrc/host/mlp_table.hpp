@@ -11,7 +11,7 @@ struct Mlp {
   Tensor x;
   std::vector<Tensor> weights, last_weights;  // of the first layer's factors, and of the second one's
   std::optional<Tensor> hidden_bias, bias, residual;
-  int64_t hidden_activation, activation;  // of csrc/cuda/epilogue.cuh
+  int64_t hidden_activation, activation;  // of csrc/cuda/common/epilogue.cuh
   std::optional<Tensor> nothing = std::nullopt;
 
   Layer first() const { return {x, weights, hidden_bias, nothing, hidden_activation, false, 1}; }

@@ -11,7 +11,7 @@
 
 namespace {
 
-// The same struct as in csrc/cuda/chain_arguments.cuh.
+// The same struct as in csrc/cuda/common/chain_arguments.cuh.
 struct ChainArguments {
   const void* x;
   const void* weights;
@@ -20,7 +20,7 @@ struct ChainArguments {
   void* y;
   int64_t batch, x_stride, y_stride, residual_stride, rows_per_block;
   void* z = nullptr;
-  const void* hidden_bias = nullptr;  // of MlpArguments (csrc/cuda/chain_mlp_tile.cuh), which kernels of MLPs take
+  const void* hidden_bias = nullptr;  // of MlpArguments (csrc/cuda/common/chain_mlp_tile.cuh), which kernels of MLPs take
 };
 
 struct ChainGrid {
@@ -39,7 +39,7 @@ struct ChainKernel {
   bool any_rows = false;  // it takes rows of any length, in either layout: one kernel a layout
   WeightPacking packing{};
 
-  // As grid_of of ksopt/kernels/families/row_grid.py.
+  // As grid_of of ksopt/kernels/families/common/row_grid.py.
   ChainGrid grid_of(int64_t rows) const {
     const int64_t units = (rows + rows_per_unit - 1) / rows_per_unit;
     const int64_t most = std::min(units, most_blocks);
@@ -57,7 +57,7 @@ struct Layer {
   const std::vector<Tensor>& weights;
   const std::optional<Tensor>& bias;
   const std::optional<Tensor>& residual;
-  int64_t activation;  // of csrc/cuda/epilogue.cuh, or a gate
+  int64_t activation;  // of csrc/cuda/common/epilogue.cuh, or a gate
   bool batch_last;
   int64_t siblings;
 

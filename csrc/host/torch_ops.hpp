@@ -60,7 +60,7 @@ AtenTensorHandle by_groups(AtenTensorHandle weight);
 // Launches a kernel's plan on `from`, whose result goes to `to`; whether that can be done (kernel_table.hpp).
 bool launch_into(int64_t plan, AtenTensorHandle from, AtenTensorHandle weight, AtenTensorHandle to);
 
-// The activations of csrc/cuda/epilogue.cuh.
+// The activations of csrc/cuda/common/epilogue.cuh.
 enum class Activation : int64_t { none, relu, gelu, gelu_tanh, silu };
 
 // y = act(y + bias) + residual, in y's memory; bias and residual may be null.

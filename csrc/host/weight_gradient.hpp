@@ -1,4 +1,4 @@
-// Weight gradients by the kernels of csrc/cuda/weight_grad_shares.cuh, where a launch is known.
+// Weight gradients by the kernels of csrc/cuda/common/weight_grad_shares.cuh, where a launch is known.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace {
 
-// The same structs as in csrc/cuda/weight_grad_shares.cuh.
+// The same structs as in csrc/cuda/common/weight_grad_shares.cuh.
 struct WeightGradArguments {
   const void* grad;
   const void* x;

@@ -1,4 +1,4 @@
-// The kernels that pack all weights of a layer: as ksopt/kernels/families/weight_packer.py, without Python.
+// The kernels that pack all weights of a layer: as ksopt/kernels/families/common/weight_packer.py, without Python.
 #pragma once
 
 #include "kernel_table.hpp"
@@ -7,7 +7,7 @@ namespace {
 
 constexpr size_t MOST_FACTORS = 4, MOST_SIBLINGS = 4;
 
-// The same struct as in csrc/cuda/chain_arguments.cuh.
+// The same struct as in csrc/cuda/common/chain_arguments.cuh.
 struct ChainPackArguments {
   const void* weights[MOST_SIBLINGS][MOST_FACTORS];
   int64_t strides[MOST_SIBLINGS][MOST_FACTORS][4];

@@ -23,7 +23,7 @@ from ksopt.kernels import dispatch, plan_autotuner, weight_cache, weight_groups
 from ksopt.kernels.autotuner import Choice, Decision, _preparing
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.candidate import Candidate
-from ksopt.kernels.families.pytorch_ops import multiplier
+from ksopt.kernels.families.common.pytorch_ops import multiplier
 from ksopt.kernels.launcher import HostLauncher, chain_entry
 from ksopt.kernels.operands import key_of
 from ksopt.kernels.problem import Epilogue, Geometry, Problem

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ksopt.kernels.families import (
+from ksopt.kernels.families.common import (
     chain_cost,
     chain_launcher,
     chain_mlp_cost,
@@ -30,9 +30,9 @@ from ksopt.kernels.families import (
     chain_pack_launcher,
     chain_tile,
 )
-from ksopt.kernels.families.chain_launcher import ChainLauncher
-from ksopt.kernels.families.chain_pack_launcher import chain_packer
-from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
+from ksopt.kernels.families.common.chain_launcher import ChainLauncher
+from ksopt.kernels.families.common.chain_pack_launcher import chain_packer
+from ksopt.kernels.families.common.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import cuda_graphs
 from ksopt.measure.roofline import Roofline, measure_roofline

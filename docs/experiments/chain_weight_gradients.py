@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import chain_gradients, weight_gradients
-from ksopt.kernels.families import chain_grads_launcher as launcher
-from ksopt.kernels.families import chain_grads_wgmma16 as kernels
-from ksopt.kernels.families.chain_grads_wgmma16 import Chain, Config, Launch, Tile
-from ksopt.kernels.families.weight_grad import WeightGradient
+from ksopt.kernels.families import chain_grads_wgmma16 as launcher
+from ksopt.kernels.families.common import chain_grads_tile as kernels
+from ksopt.kernels.families.common.chain_grads_tile import Chain, Config, Launch, Tile
+from ksopt.kernels.families.common.weight_grad import WeightGradient
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timing
 from ksopt.ops.weight_gradient import weight_grad_decomposed

@@ -24,8 +24,9 @@ from unittest import mock
 
 from scipy.optimize import least_squares
 
-from ksopt.kernels.families import pytorch_cost, weight_grad_mma16, weight_grad_wgmma16
-from ksopt.kernels.families.weight_grad import Tile
+from ksopt.kernels.families import weight_grad_mma16, weight_grad_wgmma16
+from ksopt.kernels.families.common import pytorch_cost
+from ksopt.kernels.families.common.weight_grad import Tile
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure.measurement import quantile
 from ksopt.patterns.chain import Pattern

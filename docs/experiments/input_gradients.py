@@ -26,9 +26,9 @@ from torch import Tensor
 
 from ksopt.epilogue import Activation, activation_gradient
 from ksopt.kernels import input_gradients
-from ksopt.kernels.families import input_grad_tile as tiles
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
-from ksopt.kernels.families.input_grad_tile import Config, Shape
+from ksopt.kernels.families.common import input_grad_tile as tiles
+from ksopt.kernels.families.common.input_grad_tile import Config, Shape
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import cuda_graphs, timing
 from ksopt.ops import implementation

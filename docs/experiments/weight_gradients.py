@@ -28,8 +28,8 @@ import chain_weight_gradients
 from ksopt.bench import paper_patterns
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import weight_gradients
-from ksopt.kernels.families import pytorch_cost, weight_grad
-from ksopt.kernels.families.weight_grad import Launch, WeightGradient
+from ksopt.kernels.families.common import pytorch_cost, weight_grad
+from ksopt.kernels.families.common.weight_grad import Launch, WeightGradient
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timing
 from ksopt.measure.measurement import quantile

@@ -103,12 +103,11 @@ def _bindings() -> Any:
 
 @functools.cache
 def _device_headers() -> dict[str, str]:
+    """The headers of csrc/cuda by the names that an include has for them: common/ptx.cuh."""
     folder = resources.files("ksopt.csrc") / "cuda"
-    return {
-        entry.name: entry.read_text(encoding="utf-8")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".cuh")
-    }
+    shared = [(f"common/{entry.name}", entry) for entry in (folder / "common").iterdir()]
+    named = [*((entry.name, entry) for entry in folder.iterdir()), *shared]
+    return {name: entry.read_text("utf-8") for name, entry in named if name.endswith(".cuh")}
 
 
 def _reachable_headers(source: str) -> dict[str, str]:

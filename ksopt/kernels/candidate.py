@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ksopt.kernels import merged
-from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.families.base import KernelFamily
+from ksopt.kernels.families.common import pytorch_ops
 from ksopt.kernels.launcher import Launcher
 from ksopt.kernels.problem import DeviceSpec, Problem, Rows
 

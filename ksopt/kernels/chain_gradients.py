@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ksopt.jit import host
 from ksopt.kernels import gradient_autotuner, weight_gradients
+from ksopt.kernels.families.common.pytorch_cost import bias_gradient_us
 from ksopt.kernels.families.gradient_base import GradientProblem
-from ksopt.kernels.families.pytorch_cost import bias_gradient_us
 from ksopt.kernels.gradient_autotuner import GradientQuestion, Without
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec

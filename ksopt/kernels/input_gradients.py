@@ -14,11 +14,11 @@ from ksopt.epilogue import Activation
 from ksopt.jit import host
 from ksopt.kernels import gradient_autotuner, registry
 from ksopt.kernels.candidate import Candidate
-from ksopt.kernels.families.chain_rows import aligned
+from ksopt.kernels.families.common.chain_rows import aligned
+from ksopt.kernels.families.common.input_grad_tile import Config, Shape
+from ksopt.kernels.families.common.pytorch_cost import elementwise_us
 from ksopt.kernels.families.gradient_base import GradientProblem
-from ksopt.kernels.families.input_grad_tile import Config, Shape
 from ksopt.kernels.families.input_grad_wgmma16 import LAUNCH
-from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.gradient_autotuner import GradientCandidate, GradientQuestion, Without
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec, Problem

@@ -278,7 +278,7 @@ class HostLauncher(Launcher):
 
 
 class _Arguments(ctypes.Structure):
-    """``Arguments`` of csrc/cuda/kernel_params.cuh."""
+    """``Arguments`` of csrc/cuda/common/kernel_params.cuh."""
 
     _fields_ = [
         ("x", ctypes.c_void_p),

@@ -20,8 +20,8 @@ import torch
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import mergeable
 from ksopt.kernels.candidate import FACTORS, LAYERS, MERGED, Candidate
-from ksopt.kernels.families import pytorch_cost, pytorch_ops
 from ksopt.kernels.families.base import KernelFamily, families
+from ksopt.kernels.families.common import pytorch_cost, pytorch_ops
 from ksopt.kernels.problem import SIXTEEN_BIT, DeviceSpec, Problem, Rows
 
 MOST_KERNELS = 11

@@ -21,8 +21,8 @@ from ksopt.jit import host
 from ksopt.kernels import input_gradients, layer_plans, plan_autotuner, registry
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import FACTORS, Candidate
-from ksopt.kernels.families import input_grad_tile
 from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.common import input_grad_tile
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.plan import ExecutionPlan
 from ksopt.kernels.problem import Problem

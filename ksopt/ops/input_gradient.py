@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ksopt.epilogue import Activation, activation_gradient, with_epilogue
 from ksopt.kernels import input_gradients, weight_cache
-from ksopt.kernels.families.input_grad_tile import Shape
+from ksopt.kernels.families.common.input_grad_tile import Shape
 from ksopt.kernels.input_gradients import Gradients
 from ksopt.kernels.operands import size_hint
 from ksopt.ops import implementation

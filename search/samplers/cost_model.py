@@ -11,7 +11,7 @@ import torch
 from ksopt.kernels import registry
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import choice_report
-from ksopt.kernels.families.pytorch_cost import elementwise_us
+from ksopt.kernels.families.common.pytorch_cost import elementwise_us
 from ksopt.kernels.problem import EMPTY, DeviceSpec, Epilogue, Problem, is_exact
 from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain, Pattern

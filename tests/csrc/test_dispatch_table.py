@@ -27,7 +27,7 @@ from ksopt.kernels import dispatch, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.candidate import Candidate
-from ksopt.kernels.families.batch_last import PackingLauncher
+from ksopt.kernels.families.common.batch_last import PackingLauncher
 from ksopt.kernels.launcher import HostLauncher, _Arguments
 from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of
 from ksopt.kernels.problem import Geometry, Problem

@@ -13,8 +13,8 @@ from played_driver import INPUT_GRAD, PACK_INPUT_GRAD, trained, variable
 
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import gradient_autotuner, input_gradients, weight_cache
-from ksopt.kernels.families import input_grad_tile, weight_packer
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
+from ksopt.kernels.families.common import input_grad_tile, weight_packer
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.input_gradient import ks_chain_input_grad, ks_chain_input_grad_activated
 from ksopt.patterns.chain import Chain, Pattern

@@ -13,9 +13,9 @@ from played_driver import ADDING, GRADIENTS, of_gradients, variable
 
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import chain_gradients, gradient_autotuner, weight_gradients
-from ksopt.kernels.families import chain_grads_launcher
-from ksopt.kernels.families import chain_grads_launcher as launcher
-from ksopt.kernels.families import chain_grads_wgmma16 as kernels
+from ksopt.kernels.families import chain_grads_wgmma16
+from ksopt.kernels.families import chain_grads_wgmma16 as launcher
+from ksopt.kernels.families.common import chain_grads_tile as kernels
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.chain_gradients import ks_chain_weight_grads
 from ksopt.ops.weight_gradient import weight_grad_decomposed
@@ -38,7 +38,7 @@ class Device:
         )
         monkeypatch.setattr(weight_gradients, "weight_gradient_us", lambda *_: 0.0)
         monkeypatch.setattr(
-            chain_grads_launcher,
+            chain_grads_wgmma16,
             "launches_of",
             lambda config, chain, rows, spec, siblings: [
                 kernels.launch_of(config, rows, self.shares, siblings)

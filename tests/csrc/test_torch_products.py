@@ -15,8 +15,8 @@ from ksopt.kernels import weight_cache, weight_scopes, weight_table
 from ksopt.kernels.autotuner import Choice, Decision, _preparing
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.candidate import Candidate
+from ksopt.kernels.families.common.pytorch_ops import FILLED, entry, multiplier
 from ksopt.kernels.families.expanded_bmm import Config, ExpandedProduct
-from ksopt.kernels.families.pytorch_ops import FILLED, entry, multiplier
 from ksopt.kernels.launcher import HostLauncher
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.patterns.chain import Pattern

@@ -20,7 +20,7 @@ from ksopt.kernels import (
     trained_chain,
     weight_cache,
 )
-from ksopt.kernels.families import chain_launcher, input_grad_tile, weight_packer
+from ksopt.kernels.families.common import chain_launcher, input_grad_tile, weight_packer
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.trained_chain import ks_chain_keeping
 from ksopt.patterns.chain import Chain

@@ -25,14 +25,14 @@ import torch
 from ksopt.bench.paper_patterns import stratified_sample
 from ksopt.epilogue import Activation
 from ksopt.kernels import weight_gradients
-from ksopt.kernels.families import (
-    chain_grads_wgmma16,
+from ksopt.kernels.families import naive
+from ksopt.kernels.families.base import TemplateFamily, families, family_of
+from ksopt.kernels.families.chain_grads_wgmma16 import ChainGradients
+from ksopt.kernels.families.common import (
+    chain_grads_tile,
     input_grad_tile,
-    naive,
     weight_grad,
 )
-from ksopt.kernels.families.base import TemplateFamily, families, family_of
-from ksopt.kernels.families.chain_grads_launcher import ChainGradients
 from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
 from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer
@@ -183,10 +183,10 @@ def run_chain_gradients() -> int:
         ("(1,20,40,2)*(2,40,40,1)", 3),
     ):
         left, right = Chain.parse(text)
-        every = list(chain_grads_wgmma16.configs((left, right)))
+        every = list(chain_grads_tile.configs((left, right)))
         for number, config in enumerate(every[:: max(1, len(every) // 24)]):
             rows, shares = ((ROWS, (1, 1)), (1300, (1, 2)), (700, (2, 1)))[number % 3]
-            launch = chain_grads_wgmma16.launch_of(config, rows, shares, siblings)
+            launch = chain_grads_tile.launch_of(config, rows, shares, siblings)
             kernel = ChainGradients((left, right), "bfloat16", launch, 0, True)
             features = (left.out_features, left.in_features, right.out_features)
             widths = [n for n in features for _ in range(siblings)] + [right.in_features]

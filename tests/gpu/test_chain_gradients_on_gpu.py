@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import chain_gradients
-from ksopt.kernels.families import chain_grads_launcher as launcher
-from ksopt.kernels.families import chain_grads_wgmma16 as kernels
-from ksopt.kernels.families.chain_grads_wgmma16 import Chain
+from ksopt.kernels.families import chain_grads_wgmma16 as launcher
+from ksopt.kernels.families.common import chain_grads_tile as kernels
+from ksopt.kernels.families.common.chain_grads_tile import Chain
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.chain_gradients import ks_chain_weight_grads
 from ksopt.ops.weight_gradient import weight_grad_decomposed

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from ksopt.epilogue import parts_of_result, with_epilogue
-from ksopt.kernels.families import (
+from ksopt.kernels.families.common import (
     chain_cost,
     chain_launcher,
     chain_pack_launcher,
     chain_tile,
 )
-from ksopt.kernels.families.chain_tile import Epilogue, Shape
+from ksopt.kernels.families.common.chain_tile import Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference

@@ -15,8 +15,8 @@ from ksopt.jit import arch, nvrtc
 from ksopt.kernels import dispatch, registry, tuning_cache, weight_cache
 from ksopt.kernels.backends import cpu, cuda
 from ksopt.kernels.candidate import Candidate
-from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.common import pytorch_ops
 from ksopt.kernels.launcher import HostLauncher
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern

@@ -14,7 +14,7 @@ from ksopt.jit import host
 from ksopt.kernels import chain_gradients, gradient_autotuner, input_gradients, tuning_cache
 from ksopt.kernels import weight_gradients as weights
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.families.input_grad_tile import Shape
+from ksopt.kernels.families.common.input_grad_tile import Shape
 from ksopt.kernels.gradient_record import GradientRecord
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops import input_gradient, ks_mm_weight_grad

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import input_gradients
-from ksopt.kernels.families import input_grad_tile as tiles
-from ksopt.kernels.families.input_grad_tile import Config, Shape
+from ksopt.kernels.families.common import input_grad_tile as tiles
+from ksopt.kernels.families.common.input_grad_tile import Config, Shape
 from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops import input_gradient

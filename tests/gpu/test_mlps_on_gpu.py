@@ -16,8 +16,8 @@ from ksopt.epilogue import ACTIVATIONS, with_epilogue
 from ksopt.kernels import mlp_plans, plan_autotuner, planner
 from ksopt.kernels.by_layers import ByLayers
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.chain_mlp_launcher import mlp_packer
-from ksopt.kernels.families.chain_tile import Shape
+from ksopt.kernels.families.common.chain_mlp_launcher import mlp_packer
+from ksopt.kernels.families.common.chain_tile import Shape
 from ksopt.kernels.mlp_plans import Mlp
 from ksopt.kernels.operands import Operands, random_operands
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer

@@ -12,7 +12,7 @@ import torch
 from ksopt import ops
 from ksopt.baselines import BASELINES
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families.common import pytorch_ops
 from ksopt.kernels.problem import Problem
 from ksopt.measure.accuracy import AccuracyCheck
 from ksopt.patterns.chain import Pattern

@@ -11,7 +11,7 @@ from ksopt.kernels.autotuner import Choice, Decision, _preparing
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.pytorch_ops import multiplier
+from ksopt.kernels.families.common.pytorch_ops import multiplier
 from ksopt.kernels.families.transpose_bmm import Config
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference

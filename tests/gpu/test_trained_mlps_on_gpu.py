@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import ksopt
 from ksopt.epilogue import Activation, with_epilogue
 from ksopt.kernels import gradient_autotuner, input_gradients, plan_autotuner, trained_chain
-from ksopt.kernels.families import chain_tile, input_grad_tile
 from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.common import chain_tile, input_grad_tile
 from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
 from ksopt.ops.input_gradient import ks_chain_input_grad_activated

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ksopt import ops
 from ksopt.kernels import plan_autotuner, weight_gradients
-from ksopt.kernels.families.weight_grad import WeightGradient
+from ksopt.kernels.families.common.weight_grad import WeightGradient
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns.chain import Pattern

@@ -51,10 +51,10 @@ def test_an_edit_of_a_header_rebuilds_what_includes_it_and_nothing_else():
     reach = nvrtc._reachable_headers
     assert set(reach('#include "naive.cuh"\n')) == {
         "naive.cuh",
-        "kernel_params.cuh",
-        "numeric_types.cuh",
+        "common/kernel_params.cuh",
+        "common/numeric_types.cuh",
     }
-    assert set(reach('#include "numeric_types.cuh"\n')) == {"numeric_types.cuh"}
+    assert set(reach('#include "common/numeric_types.cuh"\n')) == {"common/numeric_types.cuh"}
     assert reach("int x;") == {}
 
 

@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from ksopt.epilogue import activation_of
-from ksopt.kernels.families import (
+from ksopt.kernels.families.common import (
     chain_launcher,
     chain_mlp_launcher,
     chain_mlp_tile,
     chain_pack_launcher,
     weight_packer,
 )
-from ksopt.kernels.families.chain_launcher import Arguments
-from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
+from ksopt.kernels.families.common.chain_launcher import Arguments
+from ksopt.kernels.families.common.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference

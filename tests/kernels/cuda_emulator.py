@@ -240,7 +240,7 @@ class Emulator:
 
         Args:
             instances: the kernels.
-            edit: makes a header's text another one, given its file name: to prove that the
+            edit: makes a header's text another one, by its name in an include: to prove that the
                 emulator finds faults.
 
         Raises:
@@ -254,6 +254,7 @@ class Emulator:
         headers = nvrtc._reachable_headers("\n".join(instance.source for instance in instances))
         for header, body in headers.items():
             text = translate(edit(header, body), header)
+            (folder / header).parent.mkdir(exist_ok=True)
             (folder / header).write_text(text, encoding="utf-8")
         jobs = min(self._jobs, len(instances))
         shares = [instances[job::jobs] for job in range(jobs)]
@@ -275,7 +276,7 @@ class Emulator:
         unit, library = folder / f"kernels{job}.cpp", folder / f"kernels{job}.so"
         unit.write_text(_unit(instances), encoding="utf-8")
         object_file = unit.with_suffix(".o")
-        places = [f"-I{self._headers}", f"-I{_HERE}"]
+        places = [f"-I{one}" for one in (self._headers, _HERE, folder)]
         _run([*_DEVICE_COMMAND, *places, "-c", str(unit), "-o", str(object_file)])
         # The sanitizers' libraries are left out: their calls come to runtime.cpp.
         _run(

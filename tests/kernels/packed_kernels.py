@@ -11,18 +11,18 @@ from typing import Any
 from cuda_emulator import EmulatedKernel, Emulator, Instance, OnDemand
 from torch import Tensor
 
-from ksopt.kernels.families.packed_weight import PackedFamily
+from ksopt.kernels.families.common.packed_weight import PackedFamily
 from ksopt.kernels.problem import Geometry, Problem
 
 
 def without_predicates(header: str, text: str) -> str:
     """A header, with calls of the emulator instead of the things that need a PTX predicate."""
-    if header == "mbarrier.cuh":
+    if header == "common/mbarrier.cuh":
         wait = r"uint32 over = 0;.*?memory\"\);\n\s*\}"
         call = "emulate::wait_for_phase(shared_address(&state), unsigned(parity));"
         text, count = re.subn(wait, call, text, flags=re.DOTALL)
         assert count == 1
-    if header == "wgmma_16bit.cuh":
+    if header == "common/wgmma_16bit.cuh":
         text = text[: text.index("#define")] + (
             "template <typename T, int N> void wgmma_mma_async_16(float (&sums)[N / 2],"
             " const uint32 (&a)[4], uint64 b, int accumulate) {\n"
@@ -31,7 +31,7 @@ def without_predicates(header: str, text: str) -> str:
             "  emulate::ptx::wgmma_mma_async_16<N, widen>(sums, a, b, accumulate);\n"
             "}\n"
         )
-    if header == "wgmma_rows.cuh":
+    if header == "common/wgmma_rows.cuh":
         text = text[: text.index("#define")] + (
             "template <typename T, int N> void multiply_rows(float (&sums)[N / 2], uint64 a,"
             " uint64 b, int accumulate) {\n"
@@ -41,7 +41,7 @@ def without_predicates(header: str, text: str) -> str:
             "  emulate::ptx::multiply_rows<N, widen>(sums, a, b, warp, accumulate);\n"
             "}\n"
         )
-    if header == "wgmma_tf32.cuh":
+    if header == "common/wgmma_tf32.cuh":
         text = text[: text.index("#define")] + (
             "template <int N> void wgmma_mma_async_tf32(float (&sums)[N / 2],"
             " const uint32 (&a)[4], uint64 b, int accumulate) {\n"

@@ -10,8 +10,8 @@ import torch
 
 from ksopt.kernels import registry, weight_cache
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.families.base import families, family_of
+from ksopt.kernels.families.common import pytorch_ops
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timers
 

@@ -10,9 +10,9 @@ import torch
 from checks import H200
 
 from ksopt.kernels import chain_gradients, gradient_autotuner, weight_gradients
-from ksopt.kernels.families import chain_grads_wgmma16 as kernels
-from ksopt.kernels.families import pytorch_cost
-from ksopt.kernels.families.chain_grads_wgmma16 import Chain
+from ksopt.kernels.families.common import chain_grads_tile as kernels
+from ksopt.kernels.families.common import pytorch_cost
+from ksopt.kernels.families.common.chain_grads_tile import Chain
 from ksopt.kernels.families.gradient_base import GradientProblem
 from ksopt.patterns import chain as patterns
 

@@ -26,7 +26,7 @@ SEEDS = (0, 1, 2)
 def instance(body: str, pattern: Pattern = SCALAR, threads: int = THREADS) -> Instance:
     """One block whose threads run ``body``; t is the thread, x, w and y are fp32."""
     source = (
-        '#include "kernel_params.cuh"\n#include "ptx.cuh"\n'
+        '#include "common/kernel_params.cuh"\n#include "common/ptx.cuh"\n'
         'extern "C" __global__ void __launch_bounds__(1024) small(const Arguments arguments) {\n'
         "  const float* x = static_cast<const float*>(arguments.x);\n"
         "  const float* w = static_cast<const float*>(arguments.weight);\n"
@@ -296,13 +296,13 @@ MUTATIONS = {
     "mma16: the tail of the batch": (
         WIDE, "mma16.cuh", without(r"arguments\.batch - row0", 1, "BM"), "outside"),
     "mma16: two outputs changed": (
-        WIDE, "smem_layout.cuh", without(r"column / 2 \+ column % 2 \* 4", 0, "column"),
+        WIDE, "common/smem_layout.cuh", without(r"column / 2 \+ column % 2 \* 4", 0, "column"),
         "are wrong|race"),
     "ptx: the halves of a pair": (
-        WIDE, "ptx.cuh", without(r'"f"\(high\), "f"\(low\)', 0, '"f"(low), "f"(high)'),
+        WIDE, "common/ptx.cuh", without(r'"f"\(high\), "f"\(low\)', 0, '"f"(low), "f"(high)'),
         "are wrong"),
     "ptx: two fragments": (
-        WIDE, "ptx.cuh", without(r'"r"\(a\[1\]\), "r"\(a\[2\]\)', 0, '"r"(a[2]), "r"(a[1])'),
+        WIDE, "common/ptx.cuh", without(r'"r"\(a\[1\]\), "r"\(a\[2\]\)', 0, '"r"(a[2]), "r"(a[1])'),
         "are wrong"),
 }  # fmt: skip
 

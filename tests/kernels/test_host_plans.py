@@ -19,7 +19,7 @@ from ksopt.jit import host
 from ksopt.kernels import host_plans, layer_plans, plan_autotuner, weight_scopes
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.cpu import CpuBackend
-from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families.common import pytorch_ops
 from ksopt.kernels.problem import Problem, bits_of
 from ksopt.patterns.chain import Chain, Pattern
 

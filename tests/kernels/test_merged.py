@@ -21,7 +21,7 @@ from ksopt.kernels import (
 )
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.candidate import MERGED, Candidate
-from ksopt.kernels.families import pytorch_cost
+from ksopt.kernels.families.common import pytorch_cost
 from ksopt.kernels.mergeable import can_merge
 from ksopt.kernels.merged import Merged, merge
 from ksopt.kernels.operands import Operands, problem_of

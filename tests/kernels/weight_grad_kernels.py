@@ -10,8 +10,8 @@ from packed_kernels import without_predicates
 from torch import Tensor
 
 from chain_kernels import _aligned, _emulate, _instance
-from ksopt.kernels.families import weight_grad
-from ksopt.kernels.families.weight_grad import Launch, Tile
+from ksopt.kernels.families.common import weight_grad
+from ksopt.kernels.families.common.weight_grad import Launch, Tile
 from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns.chain import Pattern
 

@@ -13,8 +13,8 @@ import ksopt
 from ksopt.kernels import input_gradients, registry
 from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.input_grad_tile import Shape
-from ksopt.kernels.families.pytorch_cost import elementwise_us
+from ksopt.kernels.families.common.input_grad_tile import Shape
+from ksopt.kernels.families.common.pytorch_cost import elementwise_us
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.ops import input_gradient
 from ksopt.ops.input_gradient import ks_chain_input_grad

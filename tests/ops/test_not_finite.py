@@ -16,7 +16,7 @@ import torch
 from ksopt import ops
 from ksopt.baselines import BASELINES
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families.common import pytorch_ops
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 

@@ -13,7 +13,7 @@ from ksopt.baselines import BASELINES, Product
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import dispatch
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families.common import pytorch_ops
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference

@@ -39,7 +39,7 @@ from ksopt.compile.sites import Decision, Site
 from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families.common import pytorch_ops
 from ksopt.kernels.planner import plan_of
 from ksopt.kernels.problem import Problem, is_exact
 

@@ -23,7 +23,7 @@ from ksopt.errors import KsoptError
 from ksopt.kernels import plan_autotuner, planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import APART, MERGED
-from ksopt.kernels.families.pytorch_cost import elementwise_us
+from ksopt.kernels.families.common.pytorch_cost import elementwise_us
 from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
 

@@ -45,7 +45,7 @@ from ksopt.kernels.autotuner import Choice, Competitor, Decision, Source, raced
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, backend_of, register_backend
 from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.decisions import Decider, Question, load
-from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families.common import pytorch_ops
 from ksopt.kernels.host_products import run_known, run_known_repacked
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, bits_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record

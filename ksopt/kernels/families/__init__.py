@@ -1,8 +1,6 @@
-"""The kernel families.
+"""The kernel families: one module here and one template of csrc/cuda each.
 
-A family of factors, or of their weight gradients, is one module here and one template of
-csrc/cuda, beside code that families share. A family of chains, MLPs or gradients of chains has
-several of both: tile, cost, launcher, packing. All modules here are imported, and register their
+What families share is in common/, here and there. All modules here are imported and register their
 families (base.py, gradient_base.py): nothing else lists them.
 """
 

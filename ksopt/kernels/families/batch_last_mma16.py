@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, register_family
-from ksopt.kernels.families.batch_last_mma import BatchLastMmaFamily, Config
+from ksopt.kernels.families.common.batch_last_mma import BatchLastMmaFamily, Config
 from ksopt.kernels.problem import Problem
 
 _STEPS_US = 560.0  # m16n8k16 products of a multiprocessor in a microsecond

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import SINGLE, register_family
-from ksopt.kernels.families.batch_last import PackingLauncher
-from ksopt.kernels.families.batch_last_mma import BatchLastMmaFamily, Config
+from ksopt.kernels.families.common.batch_last import PackingLauncher
+from ksopt.kernels.families.common.batch_last_mma import BatchLastMmaFamily, Config
 from ksopt.kernels.problem import Problem
 
 _STEPS_US = {True: 215.0, False: 430.0}  # of a multiprocessor, exact or not

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
 from ksopt.kernels import codegen
-from ksopt.kernels.families import batch_last
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
-from ksopt.kernels.families.batch_last import Load, PackingLauncher, fits, steps_of
 from ksopt.kernels.families.batch_last_mma16 import BatchLastMma16
+from ksopt.kernels.families.common import batch_last
+from ksopt.kernels.families.common.batch_last import Load, PackingLauncher, fits, steps_of
 from ksopt.kernels.launcher import MakeLauncher
 from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern

@@ -10,11 +10,12 @@ from dataclasses import astuple, dataclass, replace
 from torch import Tensor
 
 from ksopt.kernels import codegen, packing_launcher
-from ksopt.kernels.families import batch_last, batch_last_mma_tf32x3
+from ksopt.kernels.families import batch_last_mma_tf32x3
 from ksopt.kernels.families.base import SINGLE, register_family
-from ksopt.kernels.families.batch_last import output_tiles
-from ksopt.kernels.families.cost_terms import chains_cycles, overlapped
-from ksopt.kernels.families.packed_weight import PackedFamily
+from ksopt.kernels.families.common import batch_last
+from ksopt.kernels.families.common.batch_last import output_tiles
+from ksopt.kernels.families.common.cost_terms import chains_cycles, overlapped
+from ksopt.kernels.families.common.packed_weight import PackedFamily
 from ksopt.kernels.launcher import MakeLauncher
 from ksopt.kernels.packing_launcher import PackedLauncher
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem

@@ -7,10 +7,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ksopt.kernels.families import chain_cost, chain_launcher, chain_pack_launcher, chain_tile
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
-from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.families.chain_wgmma16 import LaunchChain
+from ksopt.kernels.families.common import (
+    chain_cost,
+    chain_launcher,
+    chain_pack_launcher,
+    chain_tile,
+)
+from ksopt.kernels.families.common.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.launcher import Entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern

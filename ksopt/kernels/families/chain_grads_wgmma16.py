@@ -1,268 +1,348 @@
-"""Both weight gradients of a chain in one launch (csrc/cuda/chain_grads_wgmma16.cuh): its tiles.
-
-The first blocks of the grid have tiles of the left factor's gradient, the others of the right
-one's. How the rows are split decides when they end: all at about the same time, in one wave.
-Siblings, chains of the same patterns on the same x, share the waves of a launch.
-"""
+"""Generation, loading and launching of the kernels of csrc/cuda/chain_grads_wgmma16.cuh."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
-from ksopt.kernels.families import weight_grad
-from ksopt.kernels.families import weight_grad_wgmma16 as factors
-from ksopt.kernels.families.cost_terms import overlapped
-from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
+import torch
+from torch import Tensor
+
+from ksopt.jit import arch, driver, nvrtc
+from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.common import weight_grad
+from ksopt.kernels.families.common.chain_grads_tile import (
+    MOST_SIBLINGS,
+    Chain,
+    Config,
+    Launch,
+    Tile,
+    configs,
+    launches_of,
+    predicted_us,
+    unsupported,
+)
+from ksopt.kernels.families.gradient_base import (
+    GradientFamily,
+    GradientProblem,
+    register_gradient_family,
+)
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
 
-ROWS = weight_grad.ROWS
-"""The rows of a block are a multiple of this: whole stages."""
-CLUSTERS = (1, 2, 3, 4, 8)
-MOST_SIBLINGS = 4
-"""Chains of a launch."""
 
-_SHARED = 233_472  # of a multiprocessor
-_WIDEST = {1: 4, 2: 4, 3: 3, 4: 2}  # warpgroups: panels whose sums fit into registers
-_CLUSTERED = 16  # multiprocessors of a group, which a cluster lies within
-# Bytes that a multiprocessor sends to others of its cluster in a microsecond (published times of
-# an H100), and a cluster's start and barriers: of 13 launches on an H200 those of one wave took 2
-# to 9 us more than is predicted without it (docs/development/training.md).
-_SENT_BYTES_US, _CLUSTER_US = 25_000.0, 7.5
-_AT_A_TIME = {4: 30, 8: 14}
-"""Cluster size -> clusters that ran at a time: 16 of 8 took 1.5 times as long as 14."""
+def kernel_name(chain: Chain, dtype: str, with_bias: bool, siblings: int = 1) -> str:
+    """The kernel's name, as profilers show it."""
+    shape = "_".join(str(size) for p in chain for size in p.weight_shape)
+    words = [f"x{siblings}"] if siblings > 1 else []
+    words += ["bias"] if with_bias else []
+    return "_".join(["ksopt_chain_grads_wgmma16", dtype, shape, *words])
 
 
-@dataclass(frozen=True)
-class Tile:
-    """The part of one factor's gradient that a block computes.
-
-    Attributes:
-        m_groups: of 64 features of dY.
-        panels: of 64 features of X.
-    """
-
-    m_groups: int
-    panels: int
-
-    @property
-    def m(self) -> int:
-        """The tile's features of dY."""
-        return 64 * self.m_groups
-
-    @property
-    def n(self) -> int:
-        """The tile's features of X."""
-        return 64 * self.panels
-
-    @property
-    def rows(self) -> int:
-        """Rows of a stage: fewer of wide tiles, so that several stages are in flight."""
-        return 64 if self.m_groups + self.panels <= 4 else 32
-
-    @property
-    def stage_bytes(self) -> int:
-        """Bytes of a stage: the rows of both operands."""
-        return (self.m_groups + self.panels) * self.rows * 128
-
-    def count(self, p: Pattern) -> int:
-        """The number of tiles of the whole gradient."""
-        return p.a * -(-p.b * p.d // self.m) * -(-p.c * p.d // self.n)
-
-    def stored_sums(self, p: Pattern) -> int:
-        """The number of sums that leave the registers: for even d every second column."""
-        return self.m * self.n // (2 if p.d % 2 == 0 else 1)
+def adding_name(dtype: str) -> str:
+    """The name of the kernel that adds shares."""
+    return f"ksopt_add_chain_shares_{dtype}"
 
 
-@dataclass(frozen=True)
-class Config:
-    """The composition of blocks and clusters.
+def source(
+    chain: Chain, config: Config, dtype: str, with_bias: bool = False, siblings: int = 1
+) -> str:
+    """The generated file: the kernel of the gradients, of the bias's too if ``with_bias``."""
+    left, right = chain
 
-    Attributes:
-        groups: warpgroups of a block.
-        cluster: blocks that share a tile's rows, and add their sums up.
-        left: tile of the left factor.
-        right: of the right one.
-    """
-
-    groups: int
-    cluster: int
-    left: Tile
-    right: Tile
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 128 * self.groups
-
-    @property
-    def blocks(self) -> int:
-        """Blocks on a multiprocessor at a time: two where stages and sums are small."""
-        return 2 if self.groups + max(self.left.panels, self.right.panels) <= 3 else 1
-
-    @property
-    def _most_shared(self) -> int:
-        return _SHARED // self.blocks - RESERVED_SHARED
-
-    def stages(self, tile: Tile) -> int:
-        """Stages of one of the tiles: as many as fit."""
-        return min(8, self._most_shared // tile.stage_bytes)
-
-    def sources(self, tile: Tile) -> int:
-        """The number of warpgroups of a cluster with sums of the same elements."""
-        return self.cluster * (self.groups // tile.m_groups)
-
-    def shared_bytes(self, chain: Chain) -> int:
-        """Shared memory of a block in bytes: the stages, later the sums sent within the cluster."""
-        needed = self.groups * 4096  # sums for the bias
-        for tile, p in zip((self.left, self.right), chain, strict=True):
-            needed = max(needed, self.stages(tile) * tile.stage_bytes, self._sent_bytes(tile, p))
-        return needed
-
-    def _sent_bytes(self, tile: Tile, p: Pattern) -> int:
-        if self.sources(tile) == 1:
-            return 0
-        chunks = tile.stored_sums(p) // (tile.m_groups * 128 * 4)
-        of_sums = self.sources(tile) * -(-chunks // self.cluster) * tile.m_groups * 128 * 16
-        return of_sums + self.sources(tile) * tile.m * 4
-
-    def fits(self, chain: Chain) -> bool:
-        """Whether a multiprocessor has the memory, and each warpgroup a part of each stage."""
-        return self.shared_bytes(chain) <= self._most_shared and all(
-            self.groups % tile.m_groups == 0
-            and tile.rows // 16 % (self.groups // tile.m_groups) == 0
-            and self.stages(tile) >= 4
-            for tile in (self.left, self.right)
+    def tile(name: str, p: Pattern, one: Tile, bias: bool) -> str:
+        fields = (one.m_groups, one.panels, one.rows, config.stages(one), int(bias))
+        return (
+            f"using {name} = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
+            f"using {name}Tile = ChainGradTile<{name}, Block, {', '.join(map(str, fields))}>;\n"
+            f"static_assert({name}Tile::TILES == {one.count(p)}, "
+            '"csrc and kernels/families/chain_grads_wgmma16.py disagree");\n'
         )
 
-    def clusters(self, spec: DeviceSpec) -> int:
-        """Clusters that a device runs at a time."""
-        if self.cluster <= 2:
-            return spec.multiprocessors // self.cluster * self.blocks
-        most = spec.multiprocessors // _CLUSTERED * (_CLUSTERED // self.cluster)
-        return min(most, _AT_A_TIME.get(self.cluster, most)) * self.blocks
-
-
-Chain = tuple[Pattern, Pattern]
-"""The left factor and the right one."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A launch that computes the gradients.
-
-    Attributes:
-        config: of the blocks.
-        shares: clusters with the same tile, of the left factor and of the right one; where there
-            are several a second kernel adds their sums.
-        rows_per_block: of each factor's blocks, multiples of `ROWS`.
-        siblings: chains whose gradients are computed.
-    """
-
-    config: Config
-    shares: tuple[int, int]
-    rows_per_block: tuple[int, int]
-    siblings: int = 1
-
-    def blocks(self, chain: Chain) -> int:
-        """Blocks of the grid."""
-        tiles = (self.config.left, self.config.right)
-        counts = (
-            tile.count(p) * shares
-            for tile, p, shares in zip(tiles, chain, self.shares, strict=True)
-        )
-        return sum(counts) * self.siblings * self.config.cluster
-
-
-def unsupported(chain: Chain, dtype: str, spec: DeviceSpec, siblings: int = 1) -> str | None:
-    """Why no kernel computes a chain's weight gradients; None if one does."""
-    if siblings > MOST_SIBLINGS:
-        return f"{siblings} siblings are more than {MOST_SIBLINGS}"
-    for p in chain:
-        reason = factors.unsupported(p, dtype, spec)
-        if reason is not None:
-            return f"{p}: {reason}"
-        if p.a == p.d == 1:
-            return f"{p} is one matrix, whose sums over rows cuBLAS splits itself"
-    return None
-
-
-def configs(chain: Chain) -> Iterator[Config]:
-    """The configurations that a multiprocessor can run."""
-    for groups, most in _WIDEST.items():
-        tiles = [
-            Tile(m_groups, panels)
-            for m_groups in range(1, groups + 1)
-            for panels in range(1, most + 1)
-            if groups % m_groups == 0
-        ]
-        for cluster, left, right in product(CLUSTERS, tiles, tiles):
-            config = Config(groups, cluster, left, right)
-            if config.fits(chain):
-                yield config
-
-
-def launches_of(
-    config: Config, chain: Chain, rows: int, spec: DeviceSpec, siblings: int = 1
-) -> Iterator[Launch]:
-    """The launches worth considering: one cluster per tile, and those that fill one wave."""
-    tiles = (config.left.count(chain[0]) * siblings, config.right.count(chain[1]) * siblings)
-    at_a_time = config.clusters(spec)
-    if at_a_time == 0:
-        return  # a part of a GPU may have fewer multiprocessors than a cluster takes
-    yield launch_of(config, rows, (1, 1), siblings)
-    for of_left in range(1, min(24, at_a_time // tiles[0]) + 1):
-        of_right = (at_a_time - of_left * tiles[0]) // tiles[1]
-        if of_right > 0 and (of_left, of_right) != (1, 1):
-            yield launch_of(config, rows, (of_left, of_right), siblings)
-
-
-def launch_of(config: Config, rows: int, shares: tuple[int, int], siblings: int = 1) -> Launch:
-    """The launch with this many shares, or fewer where some would be empty."""
-    stages = max(1, -(-rows // ROWS))
-    of_block = [-(-stages // (share * config.cluster)) for share in shares]
-    shares_used = [-(-stages // (one * config.cluster)) for one in of_block]
-    return Launch(
-        config,
-        (shares_used[0], shares_used[1]),
-        (of_block[0] * ROWS, of_block[1] * ROWS),
-        siblings,
+    sizes = (config.groups, config.cluster, config.blocks, config.shared_bytes(chain), siblings)
+    cluster = f"__cluster_dims__({config.cluster}, 1, 1) " if config.cluster > 1 else ""
+    return (
+        '#include "chain_grads_wgmma16.cuh"\n'
+        f"using Block = ChainGradBlock<{', '.join(map(str, sizes))}>;\n"
+        + tile("Left", left, config.left, with_bias)
+        + tile("Right", right, config.right, False)
+        + f'extern "C" __global__ void {cluster}__launch_bounds__(Block::THREADS, Block::BLOCKS)\n'
+        f"{kernel_name(chain, dtype, with_bias, siblings)}"
+        "(const __grid_constant__ ChainGradsArguments arguments) {\n"
+        f"  chain_grads_wgmma16_kernel<{HALF[dtype]}, Left, LeftTile, Right, RightTile>"
+        "(arguments);\n"
+        "}\n"
     )
 
 
-def predicted_us(launch: Launch, chain: Chain, rows: int, spec: DeviceSpec) -> float:
-    """Predicted microseconds: the slowest of products, memory and L2, then moving the sums.
+def adding_source(dtype: str) -> str:
+    """The generated file of the kernel that adds shares."""
+    return (
+        '#include "chain_grads_wgmma16.cuh"\n'
+        f'extern "C" __global__ void __launch_bounds__({weight_grad.ADDING_THREADS})\n'
+        f"{adding_name(dtype)}(const __grid_constant__ ChainSharesArguments arguments) {{\n"
+        f"  add_chain_shares_kernel<{HALF[dtype]}>(arguments);\n"
+        "}\n"
+    )
 
-    The rates of these are `weight_grad_wgmma16`'s, which were measured. Siblings read x from memory
-    once.
-    """
-    config, siblings = launch.config, launch.siblings
-    at_a_time = spec.multiprocessors * config.blocks
-    waves = -(-launch.blocks(chain) // (config.clusters(spec) * config.cluster))
-    multiplied, read, all_read, sent = 0.0, 0.0, 0.0, 0.0
-    shares_bytes = 0.0
-    for tile, p, shares, of_block in zip(
-        (config.left, config.right), chain, launch.shares, launch.rows_per_block, strict=True
-    ):
-        of_block = min(rows, of_block)
-        multiplied = max(multiplied, 2.0 * of_block * tile.m * tile.n)
-        one = 2.0 * of_block * (tile.m + tile.n)
-        blocks = tile.count(p) * shares * config.cluster * siblings
-        read, all_read = max(read, one), all_read + one * blocks
-        if config.sources(tile) > 1:
-            sent = max(sent, 4.0 * tile.stored_sums(p))
-        shares_bytes += 8.0 * p.nnz * shares * siblings if shares > 1 else 0.0
-    products = waves * multiplied * at_a_time / (factors.TFLOPS * 1e6)
-    filled = all_read / (waves * at_a_time * read)
+
+class Operands(ctypes.Structure):
+    """``ChainGradOperands`` of csrc/cuda/chain_grads_wgmma16.cuh."""
+
+    _fields_ = [
+        ("grad", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("to", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("grad_stride", ctypes.c_int64),
+        ("x_stride", ctypes.c_int64),
+        ("rows_per_block", ctypes.c_int64),
+        ("shares", ctypes.c_int64),
+    ]
+
+
+class Arguments(ctypes.Structure):
+    """``ChainGradsArguments`` of csrc/cuda/chain_grads_wgmma16.cuh."""
+
+    _fields_ = [
+        ("left", Operands * MOST_SIBLINGS),
+        ("right", Operands * MOST_SIBLINGS),
+        ("batch", ctypes.c_int64),
+    ]
+
+
+class AddingArguments(ctypes.Structure):
+    """``ChainSharesArguments`` of csrc/cuda/chain_grads_wgmma16.cuh."""
+
+    _fields_ = [
+        ("left", weight_grad.SharesArguments * MOST_SIBLINGS),
+        ("right", weight_grad.SharesArguments * MOST_SIBLINGS),
+        ("left_blocks", ctypes.c_int64),
+        ("blocks", ctypes.c_int64),
+    ]
+
+
+def share_elements(chain: Chain, launch: Launch, with_bias: bool) -> tuple[int, int]:
+    """fp32 elements of all shares of each factor of a sibling; none where there is one share."""
     left, right = chain
-    own = left.out_features + left.in_features + right.out_features
-    features = siblings * own + right.in_features
-    memory = 2.0 * rows * features / (factors.MEMORY * 1e6)
-    l2 = all_read / (factors.L2 * 1e6 * filled**factors.L2_FILLED)
-    total = factors.LAUNCH_US + overlapped((products, memory, l2), factors.OVERLAP)
-    if sent:
-        total += _CLUSTER_US + waves * sent * config.blocks / _SENT_BYTES_US
-    if shares_bytes:
-        total += factors.ADDING_US + shares_bytes / (factors.SHARES * 1e6)
-    return total
+    elements = (left.nnz + (left.out_features if with_bias else 0), right.nnz)
+    of_left, of_right = (
+        one * shares if shares > 1 else 0
+        for one, shares in zip(elements, launch.shares, strict=True)
+    )
+    return of_left, of_right
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A factor of a sibling: its operands, and where its gradient goes.
+
+    Attributes:
+        grad: dY; x: what the factor was multiplied with.
+        to: the weight's gradient; bias: that of the bias, of left factors if requested.
+        shares: address of its shares; None where there is one.
+    """
+
+    grad: Tensor
+    x: Tensor
+    to: Tensor
+    bias: Tensor | None
+    shares: int | None
+
+    @property
+    def of_bias(self) -> int:
+        """Address of the bias's gradient."""
+        return 0 if self.bias is None else self.bias.data_ptr()
+
+
+def _parts(
+    rows: Sequence[Tensor],
+    results: Sequence[Tensor],
+    shares: Tensor | None,
+    chain: Chain,
+    launch: Launch,
+) -> Iterator[tuple[_Part, _Part]]:
+    """The left and the right factor of each sibling."""
+    siblings = launch.siblings
+    with_bias = len(results) > 2 * siblings
+    of_left, of_right = share_elements(chain, launch, with_bias)
+    first = 0 if shares is None else shares.data_ptr()
+    for at in range(siblings):
+        grad, between, grad_between = rows[at:-1:siblings]
+        left, right = results[2 * at : 2 * at + 2]
+        bias = results[2 * siblings + at] if with_bias else None
+        own = first + 4 * at * (of_left + of_right)
+        yield (
+            _Part(grad, between, left, bias, own if of_left else None),
+            _Part(grad_between, rows[-1], right, None, own + 4 * of_left if of_right else None),
+        )
+
+
+def arguments_of(
+    rows: Sequence[Tensor],
+    results: Sequence[Tensor],
+    shares: Tensor | None,
+    chain: Chain,
+    launch: Launch,
+) -> Arguments:
+    """The arguments of the kernel.
+
+    Args:
+        rows: the operands, as of `ChainGradients`.
+        results: where the gradients go, in that order.
+        shares: fp32, of `share_elements` for each sibling: the left factor's, then the right one's.
+        chain: the factors.
+        launch: of it.
+    """
+    arguments = Arguments(batch=rows[-1].shape[0])
+    for at, both in enumerate(_parts(rows, results, shares, chain, launch)):
+        arguments.left[at], arguments.right[at] = (
+            Operands(
+                *(one.grad.data_ptr(), one.x.data_ptr()),
+                *(one.to.data_ptr() if one.shares is None else one.shares, one.of_bias),
+                *(one.grad.stride(0), one.x.stride(0), of_block, count),
+            )
+            for one, of_block, count in zip(both, launch.rows_per_block, launch.shares, strict=True)
+        )
+    return arguments
+
+
+def adding_arguments(
+    rows: Sequence[Tensor],
+    results: Sequence[Tensor],
+    shares: Tensor,
+    chain: Chain,
+    launch: Launch,
+) -> AddingArguments:
+    """The arguments of the kernel that adds shares, of those of `arguments_of`."""
+    arguments = AddingArguments()
+    for at, both in enumerate(_parts(rows, results, shares, chain, launch)):
+        for of_factor, one, count in zip(
+            (arguments.left, arguments.right), both, launch.shares, strict=True
+        ):
+            if one.shares is not None:
+                own = one.to.numel()
+                elements = own + (0 if one.bias is None else one.bias.numel())
+                of_factor[at] = weight_grad.SharesArguments(
+                    one.shares, one.to.data_ptr(), one.of_bias, count, elements, own
+                )
+    with_bias = len(results) > 2 * launch.siblings
+    arguments.left_blocks, of_right = _adding_blocks(chain, launch, with_bias)
+    arguments.blocks = arguments.left_blocks + of_right
+    return arguments
+
+
+def _adding_blocks(chain: Chain, launch: Launch, with_bias: bool) -> tuple[int, int]:
+    of_left, of_right = (
+        weight_grad.adding_blocks(elements // shares)
+        for elements, shares in zip(
+            share_elements(chain, launch, with_bias), launch.shares, strict=True
+        )
+    )
+    return of_left, of_right
+
+
+def adding_blocks(chain: Chain, launch: Launch, with_bias: bool) -> int:
+    """Blocks of the kernel that adds shares; none where there are none."""
+    return sum(_adding_blocks(chain, launch, with_bias)) * launch.siblings
+
+
+class ChainGradients:
+    """Loaded kernels of a chain or of siblings, for one number of rows: called with operands.
+
+    These are the gradients of y of all siblings, what is between their factors, its gradients, and
+    x, each [rows, features]. Calls can be captured in a CUDA graph: beside launches they only
+    allocate memory.
+
+    Raises:
+        CompilationError, UnavailableError: see :mod:`ksopt.jit`.
+    """
+
+    def __init__(
+        self, chain: Chain, dtype: str, launch: Launch, device_index: int, with_bias: bool = False
+    ) -> None:
+        self.chain, self.launch, self._device = chain, launch, device_index
+        self._with_bias = with_bias
+        self._shared = launch.config.shared_bytes(chain)
+        target = arch.of_device(device_index)
+        generated = source(chain, launch.config, dtype, with_bias, launch.siblings)
+        code = nvrtc.cubin(generated, target).data
+        name = kernel_name(chain, dtype, with_bias, launch.siblings)
+        self._kernel = driver.load_kernel(code, name, self._shared, device_index)
+        self._elements = launch.siblings * sum(share_elements(chain, launch, with_bias))
+        self._adding = 0
+        if self._elements:
+            code = nvrtc.cubin(adding_source(dtype), target).data
+            self._adding = driver.load_kernel(code, adding_name(dtype), 0, device_index)
+
+    @property
+    def entry(self) -> tuple[int, ...]:
+        """The launch for the host library, as ``know_chain_grads`` of csrc/host takes it."""
+        launch, threads = self.launch, self.launch.config.threads
+        return (
+            *(self._kernel, self._adding, threads, self._shared, weight_grad.ADDING_THREADS),
+            *(launch.blocks(self.chain), *launch.shares, *launch.rows_per_block),
+            adding_blocks(self.chain, launch, self._with_bias),
+        )
+
+    def __call__(self, *rows: Tensor) -> list[Tensor]:
+        """The gradients from operands whose rows are aligned to 16 bytes.
+
+        Those of the weights, left to right, sibling after sibling, and then of the biases if any.
+        """
+        x, siblings = rows[-1], self.launch.siblings
+        results = [x.new_empty(p.weight_shape) for _ in range(siblings) for p in self.chain]
+        if self._with_bias:
+            results += [x.new_empty(self.chain[0].out_features) for _ in range(siblings)]
+        shares = x.new_empty(self._elements, dtype=torch.float32) if self._elements else None
+        self.write(rows, results, shares)
+        return results
+
+    def write(
+        self, rows: Sequence[Tensor], results: Sequence[Tensor], shares: Tensor | None
+    ) -> None:
+        """Write the gradients into ``results``; ``shares`` as of `arguments_of`, if any."""
+        arguments = arguments_of(rows, results, shares, self.chain, self.launch)
+        blocks, threads = self.launch.blocks(self.chain), self.launch.config.threads
+        driver.launch(self._kernel, blocks, threads, self._shared, arguments, self._device)
+        if shares is not None:
+            adding = adding_arguments(rows, results, shares, self.chain, self.launch)
+            blocks = adding_blocks(self.chain, self.launch, self._with_bias)
+            driver.launch(self._adding, blocks, weight_grad.ADDING_THREADS, 0, adding, self._device)
+
+
+@register_gradient_family
+class ChainGradsWgmma16(GradientFamily[Launch]):
+    """See chain_grads_wgmma16.py."""
+
+    name = "chain_grads_wgmma16"
+    computes = "chain_weights"
+
+    def unsupported_reason(self, problem: GradientProblem, device: DeviceSpec) -> str | None:
+        return unsupported(chain_of(problem), problem.dtype, device, problem.siblings)
+
+    def launches(self, problem: GradientProblem, rows: int, device: DeviceSpec) -> Iterator[Launch]:
+        chain = chain_of(problem)
+        for config in configs(chain):
+            yield from launches_of(config, chain, rows, device, problem.siblings)
+
+    def predicted_us(
+        self, problem: GradientProblem, launch: Launch, rows: int, device: DeviceSpec
+    ) -> float:
+        return predicted_us(launch, chain_of(problem), rows, device)
+
+    def tile(self, launch: Launch) -> Config:
+        return launch.config
+
+    def launcher(
+        self, problem: GradientProblem, launch: Launch, device_index: int
+    ) -> ChainGradients:
+        chain = chain_of(problem)
+        return ChainGradients(chain, problem.dtype, launch, device_index, problem.with_bias)
+
+
+def chain_of(problem: GradientProblem) -> Chain:
+    """The left factor and the right one."""
+    left, right = problem.factors
+    return left, right

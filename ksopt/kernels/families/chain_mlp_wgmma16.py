@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import weight_groups
-from ksopt.kernels.families import chain_mlp_cost, chain_mlp_launcher, chain_mlp_tile
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
-from ksopt.kernels.families.chain_mlp_launcher import MlpLauncher, mlp_packer
-from ksopt.kernels.families.chain_mlp_tile import Config
-from ksopt.kernels.families.chain_rows import aligned, as_rows, rows_of
-from ksopt.kernels.families.chain_tile import Epilogue, Shape
+from ksopt.kernels.families.common import chain_mlp_cost, chain_mlp_launcher, chain_mlp_tile
+from ksopt.kernels.families.common.chain_mlp_launcher import MlpLauncher, mlp_packer
+from ksopt.kernels.families.common.chain_mlp_tile import Config
+from ksopt.kernels.families.common.chain_rows import aligned, as_rows, rows_of
+from ksopt.kernels.families.common.chain_tile import Epilogue, Shape
 from ksopt.kernels.launcher import Entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern

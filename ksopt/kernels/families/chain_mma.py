@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ksopt.epilogue import ACTIVATIONS
-from ksopt.kernels.families import chain_mma_launcher
 from ksopt.kernels.families.base import ANY_TYPE, KernelFamily, register_family
-from ksopt.kernels.families.chain_cost import ACTIVATION_US
-from ksopt.kernels.families.chain_mma_launcher import LaunchChain, LaunchMlp
-from ksopt.kernels.families.chain_mma_tile import Config, Stage
-from ksopt.kernels.families.cost_terms import overlapped
-from ksopt.kernels.families.weight_packer import MOST_FACTORS, MOST_SIBLINGS
+from ksopt.kernels.families.common import chain_mma_launcher
+from ksopt.kernels.families.common.chain_cost import ACTIVATION_US
+from ksopt.kernels.families.common.chain_mma_launcher import LaunchChain, LaunchMlp
+from ksopt.kernels.families.common.chain_mma_tile import Config, Stage
+from ksopt.kernels.families.common.cost_terms import overlapped
+from ksopt.kernels.families.common.weight_packer import MOST_FACTORS, MOST_SIBLINGS
 from ksopt.kernels.problem import RESERVED_SHARED, SHARED_LIMIT, DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import weight_groups
-from ksopt.kernels.families import (
+from ksopt.kernels.families.base import HALF, KernelFamily, register_family
+from ksopt.kernels.families.common import (
     chain_cost,
     chain_launcher,
     chain_pack_launcher,
     chain_tile,
     input_grad_tile,
 )
-from ksopt.kernels.families.base import HALF, KernelFamily, register_family
-from ksopt.kernels.families.chain_launcher import ChainLauncher
-from ksopt.kernels.families.chain_pack_launcher import chain_packer
-from ksopt.kernels.families.chain_rows import aligned, as_rows, rows_of
-from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
-from ksopt.kernels.families.trained_pack_launcher import TrainedPacker
+from ksopt.kernels.families.common.chain_launcher import ChainLauncher
+from ksopt.kernels.families.common.chain_pack_launcher import chain_packer
+from ksopt.kernels.families.common.chain_rows import aligned, as_rows, rows_of
+from ksopt.kernels.families.common.chain_tile import Config, Epilogue, Shape
+from ksopt.kernels.families.common.trained_pack_launcher import TrainedPacker
 from ksopt.kernels.launcher import Entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern

@@ -2,7 +2,7 @@
 
 For a few j the blocks (b d) x (c d) of a factor, or its whole matrix, are multiplied on tensor
 cores without any permuting of x and y: d times the operations, or a d times. Their zeros spoil rows
-that have an input that is not finite; csrc/cuda/expanded_repair.cuh finds these by two elements of
+that have an input that is not finite; csrc/cuda/expanded_bmm.cuh finds these by two elements of
 y, and computes them once more.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 from ksopt.baselines import BASELINES
 from ksopt.batched import Matrices
 from ksopt.kernels import codegen, weight_table
-from ksopt.kernels.families import pytorch_cost, pytorch_ops
 from ksopt.kernels.families.base import ANY_TYPE, KernelFamily, register_family
+from ksopt.kernels.families.common import pytorch_cost, pytorch_ops
 from ksopt.kernels.launcher import Entry, Launcher, prepare, torch_entry
 from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
@@ -118,7 +118,7 @@ def source(problem: Problem, config: Config) -> str:
     p = problem.pattern
     flags = ", ".join(str(one).lower() for one in (config.by == "matrix", problem.batch_last))
     return (
-        '#include "expanded_repair.cuh"\n'
+        '#include "expanded_bmm.cuh"\n'
         f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
         f'extern "C" __global__ void __launch_bounds__({_THREADS})\n'
         f"{kernel_name(problem, config)}(const Arguments arguments) {{\n"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import register_family
+from ksopt.kernels.families.common.packed_weight import PackedFamily
 from ksopt.kernels.families.gather_mma import Config, GatherMma
-from ksopt.kernels.families.packed_weight import PackedFamily
 from ksopt.kernels.packing_launcher import geometry_of
 from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 

@@ -14,15 +14,20 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ksopt.jit import arch, driver, nvrtc
-from ksopt.kernels.families import input_grad_tile
 from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.common import input_grad_tile
+from ksopt.kernels.families.common.input_grad_tile import (
+    Config,
+    Shape,
+    launch_of,
+    template_arguments,
+)
+from ksopt.kernels.families.common.weight_packer import MOST_SIBLINGS, Launch, WeightPacker
 from ksopt.kernels.families.gradient_base import (
     GradientFamily,
     GradientProblem,
     register_gradient_family,
 )
-from ksopt.kernels.families.input_grad_tile import Config, Shape, launch_of, template_arguments
-from ksopt.kernels.families.weight_packer import MOST_SIBLINGS, Launch, WeightPacker
 from ksopt.kernels.problem import DeviceSpec
 
 PACK_THREADS = 256
@@ -34,7 +39,7 @@ LAUNCH = (
 
 
 class Arguments(ctypes.Structure):
-    """``InputGradArguments`` of csrc/cuda/input_grad_tile.cuh."""
+    """``InputGradArguments`` of csrc/cuda/common/input_grad_tile.cuh."""
 
     _fields_ = [
         ("grads", ctypes.c_void_p * MOST_SIBLINGS),
@@ -67,7 +72,7 @@ def pack_source(s: Shape, tile: Config) -> str:
     """The generated file of the kernel that packs, for all tiles of the same packing."""
     s = replace(s, activation="none")
     return _source(
-        "input_grad_pack",
+        "common/input_grad_pack",
         s,
         tile.packing,
         f"static_assert(Tile::PACKED_BYTES == {2 * tile.packed_elements(s)}, ",
@@ -83,7 +88,7 @@ def _source(header: str, s: Shape, tile: Config, facts: str, bounds: str, kernel
         f'#include "{header}.cuh"\n'
         f"using Support = InputGradPattern<{pattern}>;\n"
         f"using Tile = InputGradTile<Support, {fields}>;\n"
-        f'{facts}"csrc and kernels/families/input_grad_tile.py disagree");\n'
+        f'{facts}"csrc and kernels/families/common/input_grad_tile.py disagree");\n'
         f'extern "C" __global__ void __launch_bounds__({bounds})\n'
         f"{kernel}"
         "}\n"

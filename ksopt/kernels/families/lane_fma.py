@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import ANY_TYPE, TemplateFamily, register_family
-from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.families.common.cost_terms import overlapped
 from ksopt.kernels.launcher import MakeLauncher
 from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern

@@ -9,8 +9,8 @@ from dataclasses import astuple, dataclass
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
-from ksopt.kernels.families.lane_layout import LaneLayout
-from ksopt.kernels.families.lane_layout import lane_layout as layout_of
+from ksopt.kernels.families.common.lane_layout import LaneLayout
+from ksopt.kernels.families.common.lane_layout import lane_layout as layout_of
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 

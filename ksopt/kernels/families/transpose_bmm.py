@@ -1,4 +1,4 @@
-"""Transposes at copy speed around PyTorch's batched matrix product (csrc/cuda/transpose.cuh).
+"""Transposes at copy speed around PyTorch's batched matrix product (csrc/cuda/transpose_bmm.cuh).
 
 x' = x with l side by side, y' = x' K^T by cuBLAS, one matrix product for each (i, j), and y = y'
 with j side by side again. What PyTorch's own permuting copies do at a fraction of the memory's
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ksopt.batched import Matrices
 from ksopt.kernels import weight_table
-from ksopt.kernels.families import pytorch_cost, transpose
 from ksopt.kernels.families.base import ANY_TYPE, KernelFamily, register_family
+from ksopt.kernels.families.common import pytorch_cost, transpose
 from ksopt.kernels.launcher import Entry, Launcher, torch_entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ksopt.kernels.families.base import HALF
-from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.families.common.cost_terms import overlapped
+from ksopt.kernels.families.common.weight_grad import WeightGradFamily
 from ksopt.kernels.families.gradient_base import register_gradient_family
-from ksopt.kernels.families.weight_grad import WeightGradFamily
 from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
 from ksopt.patterns.chain import Pattern
 

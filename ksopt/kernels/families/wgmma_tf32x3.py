@@ -8,15 +8,15 @@ from dataclasses import astuple, dataclass, replace
 
 from ksopt.kernels import codegen, packing_launcher
 from ksopt.kernels.families.base import SINGLE, register_family
-from ksopt.kernels.families.cost_terms import chains_cycles, overlapped
-from ksopt.kernels.families.lane_layout import LaneLayout
+from ksopt.kernels.families.common.cost_terms import chains_cycles, overlapped
+from ksopt.kernels.families.common.lane_layout import LaneLayout
+from ksopt.kernels.families.common.packed_weight import PackedFamily
 from ksopt.kernels.families.mma_tf32x3 import (
     lane_layout,
     row_pitch,
     slice_chunks,
     unsupported_layout,
 )
-from ksopt.kernels.families.packed_weight import PackedFamily
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 

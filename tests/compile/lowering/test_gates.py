@@ -12,7 +12,7 @@ from ksopt.compile.lowering import whole_layer
 from ksopt.compile.lowering.fuse import fuse
 from ksopt.epilogue import GATES
 from ksopt.kernels import plan_autotuner
-from ksopt.kernels.families.pytorch_cost import elementwise_us
+from ksopt.kernels.families.common.pytorch_cost import elementwise_us
 from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.patterns.chain import Chain
 from tests.kernels import toy_chains

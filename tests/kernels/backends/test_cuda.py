@@ -11,8 +11,8 @@ from ksopt import precision
 from ksopt.errors import CompilationError, InvalidInputError, UnavailableError
 from ksopt.kernels import autotuner, host_products, tuning_cache, weight_cache, weight_scopes
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.common import pytorch_ops
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timers
 from ksopt.patterns.chain import Chain, Pattern

@@ -5,7 +5,7 @@ from checks import H200
 
 from ksopt.jit import nvrtc
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.batch_last import output_tiles
+from ksopt.kernels.families.common.batch_last import output_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 

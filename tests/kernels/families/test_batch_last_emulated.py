@@ -9,7 +9,7 @@ from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operan
 from cuda_emulator import Instance
 
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.batch_last_mma import Config
+from ksopt.kernels.families.common.batch_last_mma import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from chain_kernels import _aligned, _emulate, _instance
 from ksopt.kernels import gradient_autotuner
-from ksopt.kernels.families import chain_grads_launcher as launcher
-from ksopt.kernels.families import chain_grads_wgmma16 as kernels
-from ksopt.kernels.families import weight_grad
-from ksopt.kernels.families.chain_grads_wgmma16 import Chain, Config, Launch, Tile
+from ksopt.kernels.families import chain_grads_wgmma16 as launcher
+from ksopt.kernels.families.common import chain_grads_tile as kernels
+from ksopt.kernels.families.common import weight_grad
+from ksopt.kernels.families.common.chain_grads_tile import Chain, Config, Launch, Tile
 from ksopt.kernels.families.gradient_base import GradientProblem
 from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns import chain as patterns

@@ -10,9 +10,9 @@ from checks import H200
 
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import planner, registry
-from ksopt.kernels.families import chain_mlp_cost, chain_mlp_tile
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.chain_tile import Epilogue, Shape
+from ksopt.kernels.families.common import chain_mlp_cost, chain_mlp_tile
+from ksopt.kernels.families.common.chain_tile import Epilogue, Shape
 from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import DeviceSpec, Problem, SecondLayer
 from ksopt.kernels.problem import Epilogue as After

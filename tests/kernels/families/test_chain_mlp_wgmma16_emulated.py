@@ -14,8 +14,8 @@ from chain_kernels import (
     run_mlp,
     run_packer,
 )
-from ksopt.kernels.families.chain_mlp_tile import Config
-from ksopt.kernels.families.chain_tile import Epilogue, Shape
+from ksopt.kernels.families.common.chain_mlp_tile import Config
+from ksopt.kernels.families.common.chain_tile import Epilogue, Shape
 from ksopt.patterns.chain import Chain
 
 

@@ -8,7 +8,7 @@ from checks import H200
 
 from ksopt.bench import random_subjects
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.chain_mma_tile import Config
+from ksopt.kernels.families.common.chain_mma_tile import Config
 from ksopt.kernels.problem import SHARED_LIMIT, Epilogue, Problem, SecondLayer
 from ksopt.patterns.chain import Chain
 

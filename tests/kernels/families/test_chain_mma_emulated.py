@@ -15,10 +15,10 @@ from torch import Tensor
 
 from chain_kernels import ACTIVATIONS, _aligned, _emulate
 from ksopt.bench import random_subjects
-from ksopt.kernels.families import chain_mma_launcher, weight_packer
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.chain_mlp_launcher import Arguments
-from ksopt.kernels.families.chain_mma_tile import Config
+from ksopt.kernels.families.common import chain_mma_launcher, weight_packer
+from ksopt.kernels.families.common.chain_mlp_launcher import Arguments
+from ksopt.kernels.families.common.chain_mma_tile import Config
 from ksopt.kernels.problem import Epilogue, Geometry, Problem, SecondLayer
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference

@@ -12,7 +12,8 @@ from checks import H200
 
 from ksopt.errors import UnavailableError
 from ksopt.jit import arch, driver, nvrtc
-from ksopt.kernels.families import (
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.common import (
     chain_cost,
     chain_launcher,
     chain_mlp_launcher,
@@ -20,8 +21,7 @@ from ksopt.kernels.families import (
     chain_pack_launcher,
     chain_tile,
 )
-from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
+from ksopt.kernels.families.common.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Chain
 

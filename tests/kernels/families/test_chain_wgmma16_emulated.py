@@ -19,7 +19,7 @@ from chain_kernels import (
     run,
     run_keeping,
 )
-from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
+from ksopt.kernels.families.common.chain_tile import Config, Epilogue, Shape
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
 
@@ -209,7 +209,7 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert y[[row for row in range(40) if row not in (3, 17)]].isfinite().all()
 
 
-RING = "warpgroup_ring.cuh"
+RING = "common/warpgroup_ring.cuh"
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from torch import Tensor
 from chain_kernels import ACTIVATIONS, _aligned, _emulate, _instance
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import input_grad_tile as tiles
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
-from ksopt.kernels.families import weight_packer
-from ksopt.kernels.families.input_grad_tile import Config, Shape
+from ksopt.kernels.families.common import input_grad_tile as tiles
+from ksopt.kernels.families.common import weight_packer
+from ksopt.kernels.families.common.input_grad_tile import Config, Shape
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import ks_reference
 
@@ -237,8 +237,8 @@ def test_what_is_not_finite_reaches_what_it_met(multiply, pack, at):
 @pytest.mark.parametrize(
     ("header", "cut", "left"),
     [
-        ("warpgroup_ring.cuh", "{ full[slot].wait(parity); }", "{}"),
-        ("warpgroup_ring.cuh", "{ empty[slot].wait(parity); }", "{}"),
+        ("common/warpgroup_ring.cuh", "{ full[slot].wait(parity); }", "{}"),
+        ("common/warpgroup_ring.cuh", "{ empty[slot].wait(parity); }", "{}"),
     ],
 )
 def test_a_missing_wait_is_detected(emulator, pack, header, cut, left):

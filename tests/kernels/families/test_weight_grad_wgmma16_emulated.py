@@ -7,8 +7,8 @@ import weight_grad_kernels
 from checks import H200
 
 from ksopt.kernels import weight_gradients
-from ksopt.kernels.families import weight_grad
 from ksopt.kernels.families import weight_grad_wgmma16 as kernels
+from ksopt.kernels.families.common import weight_grad
 from ksopt.patterns.chain import Pattern
 
 # Every d that is taken; tiles that are filled up in both directions; several i; every tile.
