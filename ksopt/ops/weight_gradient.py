@@ -85,10 +85,66 @@ def weight_grad_decomposed(grad: Tensor, x: Tensor, a: int, d: int, batch_last: 
     check_weight_grad(grad, x, a, d, batch_last)
     at = 0 if batch_last else -1
     b, c = grad.shape[at] // (a * d), x.shape[at] // (a * d)
-    products = torch.bmm(_groups(grad, a, d, batch_last), _groups(x, a, d, batch_last).mT)
+    parts = _parts_of_rows(x, a * d, b, c, math.prod(x.shape[1:] if batch_last else x.shape[:-1]))
+    if parts > 1:
+        products = _product_in_parts(grad, x, a, d, batch_last, parts)
+    else:
+        products = torch.bmm(_groups(grad, a, d, batch_last), _groups(x, a, d, batch_last).mT)
     if d == 1:
         return products.unsqueeze(3)
     return products.view(a, d, b, c).permute(0, 2, 3, 1).contiguous()
+
+
+_BLOCKS = 264  # two for each multiprocessor of an H200
+_BLOCK_OUTPUTS, _BLOCK_SUMS = 128, 64  # cuBLAS's tile of a product, about
+_LEAST_ROWS = 256  # of a part
+
+
+def _parts_of_rows(x: Tensor, groups: int, b: int, c: int, rows: int) -> int:
+    """Into how many parts the rows are divided, so that the products occupy a GPU.
+
+    A batched product has a block for each tile of its results, and cuBLAS does not divide its sums:
+    a factor of few small blocks and many rows would leave most of a GPU idle. In 16 bits one part,
+    as partial sums would be rounded; one for dynamic numbers of rows, too.
+    """
+    if x.device.type != "cuda" or x.dtype.itemsize < 4 or groups == 1 or not isinstance(rows, int):
+        return 1
+    tiles = groups * math.ceil(b / _BLOCK_OUTPUTS) * math.ceil(c / _BLOCK_SUMS)
+    most = min(_BLOCKS // tiles, rows // _LEAST_ROWS)
+    if most < 2:
+        return 1
+    even = max(parts for parts in range(1, most + 1) if rows % parts == 0)
+    return even if 2 * even >= most else most
+
+
+def _product_in_parts(
+    grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool, parts: int
+) -> Tensor:
+    """The sums [a*d, b, c] of equal parts of the rows, added up, and of the rows left over."""
+    grad, x = (_as_matrix(one, batch_last) for one in (grad, x))
+    at = 1 if batch_last else 0
+    rows = x.shape[at] // parts
+
+    def in_parts(matrix: Tensor) -> Tensor:  # [parts*a*d, b or c, rows]
+        matrix = matrix.narrow(at, 0, parts * rows)
+        if batch_last:
+            split = matrix.reshape(a, -1, d, parts, rows).permute(3, 0, 2, 1, 4)
+            return split.reshape(parts * a * d, -1, rows)
+        n = matrix.shape[1] // (a * d)
+        split = matrix.reshape(parts, rows, a, n, d).permute(0, 2, 4, 1, 3)
+        return split.reshape(parts * a * d, rows, n).mT
+
+    products = torch.bmm(in_parts(grad), in_parts(x).mT)
+    total = products.view(parts, a * d, *products.shape[1:]).sum(0)
+    left = x.shape[at] - parts * rows
+    if left == 0:
+        return total
+    tails = (_groups(one.narrow(at, parts * rows, left), a, d, batch_last) for one in (grad, x))
+    return total + torch.bmm(next(tails), next(tails).mT)
+
+
+def _as_matrix(x: Tensor, batch_last: bool) -> Tensor:
+    return x.reshape(x.shape[0], -1) if batch_last else x.reshape(-1, x.shape[-1])
 
 
 def _groups(x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
