@@ -296,3 +296,22 @@ def test_a_trained_chain_keeps_what_is_between_its_factors(spec: DeviceSpec) -> 
                 assert (y.double() - full).abs().max() <= 2**-7 * full.abs().max()
                 tried += 1
         assert tried, text
+
+
+@pytest.mark.parametrize("rows", [25_216, 4_099])
+@pytest.mark.parametrize("text", ["(2,64,192,1)", "(1,192,64,2)", "(4,40,24,3)"])
+@pytest.mark.parametrize("batch_last", [False, True])
+def test_float32_by_pytorch_in_parts(text: str, rows: int, batch_last: bool) -> None:
+    """Divided rows, whose sums are as accurate as PyTorch's."""
+    a, b, c, d = sizes = Pattern.parse(text).weight_shape
+    torch.manual_seed(rows)
+    grad, x = (torch.randn(rows, a * n * d, device="cuda") for n in (b, c))
+    factors = [one.view(rows, a, -1, d) for one in (grad, x)]
+    truth = torch.einsum("nikj,nilj->iklj", *(one.double() for one in factors))
+    theirs = torch.einsum("nikj,nilj->iklj", *factors)
+    if batch_last:
+        grad, x = grad.T.contiguous(), x.T.contiguous()
+    mine = weight_grad_decomposed(grad, x, a, d, batch_last)
+    assert mine.shape == sizes
+    error, other = ((one.double() - truth).norm() for one in (mine, theirs))
+    assert error <= 1.1 * other
