@@ -17,7 +17,7 @@
 namespace {
 
 // The key of a choice: a, b, c, d, dtype, layout, precision, bits of the batch, device (`place_of`).
-using ProblemKey = std::array<int64_t, 9>;
+using ProblemKey = std::array<int64_t, 10>;
 struct ProblemKeyHash {
   size_t operator()(const ProblemKey& key) const {
     size_t hash = 0;
@@ -28,8 +28,8 @@ struct ProblemKeyHash {
 
 // A choice: a plan, or a product by torch, and the form of the weight that it takes; 0: none is cached. repacks: where
 // no weight in that form is cached, one is prepared for the call: for torch its matrices, for a plan (which also takes
-// a weight whose elements are in order as it is) the elements in order. any_rows: whether rows of x may begin at any
-// address; else at multiples of 16 bytes. packing: the plan that packs a weight that changes, or BY_GROUPS: torch puts it
+// a weight whose elements are in order as it is) the elements in order. any_rows: whether it is also for rows of x that do
+// not begin at multiples of 16 bytes. packing: the plan that packs a weight that changes, or BY_GROUPS: torch puts it
 // into the order [a, d, b, c]; NONE: it is not packed, or by Python.
 enum Kind : int64_t { KERNEL, TORCH };
 constexpr int64_t BY_GROUPS = -3;
@@ -191,11 +191,10 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
   {
     const std::shared_lock lock(known_mutex);
     const auto& table = known[repacked];
-    const auto it = table.find({a, b, c, d, x.dtype, x.batch_last, exact, bits_of(x.batch), x.place});
+    const auto it = table.find({a, b, c, d, x.dtype, x.batch_last, exact, bits_of(x.batch), x.place, x.aligned});
     if (it == table.end()) return std::nullopt;
     choice = it->second;
   }
-  if (!x.aligned && !choice.any_rows) return std::nullopt;
   if (choice.kind == TORCH) {
     if (ksopt::takes_as_it_is(torch_product_at(choice.plan), weight.get())) return Step{choice, &weight, std::nullopt};
     std::optional<Tensor> prepared = prepared_in(choice.form);
@@ -227,13 +226,12 @@ std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool b
 // Registers the choice of `launch_known` for operands like these, if it takes such; none: removes it.
 void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool repacked,
           std::optional<Choice> choice) {
-  const bool any_rows = choice && choice->any_rows;
-  if (!x.is_contiguous() || x.numel() == 0 || (!any_rows && !is_aligned(x, batch_last))) return;
-  const int64_t batch = x.numel() / x.size(batch_last ? 0 : x.dim() - 1);
-  const ProblemKey key = {weight.size(0), weight.size(1), weight.size(2), weight.size(3), dtype_of(x),
-                          batch_last, exact, bits_of(batch), place_of(x)};
+  if (!x.is_contiguous() || x.numel() == 0) return;
+  const Rows rows = rows_of(x, batch_last);
+  const ProblemKey key = {weight.size(0), weight.size(1), weight.size(2), weight.size(3), rows.dtype,
+                          batch_last, exact, bits_of(rows.batch), rows.place, rows.aligned};
   const std::unique_lock lock(known_mutex);
-  if (choice) {
+  if (choice && (rows.aligned || choice->any_rows)) {
     known[repacked][key] = *choice;
   } else {
     known[repacked].erase(key);

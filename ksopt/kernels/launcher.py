@@ -127,7 +127,7 @@ class Entry:
         repacks: whether a call prepares the weight itself where no prepared one is cached, and
             caches nothing. Of a kernel: it takes any weight whose elements are in order, and
             prepares others so where weights change.
-        any_rows: whether rows of x may begin at any address, not at multiples of 16 bytes alone.
+        any_rows: whether it is also for rows of x that do not begin at multiples of 16 bytes.
         packing: index of the kernel, from ``add_plan``, that packs a weight that changes;
             `BY_GROUPS` where torch puts it into another order; `NO_PACKING`.
     """
@@ -198,7 +198,7 @@ def torch_entry(
     shape, strides = matrices.pattern.weight_shape, matrices.strides
     add = torch.ops.ksopt_host.add_torch
     plan = add(_WAYS.index(way), shape, strides, batch_last, by_groups, *plans)
-    return Entry(plan, form, TORCH)
+    return Entry(plan, form, TORCH, any_rows=before is None)
 
 
 def chain_entry(

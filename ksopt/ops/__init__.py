@@ -86,7 +86,7 @@ from __future__ import annotations
 
 from ksopt.ops import autocast_vmap, autograd, host_kernels
 from ksopt.ops.chain import chain, ks_chain, ks_chain_inner, ks_chain_out, ks_chain_siblings
-from ksopt.ops.eager import is_watched, multiply
+from ksopt.ops.eager import is_intercepted, multiply
 from ksopt.ops.mlp import ks_mlp, ks_mlp_inner, ks_mlp_out
 from ksopt.ops.saved_weight import ks_mm_saving
 from ksopt.ops.schemas import (
@@ -108,7 +108,7 @@ __all__ = [
     "autograd",
     "chain",
     "host_kernels",
-    "is_watched",
+    "is_intercepted",
     "ks_chain",
     "ks_chain_inner",
     "ks_chain_out",

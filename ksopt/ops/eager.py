@@ -29,16 +29,17 @@ def are_ordinary(x: Tensor, *others: Tensor | None) -> bool:
     """Whether torch would do nothing for a call on these tensors but run it."""
     return (
         not torch.compiler.is_compiling()
-        and not is_watched()
+        and not is_intercepted()
         and type(x) in PLAIN
         and (x.is_cuda or x.is_cpu)
         and {type(other) for other in others} <= _PLAIN_OR_NONE
+        and not _records_gradient(x, *others)
     )
 
 
-def is_watched() -> bool:
-    """Whether torch may have to do more for a call than run it."""
-    return torch.is_grad_enabled() or is_intercepted()
+def _records_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd records a call on these tensors."""
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
 
 
 def is_intercepted() -> bool:

@@ -203,6 +203,23 @@ def test_rows_at_any_address_are_taken_where_they_are_known(played):
         check(known(played, rows, weight, repacked=True), rows, weight, False)
 
 
+def test_aligned_and_other_rows_have_entries_of_their_own(played):
+    """Batch last their numbers may share a key, and they are decided apart."""
+    pattern = Pattern(2, 3, 5, 3)
+    weight = torch.randn(pattern.weight_shape)
+    x, odd = torch.randn(30, 100), torch.randn(30, 99)
+    for rows, other, any_rows in ((x, odd, False), (odd, x, True)):
+        played.ops.forget()
+        know(played, rows, weight, True, entry("bmm", pattern, True, 0), any_rows=any_rows)
+        check(known(played, rows, weight, repacked=True, last=True), rows, weight, True)
+        assert known(played, other, weight, repacked=True, last=True) is None
+
+
+@pytest.mark.parametrize("way", ["bmm", "einsum", "dense"])
+def test_products_by_torch_take_rows_at_any_address(played, way):
+    assert entry(way, Pattern(2, 3, 5, 3), False, 5).any_rows
+
+
 @pytest.mark.parametrize(("c", "unaligned"), [(5, True), (8, False)])
 def test_where_all_rows_are_unaligned_the_table_takes_them(played, c, unaligned):
     """There no aligned x has the same place in the table."""

@@ -19,6 +19,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.kernels import dispatch
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.problem import Problem
+from ksopt.ops import implementation
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
@@ -573,25 +574,24 @@ def _autocast_on_gpus():
 
 def _seen_in(context):
     with torch.no_grad(), context:
-        return ops.is_watched()
+        return ops.is_intercepted()
 
 
 def _seen_in_vmap():
     seen = []
     with torch.no_grad():
-        torch.vmap(lambda t: seen.append(ops.is_watched()) or t)(torch.ones(2))
+        torch.vmap(lambda t: seen.append(ops.is_intercepted()) or t)(torch.ones(2))
     return seen[0]
 
 
 def _seen_in_a_trace():
     seen = []
     with torch.no_grad():
-        torch.jit.trace(lambda t: seen.append(ops.is_watched()) or t + 1, torch.ones(2))
+        torch.jit.trace(lambda t: seen.append(ops.is_intercepted()) or t + 1, torch.ones(2))
     return seen[0]
 
 
-WATCHED = {
-    "gradients are recorded": lambda: _seen_in(torch.enable_grad()),
+INTERCEPTING = {
     "a dispatch mode": lambda: _seen_in(Passing()),
     "a function mode": lambda: _seen_in(PassingFunctions()),
     "a default device": lambda: _seen_in(torch.device("cpu")),
@@ -603,15 +603,33 @@ WATCHED = {
 }
 
 
-@pytest.mark.parametrize("how", WATCHED)
+@pytest.mark.parametrize("how", INTERCEPTING)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_whatever_watches_a_product_is_noticed(how):
+def test_whatever_intercepts_a_product_is_noticed(how):
     """`ops.multiply` may then not go past the dispatcher."""
-    assert WATCHED[how]()
+    assert INTERCEPTING[how]()
     with torch.no_grad():
-        assert not ops.is_watched()
+        assert not ops.is_intercepted()
     with torch.inference_mode():
-        assert not ops.is_watched()
+        assert not ops.is_intercepted()
+
+
+@pytest.mark.parametrize("layer", [ops.multiply, functional.ks_linear])
+def test_gradients_that_nothing_needs_do_not_slow_a_call(monkeypatch, layer):
+    """A frozen layer in front of trained ones takes the path of inference."""
+    x, weight = torch.randn(3, 8), torch.nn.Parameter(torch.randn(1, 4, 4, 2))
+    taken = []
+    for name in ("product", "chain"):
+        run = getattr(implementation, name)
+        monkeypatch.setattr(
+            implementation, name, lambda *a, run=run, **k: taken.append(1) or run(*a, **k)
+        )
+    frozen = weight.detach()
+    weights = frozen if layer is ops.multiply else [frozen]
+    assert not layer(x, weights).requires_grad
+    assert len(taken) == 1
+    weights = weight if layer is ops.multiply else [weight]
+    assert layer(x, weights).requires_grad
 
 
 def test_a_layer_is_traced_as_the_operator():
