@@ -386,7 +386,7 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
 
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void wgmma16_kernel(const Arguments& arguments) {
-  using Walk = TeamWalk<P, Tile>;
+  using Walk = TileScheduler<P, Tile>;
   extern __shared__ __align__(128) unsigned char shared[];
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
   Mbarrier* const empty = full + Tile::STAGES;

@@ -1,6 +1,7 @@
 """The torch operators of ksopt, the only entry to the kernels.
 
-Importing this module registers:
+Two are public: ``ks_chain``, which computes a layer, and ``ks_mlp``, which computes two. All others
+are what these are composed of, and what compiled graphs hold. Importing this module registers:
 
 ``ksopt::ks_chain(Tensor x, Tensor[] weights, Tensor? bias=None, Tensor? residual=None,
 str activation="none", bool batch_last=False, int siblings=1, Tensor[]? owners=None) ->
@@ -12,8 +13,8 @@ Tensor``
     may be one of `ksopt.epilogue.GATES`: "silu_gate" makes silu(a) * b of their products a and b,
     bias included, and y has M features. Between two factors the tensor is rounded to x's dtype.
     owners are those of the weights, as for ``ks_mm``.
-    ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out` does. It is the public operator;
-    ops/chain.py composes it of those below, which multiply by one factor.
+    ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out` does. ops/chain.py
+    composes it of those below, which multiply by one factor.
 
 ``ksopt::ks_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias=None, Tensor?
 bias=None, Tensor? residual=None, str hidden_activation="none", str activation="none", Tensor[]?

@@ -8,15 +8,15 @@
 #include "common/kernel_params.cuh"
 
 // The groups of columns and tiles of rows that cooperating blocks compute, one after another.
-template <typename Tile, bool WHOLE_J> struct TeamSteps;
+template <typename Tile, bool WHOLE_J> struct TileSequence;
 
 // Groups that have all j of an i share no bytes of x or y: the blocks take an even share of all tiles of
 // all groups, group by group.
-template <typename Tile> struct TeamSteps<Tile, true> {
+template <typename Tile> struct TileSequence<Tile, true> {
   int64 row_tiles, tile, at, end;
   int group;
 
-  __device__ __forceinline__ TeamSteps(const Arguments& arguments, int team, int teams) {
+  __device__ __forceinline__ TileSequence(const Arguments& arguments, int team, int teams) {
     row_tiles = (arguments.batch + Tile::BM - 1) / Tile::BM;
     const int64 all = row_tiles * Tile::COLUMN_GROUPS;
     at = all * team / teams, end = all * (team + 1) / teams;
@@ -32,14 +32,14 @@ template <typename Tile> struct TeamSteps<Tile, true> {
 // Otherwise neighbouring groups share lines of memory and are computed at the same time: the tiles of rows
 // are assigned to shares in turns, and work items (one share of one group) to sets of cooperating blocks,
 // all groups of a share before the next share.
-template <typename Tile> struct TeamSteps<Tile, false> {
+template <typename Tile> struct TileSequence<Tile, false> {
   static constexpr int GROUPS = Tile::COLUMN_GROUPS;
   static constexpr int MOST_ITEMS = GROUPS == 1 ? 1 : 8;  // of one set of blocks, where there are enough
   static constexpr int BEGUN_TILES = 2;                   // that take as long as the start of an item
   int row_tiles, teams, shares, item, group;
   int64 tile;
 
-  __device__ __forceinline__ TeamSteps(const Arguments& arguments, int team, int all_teams) {
+  __device__ __forceinline__ TileSequence(const Arguments& arguments, int team, int all_teams) {
     row_tiles = static_cast<int>((arguments.batch + Tile::BM - 1) / Tile::BM);
     teams = all_teams;
     // The number of shares that minimizes the longest work of any set of cooperating blocks.
@@ -63,10 +63,10 @@ template <typename Tile> struct TeamSteps<Tile, false> {
 };
 
 // The tiles of one of the cooperating blocks.
-template <typename P, typename Tile> struct TeamWalk : TeamSteps<Tile, Tile::JC * Tile::TEAM_J == P::D> {
-  using Steps = TeamSteps<Tile, Tile::JC * Tile::TEAM_J == P::D>;
+template <typename P, typename Tile> struct TileScheduler : TileSequence<Tile, Tile::JC * Tile::TEAM_J == P::D> {
+  using Steps = TileSequence<Tile, Tile::JC * Tile::TEAM_J == P::D>;
   static constexpr int GROUPS_OF_I = P::D / (Tile::JC * Tile::TEAM_J);
-  __device__ __forceinline__ explicit TeamWalk(const Arguments& arguments)
+  __device__ __forceinline__ explicit TileScheduler(const Arguments& arguments)
       : Steps(arguments, blockIdx.x / Tile::TEAM, gridDim.x / Tile::TEAM) {}
   __device__ __forceinline__ int i() const { return this->group / GROUPS_OF_I; }
   __device__ __forceinline__ int j0() const {

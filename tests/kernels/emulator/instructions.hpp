@@ -473,22 +473,22 @@ INSTRUCTION void multiply_rows(float (&sums)[N / 2], std::uint64_t a, std::uint6
 
 // Phase barriers ------------------------------------------------------------------------------
 
-INSTRUCTION void mbarrier_init_shared_cta_b64(uint32_t at, int count) { set_up_phase_barrier(at, unsigned(count)); }
+INSTRUCTION void mbarrier_init_shared_cta_b64(uint32_t at, int count) { set_up_mbarrier(at, unsigned(count)); }
 INSTRUCTION void mbarrier_arrive_shared_cta_b64(unsigned long long& token, uint32_t at) {
   token = 0;
-  arrive_at_phase_barrier(at);
+  arrive_at_mbarrier(at);
 }
 
 INSTRUCTION void mbarrier_arrive_expect_tx_shared_cta_b64(unsigned long long& token, uint32_t at, uint32_t bytes) {
   token = 0;
   expect_bytes(at, bytes);
-  arrive_at_phase_barrier(at);
+  arrive_at_mbarrier(at);
 }
 // The copies land at once: whoever does not wait for the arrival reads what this thread wrote.
 INSTRUCTION void cp_async_mbarrier_arrive_noinc_shared_cta_b64(uint32_t at) {
   commit_copies();
   wait_for_copies(0);
-  arrive_at_phase_barrier(at);
+  arrive_at_mbarrier(at);
 }
 INSTRUCTION void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(uint32_t shared, const void* global,
                                                                                 uint32_t bytes, uint32_t at) {

@@ -113,7 +113,7 @@ struct Barrier {
   std::vector<std::uint32_t> before;  // what they knew the last time
 };
 
-struct PhaseBarrier {
+struct Mbarrier {
   unsigned count, missing, phase;
   std::vector<std::uint32_t> arriving, known;  // clocks: of this phase so far, of the last one
   std::vector<int> waiting;
@@ -136,7 +136,7 @@ Launch launch;
 jmp_buf scheduler;
 std::vector<Fiber> fibers;
 std::vector<Warp> warps;
-std::map<std::uint32_t, PhaseBarrier> phase_barriers;  // by their offset in shared memory
+std::map<std::uint32_t, Mbarrier> mbarriers;  // by their offset in shared memory
 std::vector<int> ready;
 std::vector<Record> records;
 std::vector<std::uint8_t> written_y;
@@ -357,7 +357,7 @@ void run_block() {
   clocks.assign(std::size_t(launch.threads) * launch.threads, 0);
   for (unsigned t = 0; t < launch.threads; ++t) clocks_of(t)[t] = 1;
   for (Barrier& barrier : barriers) barrier.arrived = 0, barrier.waiting.clear();
-  phase_barriers.clear();
+  mbarriers.clear();
   ready.clear();
   for (unsigned t = 0; t < launch.threads; ++t) {
     Fiber& fiber = fibers[t];
@@ -533,14 +533,14 @@ std::uint32_t described_address(std::uint32_t low) {
 
 namespace {
 
-PhaseBarrier& phase_barrier_at(std::uint32_t at) {
-  const auto it = phase_barriers.find(at);
-  if (it == phase_barriers.end()) fail("no phase barrier was set up at byte %u of shared memory", at);
+Mbarrier& mbarrier_at(std::uint32_t at) {
+  const auto it = mbarriers.find(at);
+  if (it == mbarriers.end()) fail("no phase barrier was set up at byte %u of shared memory", at);
   return it->second;
 }
 
 // Ends the phase if all have arrived and all bytes are on their way: then these land.
-void end_phase_if_due(PhaseBarrier& barrier) {
+void end_phase_if_due(Mbarrier& barrier) {
   if (barrier.missing > 0 || barrier.bytes_missing != 0) return;
   for (const Copy& copy : barrier.copies) {
     for (std::size_t g = copy.shared / GRANULE; g < (copy.shared + copy.bytes) / GRANULE; ++g) {
@@ -560,13 +560,13 @@ void end_phase_if_due(PhaseBarrier& barrier) {
 
 }  // namespace
 
-void set_up_phase_barrier(std::uint32_t at, unsigned count) {
+void set_up_mbarrier(std::uint32_t at, unsigned count) {
   const std::vector<std::uint32_t> nothing(launch.threads, 0);
-  phase_barriers[at] = {count, count, 0, nothing, nothing, {}, 0, {}};
+  mbarriers[at] = {count, count, 0, nothing, nothing, {}, 0, {}};
 }
 
-void arrive_at_phase_barrier(std::uint32_t at) {
-  PhaseBarrier& barrier = phase_barrier_at(at);
+void arrive_at_mbarrier(std::uint32_t at) {
+  Mbarrier& barrier = mbarrier_at(at);
   learn(barrier.arriving, clocks_of(current));
   ++clocks_of(current)[current];
   if (barrier.missing == 0) fail("a thread arrives at a phase that only waits for bytes");
@@ -574,7 +574,7 @@ void arrive_at_phase_barrier(std::uint32_t at) {
   end_phase_if_due(barrier);
 }
 
-void expect_bytes(std::uint32_t at, unsigned bytes) { phase_barrier_at(at).bytes_missing += bytes; }
+void expect_bytes(std::uint32_t at, unsigned bytes) { mbarrier_at(at).bytes_missing += bytes; }
 
 void copy_in_bulk(std::uint32_t to, const void* from, unsigned bytes, std::uint32_t at, const void* caller) {
   const Address site = reinterpret_cast<Address>(caller);
@@ -585,14 +585,14 @@ void copy_in_bulk(std::uint32_t to, const void* from, unsigned bytes, std::uint3
   check(false, from, bytes, site);
   for (std::size_t g = to / GRANULE; g < (to + bytes) / GRANULE; ++g) ++records[g].copies;
   std::memset(shared + to, 0xff, bytes);
-  PhaseBarrier& barrier = phase_barrier_at(at);
+  Mbarrier& barrier = mbarrier_at(at);
   barrier.copies.push_back({to, static_cast<const char*>(from), bytes, bytes, site});
   barrier.bytes_missing -= bytes;
   end_phase_if_due(barrier);
 }
 
 void wait_for_phase(std::uint32_t at, unsigned parity) {
-  PhaseBarrier& barrier = phase_barrier_at(at);
+  Mbarrier& barrier = mbarrier_at(at);
   while (barrier.phase % 2 == parity) {
     barrier.waiting.push_back(current);
     leave(State::AT_BARRIER);

@@ -29,8 +29,8 @@ void wait_at_cluster_barrier();
 
 // A barrier in shared memory whose phases end when `count` threads have arrived (mbarrier). A wait
 // ends as soon as the phase under way has another parity than the one waited for.
-void set_up_phase_barrier(std::uint32_t at, unsigned count);
-void arrive_at_phase_barrier(std::uint32_t at);
+void set_up_mbarrier(std::uint32_t at, unsigned count);
+void arrive_at_mbarrier(std::uint32_t at);
 void wait_for_phase(std::uint32_t at, unsigned parity);
 
 // A phase does not end before the bytes that it expects have been copied. They land when it ends.

@@ -87,7 +87,7 @@ def source(a: int, tile: Tile, to_planar: bool) -> str:
         '#include "transpose_bmm.cuh"\n'
         f"using Tile = TransposeTile<{', '.join(map(str, astuple(tile)))}>;\n"
         f"static_assert(Tile::SHARED_BYTES == {tile.shared_bytes}, "
-        '"csrc and kernels/transpose.py disagree");\n'
+        '"csrc and kernels/families/common/transpose.py disagree");\n'
         'extern "C" __global__ void __launch_bounds__(Tile::THREADS)\n'
         f"{kernel_name(a, tile, to_planar)}(const __grid_constant__ Arguments arguments) {{\n"
         f"  to_{way}_kernel<{a}, Tile>(arguments);\n"
