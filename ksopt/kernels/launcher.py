@@ -271,10 +271,10 @@ class HostLauncher(Launcher):
             raise
 
     def entry(self) -> Entry:
+        # Other rows than the kernel takes are its fallback's, in the host library, too.
         if self.make_fallback is None:
-            # Of contiguous x that are aligned or not by where they lie the table has one choice.
-            return Entry(self.plan, form=0, any_rows=self.problem.has_unaligned_rows)
-        return Entry(self.plan, self._number_in_order, repacks=True)
+            return Entry(self.plan, form=0, any_rows=True)
+        return Entry(self.plan, self._number_in_order, repacks=True, any_rows=True)
 
 
 class _Arguments(ctypes.Structure):

@@ -50,13 +50,13 @@ class Device(Product):
         packing = Problem.of_factor(
             Pattern(1, PATTERN.nnz, PATTERN.nnz, 1), key.problem.dtype, False
         )
-        launcher = PackedLauncher(
+        self.launcher = PackedLauncher(
             "doubled",
             HostLauncher(packing, geometry_of(PATTERN.nnz), PACK, None),
             HostLauncher(key.problem, Geometry(32, 0, 16, 1, 100), MULTIPLY, None),
             fallback=None,
         )
-        decide(self.x, self.weight, launcher)
+        decide(self.x, self.weight, self.launcher)
 
     def renew(self, values=None):
         values = torch.randn(PATTERN.weight_shape) if values is None else values
@@ -114,6 +114,16 @@ def test_the_first_call_packs_and_the_next_ones_are_known(device):
     assert device.packs == before + 1
     device.check(device.known())
     assert device.packs == before + 1
+
+
+def test_rows_at_an_odd_address_are_known_apart(device):
+    device.product()
+    memory = torch.randn(ROWS * PATTERN.in_features + 1)
+    device.x = memory[1:].view(ROWS, PATTERN.in_features)
+    assert device.known() is None
+    decide(device.x, device.weight, device.launcher)
+    device.check(device.product())
+    device.check(device.known())
 
 
 def in_place(device):

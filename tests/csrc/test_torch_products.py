@@ -220,14 +220,10 @@ def test_products_by_torch_take_rows_at_any_address(played, way):
     assert entry(way, Pattern(2, 3, 5, 3), False, 5).any_rows
 
 
-@pytest.mark.parametrize(("c", "unaligned"), [(5, True), (8, False)])
-def test_where_all_rows_are_unaligned_the_table_takes_them(played, c, unaligned):
-    """There no aligned x has the same place in the table."""
-    problem = Problem.of_factor(Pattern(1, 6, c, 1), "float32", batch_last=False)
-    assert problem.has_unaligned_rows == unaligned
-    launcher = HostLauncher(problem, Geometry(128, 0, 64, 1, 4), 0, None)
-    assert launcher.entry().any_rows == unaligned
-    assert not Problem.of_factor(Pattern(1, 6, c, 1), "float32", True).has_unaligned_rows
+def test_kernels_take_rows_at_any_address_themselves_or_by_their_fallback(played):
+    problem = Problem.of_factor(Pattern(1, 6, 8, 1), "float32", batch_last=False)
+    for fallback in (None, lambda: None):
+        assert HostLauncher(problem, Geometry(128, 0, 64, 1, 4), 0, fallback).entry().any_rows
 
 
 def test_ways_are_registered_once(played):
