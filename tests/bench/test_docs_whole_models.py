@@ -13,7 +13,7 @@ from ksopt.bench.models.build import SIZES, build
 from ksopt.bench.models.chains import NAMED
 from ksopt.bench.models.options import ModelsOptions
 from ksopt.bench.models.request import DTYPES, MODES, PASSES, TUNES, ModelsRequest
-from ksopt.bench.models.results import WAYS, WORDS, WayResult
+from ksopt.bench.models.results import IMPLEMENTATIONS, WORDS, ImplementationResult
 from ksopt.cli import main
 from ksopt.system import option_fields
 
@@ -47,15 +47,15 @@ def test_the_options_and_their_words_exist(capsys: pytest.CaptureFixture) -> Non
     for word in (*SIZES, *NAMED, *DTYPES, *PASSES, *MODES, *TUNES, *WORDS):
         assert f"`{word}`" in TEXT
     assert [line.split("|")[1].strip() for line in TEXT.splitlines() if line.startswith("| dense")
-            or line.startswith("| KS")] == list(WAYS)  # fmt: skip
+            or line.startswith("| KS")] == list(IMPLEMENTATIONS)  # fmt: skip
 
 
 @pytest.fixture
 def immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is built nor measured."""
 
-    def measured(built: object, how: object, progress: object) -> tuple[WayResult, ...]:
-        return tuple(WayResult(name, 1, first_s=1.0) for name in WAYS)
+    def measured(built: object, how: object, progress: object) -> tuple[ImplementationResult, ...]:
+        return tuple(ImplementationResult(name, 1, first_s=1.0) for name in IMPLEMENTATIONS)
 
     monkeypatch.setattr(measuring, "measure_case", measured)
 
