@@ -17,7 +17,7 @@ from ksopt.bench.models.results import IMPLEMENTATIONS, WORDS, ImplementationRes
 from ksopt.cli import main
 from ksopt.system import option_fields
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "whole-models.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^ksopt bench models (.*)$", TEXT, flags=re.MULTILINE)
