@@ -27,12 +27,12 @@ def torch(session: nox.Session, version: str) -> None:
     """The backend and the operators under a version of torch; words behind -- go to pytest."""
     pins = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
     others = Path(session.create_tmp()) / "constraints.txt"
-    kept = [pin for pin in pins if not pin.startswith(_OF_TORCH)]
-    others.write_text("\n".join([*kept, f"torch=={version}"]), encoding="utf-8")
+    independent = [pin for pin in pins if not pin.startswith(_OF_TORCH)]
+    others.write_text("\n".join([*independent, f"torch=={version}"]), encoding="utf-8")
     session.install("-c", str(others), "setuptools>=77", f"torch=={version}")
     session.install("-c", str(others), "--no-build-isolation", "--editable", ".[test,models]")
-    found = "import torch; print(torch.__version__)"
-    installed = session.run("python", "-c", found, silent=True)
+    print_version = "import torch; print(torch.__version__)"
+    installed = session.run("python", "-c", print_version, silent=True)
     if not str(installed).startswith(version):
         session.error(f"torch {version} was asked for, but {installed} is installed")
     session.run("python", "-m", "pytest", *TESTS, *session.posargs)

@@ -11,7 +11,7 @@ from typing import Any
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.size import Dims
 from ksopt.patterns.surroundings import ALONE, Surroundings
-from ksopt.search.surroundings import most
+from ksopt.search.surroundings import most_frequent
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 # Names that an error message lists.
@@ -125,7 +125,7 @@ class Layers:
 
     def around(self, dims: Dims) -> Surroundings:
         """Surroundings of most layers of a size."""
-        return most((one.around, one.count) for one in self.groups if one.dims == dims)
+        return most_frequent((one.around, one.count) for one in self.groups if one.dims == dims)
 
     @property
     def count(self) -> int:
@@ -197,7 +197,7 @@ def grouped(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Grou
         weights = {layer.weight for layer in own} - counted
         counted |= weights
         own_role = role(pattern, called.values())
-        around = most((layer.around, 1) for layer in own)
+        around = most_frequent((layer.around, 1) for layer in own)
         groups.append(Group(dims, own_role, len(own), len(weights), matches, own[0].kind, around))
     return tuple(groups)
 

@@ -286,8 +286,8 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float
             f" No chain uses {step.requested:,} weights or more within this budget. Those of "
             f"{step.least:,} come closest."
         )
-    if doubt := timing_noise.why(chosen):
-        text += f" {doubt}"
+    if warning := timing_noise.why(chosen):
+        text += f" {warning}"
     if not chosen.retimed:
         text += " These are the trials' times: the search was stopped before the final."
     return text

@@ -24,7 +24,7 @@ def reads_surroundings(options: Mapping[str, Any]) -> bool:
     return not named and not options.get("train")
 
 
-def most(counted: Iterable[tuple[Surroundings, int]]) -> Surroundings:
+def most_frequent(counted: Iterable[tuple[Surroundings, int]]) -> Surroundings:
     """The surroundings of most layers; of ties the first.
 
     Args:

@@ -27,7 +27,7 @@ from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.operators import registry
 from ksopt.patterns.size import Budget
-from ksopt.search import interrupts, study_store, write_errors
+from ksopt.search import keyboard_interrupts, study_store, write_errors
 from ksopt.search.device_locks import Presence
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
@@ -126,7 +126,7 @@ def main() -> int:
     worker_process.listen(code=1)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        with interrupts.dropped(_interrupt_again):
+        with keyboard_interrupts.dropped(_interrupt_again):
             return _done(task, answer)
     except KeyboardInterrupt:  # also while it answers with an error
         return 130

@@ -15,7 +15,7 @@ from ksopt.measure import device as devices
 from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.operators.registry import Replacement
-from ksopt.search import interrupts, study_store, trial_records, worker_processes
+from ksopt.search import keyboard_interrupts, study_store, trial_records, worker_processes
 from ksopt.search.device_locks import Presence
 from ksopt.search.history import History
 from ksopt.search.layer_request import LayerRequest
@@ -103,7 +103,7 @@ class TrialPool:
         deadline = None if request.timeout_s is None else began + request.timeout_s
         seeds = [(request.seed + len(one.trials)) % SEEDS for one in histories]
         try:
-            with interrupts.remembered() as interrupted:
+            with keyboard_interrupts.remembered() as interrupted:
 
                 def on_trial(place: int, number: int) -> None:
                     report(place, number)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.bench import implementations
-from ksopt.bench.prepared_ways import Key, PreparedWays
+from ksopt.bench.prepared_implementations import Key, PreparedImplementations
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
-from ksopt.bench.rows import FAILED, OURS, WRONG, Row
+from ksopt.bench.results import FAILED, OURS, WRONG, Row
 from ksopt.errors import KsoptError, first_line
 from ksopt.kernels.autotuner import products_in_series
 from ksopt.kernels.cuda_graph_weights import prepared_weights
@@ -79,7 +79,7 @@ class Bench:
         Raises:
             DeviceLostError: the device no longer works.
         """
-        ready = PreparedWays()
+        ready = PreparedImplementations()
         try:
             with self.prepared(subject, ready):
                 times = self._timed(ready)
@@ -91,7 +91,7 @@ class Bench:
         return self._rows(subject, times, ready)
 
     @contextlib.contextmanager
-    def prepared(self, subject: Subject, ready: PreparedWays) -> Iterator[None]:
+    def prepared(self, subject: Subject, ready: PreparedImplementations) -> Iterator[None]:
         """A scope in which the ways of a subject, checked, can be called.
 
         Args:
@@ -153,7 +153,7 @@ class Bench:
         weights: Sequence[Tensor],
         around: Around,
         check: AccuracyCheck,
-        ready: PreparedWays,
+        ready: PreparedImplementations,
     ) -> None:
         """Bind a way, check it, and put it down as a call to time or as a reason not to."""
         name, layout = key
@@ -166,7 +166,7 @@ class Bench:
         try:
             if name == PRODUCT_ONLY:
                 call, whole = implementations.product_only(weights[0], x, layout)
-                way: implementations.Way = lambda _: whole()  # noqa: E731
+                way: implementations.Implementation = lambda _: whole()  # noqa: E731
             else:
                 way = implementations.bind(name, weights, layout, around)
                 call = partial(way, x)
@@ -244,7 +244,7 @@ class Bench:
         self,
         name: str,
         layout: str,
-        way: implementations.Way,
+        way: implementations.Implementation,
         x: Tensor,
         weights: Sequence[Tensor],
         around: Around,
@@ -262,7 +262,7 @@ class Bench:
 
     def _copies(
         self, name: str, layout: str, weights: Sequence[Tensor], around: Around, count: int
-    ) -> list[implementations.Way]:
+    ) -> list[implementations.Implementation]:
         """The same way with copies of the weights: memory that no other call has read."""
         return [
             implementations.bind(name, [_stored(one.clone()) for one in weights], layout, around)
@@ -276,7 +276,7 @@ class Bench:
         bytes_each = self.request.torch_dtype.itemsize * subject.around.siblings
         return products_in_series([subject.chain], subject.batch, bytes_each)
 
-    def _timed(self, ready: PreparedWays) -> dict[Key, Measurement]:
+    def _timed(self, ready: PreparedImplementations) -> dict[Key, Measurement]:
         if not ready.calls:
             return ready.times
         names = {f"{way} {layout}": (way, layout) for way, layout in ready.calls}
@@ -304,7 +304,10 @@ class Bench:
         return raced | ready.times
 
     def _timed_again(
-        self, ready: PreparedWays, names: Mapping[str, Key], times: Mapping[str, Measurement]
+        self,
+        ready: PreparedImplementations,
+        names: Mapping[str, Key],
+        times: Mapping[str, Measurement],
     ) -> dict[str, Measurement]:
         """ksopt and its fastest rivals in a layout, unless it is clearly faster than they are."""
         again: dict[str, Measurement] = {}
@@ -349,7 +352,7 @@ class Bench:
         self,
         subject: Subject,
         times: dict[Key, Measurement],
-        ready: PreparedWays,
+        ready: PreparedImplementations,
     ) -> list[Row]:
         keys = sorted({**times, **ready.reasons}, key=lambda key: key[0] != OURS)
         return [

@@ -17,7 +17,7 @@ from ksopt import ops
 from ksopt.baselines import BASELINES, Product
 from ksopt.batched import bmm_prepare
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, Subject
-from ksopt.bench.rows import OURS
+from ksopt.bench.results import OURS
 from ksopt.epilogue import add_epilogue_, with_epilogue
 from ksopt.functional import ks_linear
 from ksopt.kernels import plan_autotuner, registry
@@ -27,7 +27,7 @@ from ksopt.measure.accuracy import NOTHING_AROUND, Around
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_to_dense, is_batch_last
 
-Way = Callable[[Tensor], Tensor]
+Implementation = Callable[[Tensor], Tensor]
 
 # A way that writes the zeros out is not tried where that takes more elements than this.
 MOST_ELEMENTS = 2**28
@@ -82,7 +82,9 @@ def written_elements(name: str, pattern: Pattern) -> int:
     return written * pattern.b * pattern.c * pattern.d**2
 
 
-def bind(name: str, weights: Sequence[Tensor], layout: str, around: Around = NOTHING_AROUND) -> Way:
+def bind(
+    name: str, weights: Sequence[Tensor], layout: str, around: Around = NOTHING_AROUND
+) -> Implementation:
     """A way as a function of x, its weights prepared.
 
     PyTorch's ways have PyTorch's own operations behind them, in place where Inductor does not fuse
@@ -118,7 +120,7 @@ def bind(name: str, weights: Sequence[Tensor], layout: str, around: Around = NOT
     torch.compiler.reset()
     plain = [_in_turn([_plain(name, w, layout) for w in reversed(one)]) for one in chains]
     whole = _layer(plain, around, last, with_epilogue)
-    compiled: Way = torch.compile(whole, dynamic=False, fullgraph=True)
+    compiled: Implementation = torch.compile(whole, dynamic=False, fullgraph=True)
     return compiled
 
 
@@ -129,8 +131,8 @@ def chains_of(weights: Sequence[Tensor], around: Around) -> list[Sequence[Tensor
 
 
 def _layer(
-    products: Sequence[Way], around: Around, last: bool, epilogue: Callable[..., Tensor]
-) -> Way:
+    products: Sequence[Implementation], around: Around, last: bool, epilogue: Callable[..., Tensor]
+) -> Implementation:
     """The siblings' products side by side, and the epilogue; a product alone is itself."""
     if around.is_empty:
         return products[0]
@@ -144,7 +146,7 @@ def _layer(
     return way
 
 
-def _dense_layer(w: Tensor, around: Around, last: bool) -> Way:
+def _dense_layer(w: Tensor, around: Around, last: bool) -> Implementation:
     """The dense layer of a matrix [siblings * M, N]; batch first, the product adds its bias."""
     bias, activation, residual = around.bias, around.activation, around.residual
     if last:
@@ -210,7 +212,7 @@ def dense_weight(weights: Sequence[Tensor]) -> Tensor:
     return matrix.to(weights[0].dtype)[None, :, :, None].contiguous()
 
 
-def _plain(name: str, weight: Tensor, layout: str) -> Way:
+def _plain(name: str, weight: Tensor, layout: str) -> Implementation:
     """What an author would write for Inductor to compile: it fuses the copies itself."""
     a, b, c, d = weight.shape
     if name == "inductor_einsum":
@@ -238,14 +240,14 @@ def _plain(name: str, weight: Tensor, layout: str) -> Way:
     return first
 
 
-def _bound(name: str, weight: Tensor, layout: str) -> Way:
+def _bound(name: str, weight: Tensor, layout: str) -> Implementation:
     baseline, batch_last = BASELINES[name], is_batch_last(layout)
     pattern = Pattern(*weight.shape)
     prepared = baseline.prepare(weight, batch_last)
     return lambda x: baseline.multiply(x, prepared, pattern, batch_last)
 
 
-def _in_turn(ways: Sequence[Way]) -> Way:
+def _in_turn(ways: Sequence[Implementation]) -> Implementation:
     if len(ways) == 1:
         return ways[0]
 

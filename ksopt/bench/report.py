@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ksopt.bench import plots, rows, summary
+from ksopt.bench import plots, result_tables, results
 from ksopt.bench.plots import Group
-from ksopt.bench.rows import Line
-from ksopt.bench.summary import Grouping, Series
+from ksopt.bench.result_tables import Grouping, Series
+from ksopt.bench.results import Line
 from ksopt.measure.device import DeviceRecord
 from ksopt.report import document, output_folder, tables
 from ksopt.report.document import Section
@@ -33,8 +33,8 @@ def write(series: Sequence[Series], folder: Path) -> None:
     lines = [line for one in series for line in one.lines]
     page = sections(series)
     texts = {
-        "bench.csv": rows.rows_csv([row for one in series for row in one.rows]),
-        "summary.csv": rows.lines_csv(lines),
+        "bench.csv": results.rows_csv([row for one in series for row in one.rows]),
+        "summary.csv": results.lines_csv(lines),
         "bench.md": document.markdown(_TITLE, page),
         "bench.html": document.html(_TITLE, _where(series), page),
     }
@@ -78,7 +78,7 @@ def _line_json(line: Line) -> dict[str, Any]:
     }
 
 
-def _row_json(row: rows.Row) -> dict[str, Any]:
+def _row_json(row: results.Row) -> dict[str, Any]:
     value = row.to_json()
     return value.pop("subject") | value | {"efficiency": row.efficiency}
 
@@ -116,11 +116,11 @@ def _answer(series: Sequence[Series]) -> Section:
         "behind by more than the noise: each median outside the other's band from the 20th to the "
         "80th percentile."
     )
-    return Section("Answer", (), (text,), summary.overall_table(series))
+    return Section("Answer", (), (text,), result_tables.overall_table(series))
 
 
 def _faults(series: Sequence[Series]) -> list[Section]:
-    faults = summary.faults(series)
+    faults = result_tables.faults(series)
     if not faults:
         return []
     cells = [(r.subject.layer, str(r.subject.batch), r.way, r.layout, r.reason) for r in faults]
@@ -130,7 +130,7 @@ def _faults(series: Sequence[Series]) -> list[Section]:
 
 
 def _host_late(series: Sequence[Series]) -> list[Section]:
-    rows = summary.host_late(series)
+    rows = result_tables.host_late(series)
     if not rows:
         return []
     cells = [
@@ -148,12 +148,15 @@ def _host_late(series: Sequence[Series]) -> list[Section]:
 
 def _small(series: Sequence[Series]) -> list[Section]:
     lines = [
-        line for one in series for line in one.lines if summary.dense_row(line) and _is_small(line)
+        line
+        for one in series
+        for line in one.lines
+        if result_tables.dense_row(line) and _is_small(line)
     ]
     if not lines:
         return []
     text = "In place of a dense layer of the same size, multiplied by cuBLAS or the CPU's library."
-    return [Section("Beside the dense layer", (), (text,), summary.dense_table(lines))]
+    return [Section("Beside the dense layer", (), (text,), result_tables.dense_table(lines))]
 
 
 def _is_small(line: Line) -> bool:
@@ -166,12 +169,12 @@ def _figures(series: Sequence[Series]) -> list[Section]:
         return []
     labels = [one.label for one in series]
     shares = plots.figure_of_shares(
-        [(one.label, summary.efficiencies(one.lines)) for one in series], "efficiency"
+        [(one.label, result_tables.efficiencies(one.lines)) for one in series], "efficiency"
     )
     by_rho = plots.figure_of_boxes(
         [
-            Group(name, tuple(summary.ratios(part, summary.best) for part in parts))
-            for name, parts in _split(series, summary.RHO)
+            Group(name, tuple(result_tables.ratios(part, result_tables.best) for part in parts))
+            for name, parts in _split(series, result_tables.RHO)
         ],
         labels,
         "times faster than PyTorch's best",
@@ -180,8 +183,8 @@ def _figures(series: Sequence[Series]) -> list[Section]:
     )
     by_d = plots.figure_of_boxes(
         [
-            Group(name, tuple(summary.efficiencies(part) for part in parts))
-            for name, parts in _split(series, summary.D)
+            Group(name, tuple(result_tables.efficiencies(part) for part in parts))
+            for name, parts in _split(series, result_tables.D)
         ],
         labels,
         "efficiency",
@@ -199,7 +202,9 @@ def _figures(series: Sequence[Series]) -> list[Section]:
         Section("Efficiency by class of d", figure=by_d),
         Section(
             "By class",
-            table=summary.classes_table(series, (summary.RHO, summary.D, summary.A)),
+            table=result_tables.classes_table(
+                series, (result_tables.RHO, result_tables.D, result_tables.A)
+            ),
         ),
     ]
 
@@ -221,7 +226,7 @@ def _worst(series: Sequence[Series]) -> list[Section]:
                     f"Slower than PyTorch: {one.label}",
                     (),
                     _first_of(slower),
-                    summary.lines_table(slower[:_SHOWN]),
+                    result_tables.lines_table(slower[:_SHOWN]),
                 )
             )
         least = sorted(timed, key=lambda line: line.ours.efficiency or 0.0)
@@ -231,7 +236,7 @@ def _worst(series: Sequence[Series]) -> list[Section]:
                     f"Least efficient: {one.label}",
                     (),
                     _first_of(least),
-                    summary.lines_table(least[:_SHOWN]),
+                    result_tables.lines_table(least[:_SHOWN]),
                 )
             )
     return listed

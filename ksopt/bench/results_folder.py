@@ -8,16 +8,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ksopt.bench import journal
-from ksopt.bench.journal import Form, Journal
+from ksopt.bench import results_log
 from ksopt.bench.request import BenchRequest, Subject
-from ksopt.bench.rows import Row
+from ksopt.bench.results import Row
+from ksopt.bench.results_log import LogFormat, ResultsLog
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.roofline import Roofline
 
-ROWS = journal.ROWS
+ROWS = results_log.ROWS
 SCHEMA = "ksopt.bench/1"
-CODE = ("ksopt.bench.benchmark", "ksopt.bench.implementations", "ksopt.bench.prepared_ways")
+CODE = (
+    "ksopt.bench.benchmark",
+    "ksopt.bench.implementations",
+    "ksopt.bench.prepared_implementations",
+)
 """The modules that a time can depend on, beside those of every benchmark."""
 Rows = tuple[Row, ...]
 
@@ -34,24 +38,26 @@ def _of_json(value: Any) -> Rows:
     return tuple(Row.from_json(one) for one in value)
 
 
-FORM = Form("ksopt bench kernels", SCHEMA, _subject, _to_json, _of_json)
+LOG_FORMAT = LogFormat("ksopt bench kernels", SCHEMA, _subject, _to_json, _of_json)
 
 
 @contextmanager
 def opened(
     folder: Path, request: BenchRequest, record: DeviceRecord
-) -> Iterator[Journal[Subject, Rows]]:
-    """The folder's journal; see `ksopt.bench.journal.opened`."""
-    with journal.opened(folder, FORM, identity(request, record)) as results:
+) -> Iterator[ResultsLog[Subject, Rows]]:
+    """The folder's log; see `ksopt.bench.results_log.opened`."""
+    with results_log.opened(folder, LOG_FORMAT, identity(request, record)) as results:
         yield results
 
 
-def begin_run(results: Journal[Subject, Rows], request: BenchRequest, record: DeviceRecord) -> None:
+def begin_run(
+    results: ResultsLog[Subject, Rows], request: BenchRequest, record: DeviceRecord
+) -> None:
     """Record a run in setting.json: its command and its device."""
     results.begin_run(request.command, record, rooflines=[])
 
 
-def add_roofline(results: Journal[Subject, Rows], roofline: Roofline) -> None:
+def add_roofline(results: ResultsLog[Subject, Rows], roofline: Roofline) -> None:
     """Record the roofline that one GPU of this run measured."""
     results.run["rooflines"].append(asdict(roofline))
     results.write_setting()
@@ -59,14 +65,14 @@ def add_roofline(results: Journal[Subject, Rows], roofline: Roofline) -> None:
 
 def identity(request: BenchRequest, record: DeviceRecord) -> dict[str, Any]:
     """The values that all measurements of a folder share."""
-    return journal.identity(request.identity(), record, CODE)
+    return results_log.identity(request.identity(), record, CODE)
 
 
 def read_rows(folder: Path) -> dict[Subject, Rows]:
-    """The rows of a folder by subject; see `ksopt.bench.journal.read_lines`."""
-    return journal.read_lines(folder, FORM)
+    """The rows of a folder by subject; see `ksopt.bench.results_log.read_lines`."""
+    return results_log.read_lines(folder, LOG_FORMAT)
 
 
 def read_setting(folder: Path) -> dict[str, Any]:
-    """The setting.json of a folder; see `ksopt.bench.journal.read_setting`."""
-    return journal.read_setting(folder, FORM)
+    """The setting.json of a folder; see `ksopt.bench.results_log.read_setting`."""
+    return results_log.read_setting(folder, LOG_FORMAT)

@@ -12,7 +12,7 @@ import torch
 from ksopt.bench import results_folder, worker
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.request import BenchRequest, Subject
-from ksopt.bench.rows import Line
+from ksopt.bench.results import Line
 from ksopt.errors import InvalidInputError
 from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices

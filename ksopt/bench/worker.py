@@ -13,7 +13,7 @@ from ksopt.bench.benchmark import Bench
 from ksopt.bench.options import BenchOptions
 from ksopt.bench.pool import Task
 from ksopt.bench.request import BenchRequest, Subject
-from ksopt.bench.rows import Row
+from ksopt.bench.results import Row
 from ksopt.kernels.compile_ahead import Compilers
 from ksopt.kernels.problem import is_exact
 from ksopt.measure.roofline import Roofline

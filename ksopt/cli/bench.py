@@ -13,8 +13,8 @@ from ksopt.system import option_fields
 from ksopt.system.user_code import import_plugins
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
-    from ksopt.bench.rows import Line
-    from ksopt.bench.summary import Series
+    from ksopt.bench.result_tables import Series
+    from ksopt.bench.results import Line
 
 SUMMARY = "Check and time single factors and chains beside PyTorch's ways to multiply by them."
 EPILOG = """\
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         KsoptError: see `ksopt.bench.run.run_bench`.
     """
-    from ksopt.bench import report, summary
+    from ksopt.bench import report, result_tables
     from ksopt.bench.request import BenchRequest
     from ksopt.bench.run import run_bench
     from ksopt.errors import InvalidInputError, KsoptError
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         named = " and ".join(map(str, args.report))
         form = "what is in it is not as `ksopt bench kernels` writes it"
         with untrusted.of_its_form(f"--report {named}", form):
-            series = [summary.Series.read(folder) for folder in args.report]
+            series = [result_tables.Series.read(folder) for folder in args.report]
             report.write(series, args.out)
             _show(args, series)
             return _exit_code(series)
@@ -88,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
     except InvalidInputError:
         raise
     except KsoptError:
-        report.write([summary.Series.read(args.out)], args.out)
+        report.write([result_tables.Series.read(args.out)], args.out)
         raise
-    series = [summary.Series.read(args.out)]
+    series = [result_tables.Series.read(args.out)]
     report.write(series, args.out)
     _show(args, series)
     if outcome.stopped and not args.json:
@@ -107,7 +107,7 @@ def _exit_code(series: Sequence[Series]) -> int:
 
 
 def _show(args: argparse.Namespace, series: Sequence[Series]) -> None:
-    from ksopt.bench import report, summary
+    from ksopt.bench import report, result_tables
     from ksopt.report import tables
 
     if args.json:
@@ -115,14 +115,16 @@ def _show(args: argparse.Namespace, series: Sequence[Series]) -> None:
         return
     lines = [line for one in series for line in one.lines]
     if 0 < len(lines) <= _LINES_SHOWN:
-        tables.write(summary.lines_table(lines))
+        tables.write(result_tables.lines_table(lines))
         print()
-    chains = [line for line in lines if not line.subject.is_pattern and summary.dense_row(line)]
+    chains = [
+        line for line in lines if not line.subject.is_pattern and result_tables.dense_row(line)
+    ]
     if chains:
-        tables.write(summary.dense_table(chains))
+        tables.write(result_tables.dense_table(chains))
         print()
-    tables.write(summary.overall_table(series))
-    for row in summary.faults(series):
+    tables.write(result_tables.overall_table(series))
+    for row in result_tables.faults(series):
         print(f"{row.subject}: {row.way} {row.layout}: {row.reason}", file=sys.stderr)
     print(f"\nPage: {args.out / 'bench.html'}; every measurement: {args.out / 'bench.csv'}")
 

@@ -49,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         KsoptError: see `ksopt.bench.crossover.run.run_crossover`.
     """
-    from ksopt.bench import journal
+    from ksopt.bench import results_log
     from ksopt.bench.crossover import report, views
     from ksopt.bench.crossover import run as runs
     from ksopt.bench.crossover.request import CrossoverRequest
-    from ksopt.bench.crossover.results import FORM
+    from ksopt.bench.crossover.results import LOG_FORMAT
     from ksopt.report import tables
 
     request = CrossoverRequest.of(CrossoverOptions(**option_fields.values(CrossoverOptions, args)))
@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
     stopped = ""
     if not args.report:
         stopped = runs.run_crossover(request, args.out, progress_lines(args.quiet))
-    noted = journal.read_setting(args.out, FORM).get("runs", [])
-    measured = journal.read_lines(args.out, FORM)
+    noted = results_log.read_setting(args.out, LOG_FORMAT).get("runs", [])
+    measured = results_log.read_lines(args.out, LOG_FORMAT)
     left = sum(site not in measured for site in request.sites)
     # The page covers all runs in the folder.
     request = request.with_grids([run["grid"] for run in noted])

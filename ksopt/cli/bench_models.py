@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         KsoptError: see `ksopt.bench.models.run.run_models`.
     """
-    from ksopt.bench import journal
-    from ksopt.bench.journal import Journal
+    from ksopt.bench import results_log
     from ksopt.bench.models import report
     from ksopt.bench.models import run as runs
     from ksopt.bench.models.request import ModelsRequest
     from ksopt.bench.models.results import Case, Subject
+    from ksopt.bench.results_log import ResultsLog
     from ksopt.errors import InvalidInputError
     from ksopt.report import tables
 
@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidInputError(f"timeout {args.timeout:g}: it must be above 0 seconds")
     request = ModelsRequest.of(ModelsOptions(**option_fields.values(ModelsOptions, args)))
 
-    def report_stored(book: Journal[Subject, Case]) -> None:
-        setting = journal.read_setting(args.out, runs.FORM)
+    def report_stored(book: ResultsLog[Subject, Case]) -> None:
+        setting = results_log.read_setting(args.out, runs.LOG_FORMAT)
         report.write(args.out, list(book.measured.values()), setting)
 
     for remark in request.remarks:
@@ -78,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
     stopped = runs.run_models(
         request, args.out, timeout_s=args.timeout, progress=progress, on_stored=report_stored
     )
-    measured = journal.read_lines(args.out, runs.FORM)
+    measured = results_log.read_lines(args.out, runs.LOG_FORMAT)
     cases = list(measured.values())
     faults = [fault for case in cases for fault in case.faults]
     if args.json:
-        sys.stdout.write(report.to_json(cases, journal.read_setting(args.out, runs.FORM)))
+        sys.stdout.write(report.to_json(cases, results_log.read_setting(args.out, runs.LOG_FORMAT)))
     else:
         for table in report.main_tables(cases):
             tables.write(table)

@@ -55,9 +55,9 @@ from ksopt.patterns.pattern import Pattern
 from ksopt.patterns.size import Dims
 from ksopt.patterns.support import pair_support
 from ksopt.search.space.constraints import NONE, Constraints
+from ksopt.search.space.factorizations import Triple, pair, partners, row_triples, rows_to_split
+from ksopt.search.space.factorizations import count as count_triples
 from ksopt.search.space.families import EVERY, FAMILIES, is_member
-from ksopt.search.space.triples import Triple, pair, partners, row_triples, rows_to_split
-from ksopt.search.space.triples import count as count_triples
 
 # A walk creates up to some thousands of lists of this length before it reaches its limit of
 # choices. The longest for all sizes up to a million is 8,505, of 997,920.

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from ksopt import baselines
-from ksopt.bench import benchmark, implementations, results_folder, summary, worker
+from ksopt.bench import benchmark, implementations, result_tables, results_folder, worker
 from ksopt.bench.benchmark import Bench
 from ksopt.bench.options import BenchOptions
 from ksopt.bench.request import EAGER, BenchRequest, Subject
-from ksopt.bench.rows import OURS, Line, Row
+from ksopt.bench.results import OURS, Line, Row
 from ksopt.cli import main
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.measure.accuracy import Around
@@ -218,9 +218,9 @@ def test_a_wrong_way_of_pytorch_gets_no_time_and_is_reported(
 def test_times_that_hold_a_part_of_the_hosts_are_listed(tmp_path: Path) -> None:
     assert run(tmp_path, patterns=TINY[:1]) == 0
     assert "part of the host" not in (tmp_path / "bench.md").read_text("utf-8")
-    journal = tmp_path / results_folder.ROWS
-    stored = journal.read_text("utf-8")
-    journal.write_text(stored.replace('"is_host_late": false', '"is_host_late": true', 1), "utf-8")
+    log = tmp_path / results_folder.ROWS
+    stored = log.read_text("utf-8")
+    log.write_text(stored.replace('"is_host_late": false', '"is_host_late": true', 1), "utf-8")
     assert main.main(["bench", "kernels", "--report", str(tmp_path), "--out", str(tmp_path)]) == 0
     assert "Times that hold a part of the host's" in (tmp_path / "bench.md").read_text("utf-8")
 
@@ -361,7 +361,9 @@ def test_a_way_that_is_far_behind_is_checked_and_timed_by_two_calls(
     calls = 0
     real = implementations.bind
 
-    def bind(name: str, weights: Any, layout: str, around: Around) -> implementations.Way:
+    def bind(
+        name: str, weights: Any, layout: str, around: Around
+    ) -> implementations.Implementation:
         way = real(name, weights, layout, around)
 
         def slow(x: torch.Tensor) -> torch.Tensor:
@@ -374,8 +376,8 @@ def test_a_way_that_is_far_behind_is_checked_and_timed_by_two_calls(
 
     monkeypatch.setattr(implementations, "bind", bind)
     monkeypatch.setattr(benchmark, "_LONG_US", 15_000.0)
-    asked = request(patterns=["(1,8,8,2)"], against="bmm_paper,einsum,dense", layout="both")
-    rows = benchmark.Bench(asked).measure(asked.subjects[0])
+    bench_request = request(patterns=["(1,8,8,2)"], against="bmm_paper,einsum,dense", layout="both")
+    rows = benchmark.Bench(bench_request).measure(bench_request.subjects[0])
     dense = [row for row in rows if row.way == "dense"]
     assert calls == 2 * len(dense) == 4
     for row in dense:
@@ -399,12 +401,12 @@ def test_a_way_that_is_far_behind_is_checked_and_timed_by_two_calls(
 def test_block_sparse_kernels_that_take_minutes_to_compile_are_not_tried(
     pattern: str, dtype: str, rows: int, is_tried: bool
 ) -> None:
-    asked = request(patterns=[pattern], dtype=dtype, batch=str(rows), against="bsr")
-    bench = benchmark.Bench(asked)
+    bench_request = request(patterns=[pattern], dtype=dtype, batch=str(rows), against="bsr")
+    bench = benchmark.Bench(bench_request)
     bench.device = torch.device("cuda")
-    why = bench._why_not_compiled("bsr", asked.subjects[0])
+    why = bench._why_not_compiled("bsr", bench_request.subjects[0])
     assert ("minutes to compile" in why) != is_tried
-    assert not bench._why_not_compiled("einsum", asked.subjects[0])
+    assert not bench._why_not_compiled("einsum", bench_request.subjects[0])
 
 
 @pytest.mark.slow
@@ -763,11 +765,13 @@ def test_a_line_says_who_is_faster() -> None:
 def test_the_table_of_all_is_medians(tmp_path: Path) -> None:
     lines = tuple(line(us, 20.0, 40.0) for us in (10.0, 20.0, 50.0))
     identity = {"dtype": "float16", "layout": "batch_first", "graph": False, "subjects": [1, 2, 3]}
-    (cells,) = summary.overall_table([summary.Series(tmp_path, {"identity": identity}, lines)]).rows
+    (cells,) = result_tables.overall_table(
+        [result_tables.Series(tmp_path, {"identity": identity}, lines)]
+    ).rows
     assert cells[1:] == ("3", "0.25", "0.13", "1.00", "1", "2.00", "1", "2.00", "")
 
 
-def test_rows_survive_the_journal(tmp_path: Path) -> None:
+def test_rows_survive_the_log(tmp_path: Path) -> None:
     rows = list(line(10.0, 8.0, 30.0).rows)
     here = results_folder.DeviceRecord(**record())
     with results_folder.opened(tmp_path, request(), here) as results:

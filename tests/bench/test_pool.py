@@ -16,7 +16,7 @@ import torch
 
 from ksopt.bench import pool
 from ksopt.bench.request import Subject
-from ksopt.bench.rows import Row
+from ksopt.bench.results import Row
 from ksopt.measure.device_health import DeviceLostError
 from ksopt.patterns.chain import Chain
 

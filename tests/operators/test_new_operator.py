@@ -25,7 +25,7 @@ from ksopt.operators.linear import StructuredLinear
 from ksopt.patterns.chain import Chain
 from ksopt.search import SearchRequest, SearchResult, run_search
 from ksopt.search.metrics import METRICS
-from ksopt.search.report import results_json
+from ksopt.search.report import results_json, sections
 
 PLUGIN = Path(__file__).with_name("toy_structure.py")
 SEARCH = ("search", "--dims", "64x64", "--batch", "16", "--device", "cpu", "--out", "report")
@@ -37,7 +37,8 @@ def here(brief: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     shutil.copy(PLUGIN, tmp_path)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    if sys.modules.pop("toy_structure", None) is not None:
+    if (toy := sys.modules.pop("toy_structure", None)) is not None:
+        sections.unregister(toy.ranks)
         registry.unregister_structure("diagonal-plus")
         del METRICS["weight_tensors"]
 
@@ -73,6 +74,9 @@ def test_it_is_searched_beside_chains(here: Path, capsys: pytest.CaptureFixture[
     page = (here / "report" / "report.md").read_text("utf-8")
     assert "--structures ks,diagonal-plus --trials 12 --seed 0 --plugins toy_structure" in page
     assert theirs[0] in page
+    ranks = [rank for rank in (1, 2, 4, 8) if f"diagonal-plus(64,{rank})" in origins]
+    for report in (plots, page):
+        assert f"Tried: {ranks}." in report.partition("Ranks beside the diagonal")[2]
     assert "importing" in capsys.readouterr().err
 
     shutil.copy(here / "report" / "results.json", here / "before.json")

@@ -10,8 +10,10 @@ from torch import Tensor
 from ksopt.errors import InvalidInputError
 from ksopt.operators.base import Fit, StructuredOperator
 from ksopt.operators.registry import Structure, register_structure
-from ksopt.search import metrics
+from ksopt.report.document import Section
+from ksopt.search import LayerResult, metrics
 from ksopt.search.metrics import Metric
+from ksopt.search.report.sections import section
 
 
 @dataclass(frozen=True)
@@ -76,3 +78,10 @@ metrics.register(
         is_measured=lambda request: "toy_structure" in request.plugins,
     )
 )
+
+
+@section(order=75, when=lambda layer: "toy_structure" in layer.request.plugins)
+def ranks(layer: LayerResult) -> Section:
+    operators = [trial.facts.chain for trial in layer.trials]
+    tried = sorted({one.rank for one in operators if isinstance(one, DiagonalPlusLowRank)})
+    return Section("Ranks beside the diagonal", (), (f"Tried: {tried}.",))

@@ -20,7 +20,7 @@ from ksopt.search.layers import Layers
 from ksopt.search.model_call import ModelCall, evaluating
 from ksopt.search.model_surroundings import surroundings_of_model
 from ksopt.search.report import comparison, results_json
-from ksopt.search.surroundings import most
+from ksopt.search.surroundings import most_frequent
 
 BIAS = Surroundings(("bias",))
 
@@ -258,8 +258,8 @@ def test_the_request_comes_before_the_graph(options: dict[str, Any]) -> None:
 
 
 def test_of_as_many_the_first_counts() -> None:
-    assert most([(BIAS, 1), (ALONE, 2), (BIAS, 1)]) == BIAS
-    assert most([]) == ALONE
+    assert most_frequent([(BIAS, 1), (ALONE, 2), (BIAS, 1)]) == BIAS
+    assert most_frequent([]) == ALONE
 
 
 OPTIONS: dict[str, Any] = {"trials": 6, "quiet": True}

@@ -24,7 +24,7 @@ from ksopt.patterns.chain import Chain
 from ksopt.search import (
     LayerRequest,
     SearchRequest,
-    interrupts,
+    keyboard_interrupts,
     study_store,
     trial_claims,
     trial_records,
@@ -649,7 +649,7 @@ def test_a_ctrl_c_that_was_raised_where_nobody_hears_it_ends_the_search(
     printed: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
     before = signal.getsignal(signal.SIGINT)
-    with interrupts.remembered() as interrupted:
+    with keyboard_interrupts.remembered() as interrupted:
         assert not interrupted()
         Deaf()
         assert interrupted()
@@ -666,7 +666,7 @@ def test_other_faults_of_a_destructor_are_printed(monkeypatch: pytest.MonkeyPatc
 
     printed: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
-    with interrupts.remembered():
+    with keyboard_interrupts.remembered():
         Faulty()
     assert len(printed) == 1
 

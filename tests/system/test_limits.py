@@ -11,8 +11,8 @@ from ksopt.errors import InvalidInputError
 from ksopt.patterns.size import Dims
 from ksopt.search import LayerRequest, feasibility
 from ksopt.search.space.enumerate import check_listable
+from ksopt.search.space.factorizations import count, triples
 from ksopt.search.space.space import build
-from ksopt.search.space.triples import count, triples
 from ksopt.system import limits
 
 CPU = torch.device("cpu")

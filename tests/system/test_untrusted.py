@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import ksopt
-from ksopt.bench.summary import Series
+from ksopt.bench.result_tables import Series
 from ksopt.cli.main import main
 from ksopt.conversion import weights
 from ksopt.conversion.plan import Plan

@@ -7,7 +7,7 @@ from math import inf, log
 from typing import Any
 
 from ksopt.bench.crossover.request import Plane, Site
-from ksopt.bench.journal import Form
+from ksopt.bench.results_log import LogFormat
 from ksopt.measure.timing import Measurement
 
 DENSE, DENSE_FUSED = "dense", "dense, fused"
@@ -90,7 +90,7 @@ class SiteResult:
         return cls(Site(Plane(**site["plane"]), int(site["width"]), int(site["rows"])), ways)
 
 
-FORM: Form[Site, SiteResult] = Form(
+LOG_FORMAT: LogFormat[Site, SiteResult] = LogFormat(
     "ksopt bench crossover",
     "ksopt.bench.crossover/2",
     lambda one: one.site,

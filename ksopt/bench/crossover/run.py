@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from ksopt.bench import journal
+from ksopt.bench import results_log
 from ksopt.bench.crossover import sampling
 from ksopt.bench.crossover.interpolation import Grid
 from ksopt.bench.crossover.layers import ACTIVATION
 from ksopt.bench.crossover.measuring import measure_site
 from ksopt.bench.crossover.request import CrossoverRequest, Site
-from ksopt.bench.crossover.results import FORM, SiteResult
+from ksopt.bench.crossover.results import LOG_FORMAT, SiteResult
 from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.measure import device as devices
@@ -45,9 +45,9 @@ def run_crossover(request: CrossoverRequest, out: Path, progress: Progress = lam
     """
     began = time.monotonic()
     record = devices.record(request.device)
-    identity = journal.identity(request.identity(), record, _CODE)
+    identity = results_log.identity(request.identity(), record, _CODE)
     grid, sites = Grid.of(request), request.sites
-    with journal.opened(out, FORM, identity) as results:
+    with results_log.opened(out, LOG_FORMAT, identity) as results:
         if all(site in results.measured for site in sites):
             return ""
         results.begin_run(request.command, record, grid=request.grid())

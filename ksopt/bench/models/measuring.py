@@ -27,13 +27,13 @@ from ksopt.bench.models.build import Built, gradients_of, loss
 from ksopt.bench.models.results import (
     DENSE,
     DENSE_AUTOTUNED,
+    IMPLEMENTATIONS,
     KS_INDUCTOR,
     KS_KSOPT,
     KS_UNCOMPILED,
     LINEAR_KSOPT,
-    WAYS,
+    ImplementationResult,
     Sites,
-    WayResult,
 )
 from ksopt.compile import backend
 from ksopt.compile.sites import Report, Verdict
@@ -50,11 +50,11 @@ Run = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to run a model.
+class Implementation:
+    """An implementation of a model: one of its versions, and what compiles it.
 
     Args:
-        name: of `ksopt.bench.models.results.WAYS`.
+        name: of `ksopt.bench.models.results.IMPLEMENTATIONS`.
         twin: the version of the model: "dense", "ks", "linear".
         backend: "" (uncompiled), "inductor" or "ksopt".
         mode: of torch.compile.
@@ -88,27 +88,27 @@ class How:
     fresh_caches: bool = False
     tune: str | None = None
     seconds: float = 1.0
-    ways: tuple[str, ...] = WAYS
+    ways: tuple[str, ...] = IMPLEMENTATIONS
 
 
-def ways(how: How) -> list[Way]:
-    """The ways of a case. Uncompiled models have no CUDA graphs."""
+def implementations(how: How) -> list[Implementation]:
+    """The implementations of a case. Uncompiled models have no CUDA graphs."""
     mode = "reduce-overhead" if how.is_graphs else "default"
     most = "max-autotune" if how.is_graphs else "max-autotune-no-cudagraphs"
     all_ways = [
-        Way(DENSE, "dense", "inductor", mode),
-        Way(DENSE_AUTOTUNED, "dense", "inductor", most),
-        *([] if how.is_graphs else [Way(KS_UNCOMPILED, "ks", "")]),
-        Way(KS_INDUCTOR, "ks", "inductor", mode),
-        Way(KS_KSOPT, "ks", "ksopt", mode, how.tune),
-        Way(LINEAR_KSOPT, "linear", "ksopt", mode, how.tune),
+        Implementation(DENSE, "dense", "inductor", mode),
+        Implementation(DENSE_AUTOTUNED, "dense", "inductor", most),
+        *([] if how.is_graphs else [Implementation(KS_UNCOMPILED, "ks", "")]),
+        Implementation(KS_INDUCTOR, "ks", "inductor", mode),
+        Implementation(KS_KSOPT, "ks", "ksopt", mode, how.tune),
+        Implementation(LINEAR_KSOPT, "linear", "ksopt", mode, how.tune),
     ]
     return [way for way in all_ways if way.name in how.ways]
 
 
 def measure_case(
     built: Built, how: How, progress: Progress = lambda _: None
-) -> tuple[WayResult, ...]:
+) -> tuple[ImplementationResult, ...]:
     """Compile, check and time every way of a case.
 
     Args:
@@ -123,15 +123,15 @@ def measure_case(
         truths[name] = _truth(built, name, how)
         call = _call(built, name, _eager(built, name), how)
         uncompiled[name] = relative_errors(call(), truths[name])
-    results: list[WayResult] = []
+    results: list[ImplementationResult] = []
     timed: dict[str, Callable[[], object]] = {}
     with _alone(device):
         inductors: dict[str, float] = {}
-        for way in ways(how):
+        for way in implementations(how):
             progress(f"first calls: {way.name}")
             truth_of = "dense" if way.twin == "dense" else "ks"
             model = built.twin(way.twin)
-            result = WayResult(way.name, sum(one.numel() for one in model.parameters()))
+            result = ImplementationResult(way.name, sum(one.numel() for one in model.parameters()))
             try:
                 run = _compiled(model, way, how)
                 result, outputs = _first_calls(built, way, run, how, result)
@@ -231,8 +231,8 @@ def _truth(built: Built, twin: str, how: How) -> Outputs:
 
 
 def _first_calls(
-    built: Built, way: Way, run: Run, how: How, result: WayResult
-) -> tuple[WayResult, Outputs]:
+    built: Built, way: Implementation, run: Run, how: How, result: ImplementationResult
+) -> tuple[ImplementationResult, Outputs]:
     """Time the first call, then record the memory and the results of later calls."""
     device, model = built.inputs.device, built.twin(way.twin)
     call = _call(built, way.twin, run, how)
@@ -305,14 +305,14 @@ def _eps(built: Built) -> float:
     return torch.finfo(next(built.dense.parameters()).dtype).eps
 
 
-def _compiled(model: nn.Module, way: Way, how: How) -> Run:
+def _compiled(model: nn.Module, way: Implementation, how: How) -> Run:
     if not way.backend:
         return model
     run: Run = torch.compile(model, fullgraph=True, dynamic=how.dynamic, **_words(way))
     return run
 
 
-def _words(way: Way) -> dict[str, Any]:
+def _words(way: Implementation) -> dict[str, Any]:
     """torch.compile's arguments for a way. Tests replace this to use a faster compiler."""
     if way.tune is None:
         return {"backend": way.backend, "mode": way.mode}

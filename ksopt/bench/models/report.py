@@ -15,11 +15,11 @@ from typing import Any
 
 from ksopt.bench.models.results import (
     DENSE,
+    IMPLEMENTATIONS,
     KS_KSOPT,
     LINEAR_KSOPT,
-    WAYS,
     Case,
-    WayResult,
+    ImplementationResult,
 )
 from ksopt.measure.timing import Comparison, compare
 from ksopt.report import document, output_folder, tables
@@ -65,7 +65,7 @@ def times_table(cases: Sequence[Case]) -> Table:
 def memory_table(cases: Sequence[Case]) -> Table:
     """A row for each case: GiB at the peak of a call, and their ratio to the dense model's."""
 
-    def cell(case: Case, way: WayResult) -> str:
+    def cell(case: Case, way: ImplementationResult) -> str:
         dense = case.way(DENSE)
         if way.peak_bytes is None:
             return ""
@@ -83,7 +83,7 @@ def parameters_table(cases: Sequence[Case]) -> Table:
     heads = ("model", ">dense parameters", ">KS parameters", "input", ">blocks", ">chains")
     rows = []
     for (model, shape), case in models.items():
-        ks = next((way.parameters for way in case.ways if way.name not in WAYS[:2]), 0)
+        ks = next((way.parameters for way in case.ways if way.name not in IMPLEMENTATIONS[:2]), 0)
         dense = next((way.parameters for way in case.ways if way.name == DENSE), 0)
         share = f"{ks:,} ({100 * _share(case):.0f} % of the linear layers' weights)"
         sizes = "x".join(map(str, shape))
@@ -94,7 +94,7 @@ def parameters_table(cases: Sequence[Case]) -> Table:
 def first_calls_table(cases: Sequence[Case]) -> Table:
     """A row for each case: seconds of each way's first call."""
 
-    def cell(case: Case, way: WayResult) -> str:
+    def cell(case: Case, way: ImplementationResult) -> str:
         return "" if way.first_s is None else f"{way.first_s:.1f}"
 
     return _by_way(cases, cell)
@@ -250,7 +250,7 @@ def to_csv(cases: Sequence[Case]) -> str:
     return text.getvalue()
 
 
-def _row(case: Case, way: WayResult) -> dict[str, Any]:
+def _row(case: Case, way: ImplementationResult) -> dict[str, Any]:
     took, rival, sites, errors = way.time, case.rival, way.sites, way.errors
     against = rival.time if rival is not None else None
     return {
@@ -276,7 +276,7 @@ def _row(case: Case, way: WayResult) -> dict[str, Any]:
     }
 
 
-def _by_way(cases: Sequence[Case], cell: Callable[[Case, WayResult], str]) -> Table:
+def _by_way(cases: Sequence[Case], cell: Callable[[Case, ImplementationResult], str]) -> Table:
     """A row for each case, a column for each way."""
     rows, columns = [], _columns(cases)
     for case in cases:
@@ -287,10 +287,10 @@ def _by_way(cases: Sequence[Case], cell: Callable[[Case, WayResult], str]) -> Ta
 
 def _columns(cases: Sequence[Case]) -> list[str]:
     """The ways that any case has, the dense one first."""
-    return [name for name in WAYS if any(case.way(name) is not None for case in cases)]
+    return [name for name in IMPLEMENTATIONS if any(case.way(name) is not None for case in cases)]
 
 
-def _time_cell(case: Case, way: WayResult) -> str:
+def _time_cell(case: Case, way: ImplementationResult) -> str:
     if way.time is None:
         return "wrong" if way.faults else ""
     text, rival = f"{way.time.median_us / 1e3:.2f}", case.rival
@@ -300,7 +300,7 @@ def _time_cell(case: Case, way: WayResult) -> str:
     return f"{text} ({_over(way, rival):.2f}{', noise' if is_noise else ''})"
 
 
-def _over(way: WayResult, rival: WayResult | None) -> float | None:
+def _over(way: ImplementationResult, rival: ImplementationResult | None) -> float | None:
     if way.time is None or rival is None or rival.time is None:
         return None
     return way.time.median_us / rival.time.median_us
@@ -319,5 +319,5 @@ def _words(case: Case) -> tuple[str, str, str, str]:
     return subject.model, subject.dtype, subject.pass_, subject.mode
 
 
-def _of_ksopt(cases: Sequence[Case]) -> Iterable[tuple[Case, WayResult]]:
+def _of_ksopt(cases: Sequence[Case]) -> Iterable[tuple[Case, ImplementationResult]]:
     return ((case, way) for case in cases for way in case.ways if way.sites is not None)

@@ -31,7 +31,7 @@ class ModelsRequest:
         subjects: in the order measured.
         device: torch's name of the device.
         plan: the chain of each replaced layer; used instead of a rule.
-        ways: of `ksopt.bench.models.results.WAYS`, the dense one first.
+        ways: of `ksopt.bench.models.results.IMPLEMENTATIONS`, the dense one first.
         remarks: sentences that name each omission and its reason.
     """
 

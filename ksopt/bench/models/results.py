@@ -22,7 +22,7 @@ WORDS = {
 }
 """The ways by their names on the command line, without the dense one, which always runs."""
 
-WAYS = (DENSE, *WORDS.values())
+IMPLEMENTATIONS = (DENSE, *WORDS.values())
 """The columns of every table, the dense model first."""
 
 
@@ -68,11 +68,11 @@ class Sites:
 
 
 @dataclass(frozen=True)
-class WayResult:
-    """The result of one way to run a model.
+class ImplementationResult:
+    """The result of one implementation of a model.
 
     Args:
-        name: of `WAYS`.
+        name: of `IMPLEMENTATIONS`.
         parameters: of its model.
         first_s: the first call, compilation included.
         peak_bytes: the largest memory of a call, parameters included; None on a CPU.
@@ -102,7 +102,7 @@ class Case:
         chains: that replace its linear layers.
         weights: (weights of the chains, weights of the dense layers that they replace).
         inputs: shape of the input.
-        ways: in the order of `WAYS`.
+        ways: in the order of `IMPLEMENTATIONS`.
     """
 
     subject: Subject
@@ -110,16 +110,18 @@ class Case:
     chains: int
     weights: tuple[int, int]
     inputs: tuple[int, ...]
-    ways: tuple[WayResult, ...]
+    ways: tuple[ImplementationResult, ...]
 
-    def way(self, name: str) -> WayResult | None:
+    def way(self, name: str) -> ImplementationResult | None:
         """The way of that name; None if it was not measured."""
         return next((way for way in self.ways if way.name == name), None)
 
     @property
-    def rival(self) -> WayResult | None:
+    def rival(self) -> ImplementationResult | None:
         """The faster of the dense model's ways, with which every time is compared."""
-        timed = [way for way in self.ways if way.name in WAYS[:2] and way.time is not None]
+        timed = [
+            way for way in self.ways if way.name in IMPLEMENTATIONS[:2] and way.time is not None
+        ]
         return min(timed, key=lambda way: way.time.median_us if way.time else 0.0, default=None)
 
     @property
@@ -140,13 +142,13 @@ class Case:
             int(value["chains"]),
             (int(value["weights"][0]), int(value["weights"][1])),
             tuple(map(int, value["inputs"])),
-            tuple(map(_way_of_json, value["ways"])),
+            tuple(map(_result_of_json, value["ways"])),
         )
 
 
-def _way_of_json(value: Any) -> WayResult:
+def _result_of_json(value: Any) -> ImplementationResult:
     took, sites = value["time"], value["sites"]
-    return WayResult(
+    return ImplementationResult(
         **{
             **value,
             "faults": tuple(value["faults"]),

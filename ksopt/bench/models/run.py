@@ -9,17 +9,17 @@ from pathlib import Path
 
 import torch
 
-from ksopt.bench import journal
-from ksopt.bench.journal import Form, Journal
+from ksopt.bench import results_log
 from ksopt.bench.models import measuring
 from ksopt.bench.models.build import build
 from ksopt.bench.models.measuring import How
 from ksopt.bench.models.request import ModelsRequest
 from ksopt.bench.models.results import Case, Subject
+from ksopt.bench.results_log import LogFormat, ResultsLog
 from ksopt.measure import device as devices
 
 SCHEMA = "ksopt.bench.models/1"
-FORM: Form[Subject, Case] = Form(
+LOG_FORMAT: LogFormat[Subject, Case] = LogFormat(
     "ksopt bench models", SCHEMA, lambda case: case.subject, Case.to_json, Case.of_json
 )
 # Beside those of every benchmark, the modules that a time can depend on.
@@ -38,7 +38,7 @@ def run_models(
     *,
     timeout_s: float | None = None,
     progress: Progress = lambda _: None,
-    on_stored: Callable[[Journal[Subject, Case]], None] = lambda _: None,
+    on_stored: Callable[[ResultsLog[Subject, Case]], None] = lambda _: None,
 ) -> str:
     """Measure the cases that the folder does not hold yet.
 
@@ -47,7 +47,7 @@ def run_models(
         out: the folder; another run of the same request in it continues.
         timeout_s: seconds after which no further case starts.
         progress: called with a line of text before each long step.
-        on_stored: called with the journal, first and after each case.
+        on_stored: called with the log, first and after each case.
 
     Returns:
         "" if every case is measured, else "timeout" or "interrupted". Ctrl-C loses only the case
@@ -61,8 +61,8 @@ def run_models(
     for model in dict.fromkeys(subject.model for subject in request.subjects):
         _check(request, model)
     record = devices.record(request.device)
-    identity = journal.identity(request.identity(), record, _CODE)
-    with journal.opened(out, FORM, identity) as results:
+    identity = results_log.identity(request.identity(), record, _CODE)
+    with results_log.opened(out, LOG_FORMAT, identity) as results:
         missing = [subject for subject in request.subjects if subject not in results.measured]
         if missing:
             results.begin_run(request.command, record)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ksopt.bench.reproduction.products import FIRST, LAST
-from ksopt.bench.rows import FAILED, WRONG
+from ksopt.bench.results import FAILED, WRONG
 from ksopt.report import tables
 from ksopt.report.tables import Table
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log10
 
-from ksopt.bench import plots, summary
+from ksopt.bench import plots, result_tables
 from ksopt.bench.plots import Group
 from ksopt.bench.reproduction.products import Product
 from ksopt.measure.measurement import quantile
@@ -119,21 +119,23 @@ def _axis(title: str, ends: Sequence[float], value: Callable[[Product], float]) 
     return Axis(title, names, lambda product: names[sum(value(product) > end for end in ends)])
 
 
-RHO = Axis("(b+c)/(bc)", summary.RHO.names, lambda product: summary.RHO.of(product.pattern))
+RHO = Axis(
+    "(b+c)/(bc)", result_tables.RHO.names, lambda product: result_tables.RHO.of(product.pattern)
+)
 SIZE = _axis("M x N", _SIZE_ENDS, lambda product: product.size)
 PROXY = _axis("d(b+c)/(bc)", _PROXY_ENDS, lambda product: product.energy_proxy)
 WIDTH = _axis("width", (1024, 4096, 16_384, 53_248), lambda product: max(product.pattern.shape))
 SPARSITY = _axis("share of zeros, 1 - 1/(ad)", (0.5, 0.75, 0.9, 0.95, 0.99),
                  lambda product: product.sparsity)  # fmt: skip
-WAYS = ("kernel", "bmm", "einsum", "bsr", "dense", "sparse")
+IMPLEMENTATIONS = ("kernel", "bmm", "einsum", "bsr", "dense", "sparse")
 
 
 def by_way(name: str, what: str, products: Sequence[Product],
            of: Callable[[Product, str], float | None]) -> BoxPlot:  # fmt: skip
     """One box per way: the ways are the classes."""
-    axis = Axis("implementation", WAYS, lambda product: "")
+    axis = Axis("implementation", IMPLEMENTATIONS, lambda product: "")
     values = {
         (way, what): sorted(v for product in products if (v := of(product, way)) is not None)
-        for way in WAYS
+        for way in IMPLEMENTATIONS
     }
     return BoxPlot(name, what, axis, values, (what,), True, 1.0)

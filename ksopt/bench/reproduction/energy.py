@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from ksopt.bench import journal
+from ksopt.bench import results_log
 from ksopt.bench.benchmark import Bench
-from ksopt.bench.journal import Form, Journal
-from ksopt.bench.prepared_ways import PreparedWays
+from ksopt.bench.prepared_implementations import PreparedImplementations
 from ksopt.bench.reproduction.products import NAMES, Product
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.results_folder import CODE
+from ksopt.bench.results_log import LogFormat, ResultsLog
 from ksopt.measure import energy as meters
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.energy import Meter, PerCall
@@ -77,7 +77,7 @@ class Energies:
         )
 
 
-FORM: Form[Subject, Energies] = Form(
+LOG_FORMAT: LogFormat[Subject, Energies] = LogFormat(
     "ksopt bench paper",
     "ksopt.bench.paper.energy/1",
     lambda one: one.subject,
@@ -89,11 +89,13 @@ FORM: Form[Subject, Energies] = Form(
 @contextmanager
 def opened(
     folder: Path, request: BenchRequest, record: DeviceRecord
-) -> Generator[Journal[Subject, Energies]]:
-    """The folder's journal; see `ksopt.bench.journal.opened`. A longer sample may follow."""
+) -> Generator[ResultsLog[Subject, Energies]]:
+    """The folder's log; see `ksopt.bench.results_log.opened`. A longer sample may follow."""
     identity = request.identity()
     del identity["subjects"]
-    with journal.opened(folder, FORM, journal.identity(identity, record, CODE)) as results:
+    with results_log.opened(
+        folder, LOG_FORMAT, results_log.identity(identity, record, CODE)
+    ) as results:
         yield results
 
 
@@ -123,7 +125,7 @@ class EnergyBench:
             EnergyError: the counter cannot be read.
             DeviceLostError: the device no longer works.
         """
-        ready = PreparedWays()
+        ready = PreparedImplementations()
         with self._bench.prepared(subject, ready):
             idle_w = meters.idle_watts(self._meter)
             keys = {f"{NAMES[way]} {layout}": (way, layout) for way, layout in ready.calls}

@@ -11,7 +11,7 @@ from ksopt.measure.measurement import quantile
 from ksopt.report import tables
 from ksopt.report.tables import Table
 
-_WAYS = ("kernel", "bmm", "einsum", "bsr")
+_IMPLEMENTATIONS = ("kernel", "bmm", "einsum", "bsr")
 
 
 def by_way(energies: Mapping[str, Sequence[Product]]) -> Table:
@@ -22,7 +22,7 @@ def by_way(energies: Mapping[str, Sequence[Product]]) -> Table:
     )  # fmt: skip
     rows = []
     for dtype, products in energies.items():
-        for way in _WAYS:
+        for way in _IMPLEMENTATIONS:
             measured = [(one, least) for one in products if (least := _least(one, way)) is not None]
             if measured:
                 calls = [sorted(pair[at] for _, pair in measured) for at in (0, 1)]

@@ -108,7 +108,7 @@ def cells_of(
                 unit="", is_papers=is_papers,
                 absent="it has no time in both layouts; products-DTYPE.csv says why",
             )
-            for way in box_plots.WAYS
+            for way in box_plots.IMPLEMENTATIONS
         ]  # fmt: skip
     drawn = box_plot_of(item, products, dtype)
     ratios = [value for values in drawn.values.values() for value in values]

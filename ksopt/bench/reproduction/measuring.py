@@ -27,7 +27,7 @@ class Answer:
 
     Attributes:
         task: what was measured.
-        result: as the journal of its part stores it; None if it could not be measured.
+        result: as the log of its part stores it; None if it could not be measured.
         roofline: of the device, beside the first product in a dtype.
         failure: the reason there is no result.
     """

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ksopt import precision
-from ksopt.bench import journal
-from ksopt.bench.journal import Form, Journal
+from ksopt.bench import results_log
 from ksopt.bench.reproduction import module_cases
 from ksopt.bench.reproduction.module_cases import Built
 from ksopt.bench.reproduction.request import PaperRequest
+from ksopt.bench.results_log import LogFormat, ResultsLog
 from ksopt.measure.accuracy import TF32_ROUNDING, fault_against
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.timing import Measurement, measure
@@ -70,7 +70,7 @@ class Case:
         return cls(Subject(**value["subject"]), times, tuple(value["faults"]))
 
 
-FORM: Form[Subject, Case] = Form(
+LOG_FORMAT: LogFormat[Subject, Case] = LogFormat(
     "ksopt bench paper",
     "ksopt.bench.paper.models/1",
     lambda case: case.subject,
@@ -82,10 +82,10 @@ FORM: Form[Subject, Case] = Form(
 @contextmanager
 def opened(
     folder: Path, request: PaperRequest, record: DeviceRecord
-) -> Generator[Journal[Subject, Case]]:
-    """The folder's journal; see `ksopt.bench.journal.opened`."""
-    identity = journal.identity(request.identity(), record, _CODE)
-    with journal.opened(folder, FORM, identity) as results:
+) -> Generator[ResultsLog[Subject, Case]]:
+    """The folder's log; see `ksopt.bench.results_log.opened`."""
+    identity = results_log.identity(request.identity(), record, _CODE)
+    with results_log.opened(folder, LOG_FORMAT, identity) as results:
         yield results
 
 

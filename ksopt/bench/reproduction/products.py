@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ksopt.bench.request import PRODUCT_ONLY
-from ksopt.bench.rows import OURS, Row
+from ksopt.bench.results import OURS, Row
 from ksopt.patterns.chain import Pattern
 
 KERNEL = "kernel"
@@ -24,7 +24,7 @@ NAMES = {
 }
 """The paper's names for the ways of ``ksopt bench kernels``."""
 
-WAYS = ",".join(way for way in NAMES if way != OURS)
+AGAINST = ",".join(way for way in NAMES if way != OURS)
 """The value of ``--against`` for ``ksopt bench kernels``."""
 
 FIRST, LAST = "batch_first", "batch_last"

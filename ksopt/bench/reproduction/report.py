@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ksopt.bench import rows
+from ksopt.bench import results as kernel_results
 from ksopt.bench.reproduction import (
     absences,
     energy_tables,
@@ -205,7 +205,10 @@ def write(results: Results, request: SavedRequest, out: Path) -> list[Cell]:
             f"energy-{dtype}.csv": energy_tables.to_csv(of)
             for dtype, of in results.energies.items()
         },
-        **{f"products-{dtype}.csv": rows.rows_csv(of) for dtype, of in results.rows.items()},
+        **{
+            f"products-{dtype}.csv": kernel_results.rows_csv(of)
+            for dtype, of in results.rows.items()
+        },
     }
     output_folder.write(out, texts, document.figures(page), "figures")
     return every

@@ -16,7 +16,7 @@ from ksopt.bench.paper_patterns import (
 )
 from ksopt.bench.reproduction import tables_and_figures
 from ksopt.bench.reproduction.options import PaperOptions
-from ksopt.bench.reproduction.products import WAYS
+from ksopt.bench.reproduction.products import AGAINST
 from ksopt.bench.reproduction.tables_and_figures import ENERGY, MODELS, PRODUCTS, SIZES, Item
 from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
@@ -139,7 +139,7 @@ class PaperRequest:
             layout="both",
             batch=str(self.batch),
             device=self.device,
-            against="bmm_paper,einsum,bsr" if part.kind == ENERGY else WAYS,
+            against="bmm_paper,einsum,bsr" if part.kind == ENERGY else AGAINST,
             every_way=True,
             seed=self.options.seed,
         )

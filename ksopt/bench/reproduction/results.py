@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ksopt.bench import journal, results_folder
+from ksopt.bench import results_folder, results_log
 from ksopt.bench.reproduction import energy, models
 from ksopt.bench.reproduction.absences import Absence
 from ksopt.bench.reproduction.models import Case, Subject
 from ksopt.bench.reproduction.products import KERNEL, NAMES, Product
 from ksopt.bench.reproduction.request import DTYPES
 from ksopt.bench.reproduction.tables_and_figures import ENERGY, PRODUCTS
-from ksopt.bench.rows import Row
+from ksopt.bench.results import Row
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Results:
         absences: list[Absence] = []
         for dtype in DTYPES:
             folder = out / f"{PRODUCTS}-{dtype}"
-            if (folder / journal.ROWS).exists():
+            if (folder / results_log.ROWS).exists():
                 by_subject = results_folder.read_rows(folder)
                 products[dtype] = tuple(Product.of(one) for one in by_subject.values())
                 rows[dtype] = tuple(row for one in by_subject.values() for row in one)
@@ -71,8 +71,8 @@ class Results:
                 ]
                 runs += results_folder.read_setting(folder).get("runs", [])
             folder = out / f"{ENERGY}-{dtype}"
-            if (folder / journal.ROWS).exists():
-                measured = journal.read_lines(folder, energy.FORM).values()
+            if (folder / results_log.ROWS).exists():
+                measured = results_log.read_lines(folder, energy.LOG_FORMAT).values()
                 lacking = [
                     Absence(f"energy in {dtype}", way, layout, str(one.subject.chain), reason)
                     for one in measured
@@ -86,18 +86,18 @@ class Results:
                 ]
                 energies[dtype] = tuple(one.product() for one in measured)
                 idle[dtype] = tuple(one.idle_w for one in measured)
-                runs += journal.read_setting(folder, energy.FORM).get("runs", [])
+                runs += results_log.read_setting(folder, energy.LOG_FORMAT).get("runs", [])
             for kind in ("modules", "sizes"):
                 folder = out / f"{kind}-{dtype}"
-                if (folder / journal.ROWS).exists():
-                    stored = journal.read_lines(folder, models.FORM)
+                if (folder / results_log.ROWS).exists():
+                    stored = results_log.read_lines(folder, models.LOG_FORMAT)
                     cases |= stored
                     faults += [
                         f"{case.subject.name} {dtype}: {fault}"
                         for case in stored.values()
                         for fault in case.faults
                     ]
-                    runs += journal.read_setting(folder, models.FORM).get("runs", [])
+                    runs += results_log.read_setting(folder, models.LOG_FORMAT).get("runs", [])
         return cls(
             products, energies, idle, cases, tuple(runs), tuple(faults), rows, tuple(absences)
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ksopt.bench import run as kernels
-from ksopt.bench.reproduction import part_journal, worker
+from ksopt.bench.reproduction import part_log, worker
 from ksopt.bench.reproduction.measuring import Answer, PaperBench
 from ksopt.bench.reproduction.request import PaperRequest, Part
 from ksopt.bench.reproduction.tables_and_figures import ENERGY, PRODUCTS
@@ -81,13 +81,12 @@ def run_paper(
     parts, remarks = _measurable(request)
     with ExitStack() as stack:
         record = devices.record(request.device)
-        journals = {
-            part: stack.enter_context(part_journal.opened(request, part, record, out))
-            for part in parts
+        logs = {
+            part: stack.enter_context(part_log.opened(request, part, record, out)) for part in parts
         }
-        left = in_turns(request, [task for one in journals.values() for task in one.missing])
+        left = in_turns(request, [task for one in logs.values() for task in one.missing])
         for part in dict.fromkeys(task.part for task in left):
-            journals[part].begin_run()
+            logs[part].begin_run()
 
         def is_over() -> bool:
             return minutes is not None and time.monotonic() - began >= 60 * minutes
@@ -99,7 +98,7 @@ def run_paper(
         is_interrupted, failures = False, []
         try:
             for done, answer in enumerate(answers, 1):
-                one = journals[answer.task.part]
+                one = logs[answer.task.part]
                 if answer.failure:
                     failures.append(f"{answer.task}: {answer.failure}")
                 else:
@@ -113,7 +112,7 @@ def run_paper(
             is_interrupted = True
         finally:
             answers.close()
-        incomplete = tuple(part.name for part, one in journals.items() if one.missing)
+        incomplete = tuple(part.name for part, one in logs.items() if one.missing)
     return Outcome(incomplete, is_interrupted, remarks, tuple(failures))
 
 

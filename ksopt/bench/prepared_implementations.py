@@ -1,4 +1,4 @@
-"""The prepared ways of one product: what is called, and why others are not."""
+"""The prepared implementations of one product: what is called, and why others are not."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from ksopt.measure.timing import Measurement
 
-Key = tuple[str, str]  # way, layout
+Key = tuple[str, str]  # name, layout
 
 
 @dataclass
-class PreparedWays:
-    """The prepared ways of one subject: the call of each, its time, or the reason it has neither.
+class PreparedImplementations:
+    """The prepared implementations of one subject: the call of each, its time, or why neither.
 
     Attributes:
         calls: to be timed.

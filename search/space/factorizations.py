@@ -1,8 +1,8 @@
-"""Triples (a, b, d) of a factor's rows and (a, c, d) of its columns, the choices of a walk.
+"""Factorizations of a size into three: (a, b, d) of a factor's rows, (a, c, d) of its columns.
 
-The product of a triple is the size it belongs to. Lists of triples are cached, because a walk needs
-the same ones repeatedly. ``d`` is always the multiplier of a triple's own d to its factor's;
-``cuts`` are the constraints on triples, None for none.
+The product of a triple is the size it belongs to; a walk chooses among its triples. Lists of them
+are cached, because a walk needs the same ones repeatedly. ``d`` is always the multiplier of a
+triple's own d to its factor's; ``cuts`` are the constraints on triples, None for none.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._dynamo.backends.debugging import aot_eager
 
-from ksopt.bench import journal
+from ksopt.bench import results_log
 from ksopt.bench.models import measuring, report
 from ksopt.bench.models import run as runs
 from ksopt.bench.models.accuracy import Outputs, faults_of, relative_errors
@@ -22,13 +22,13 @@ from ksopt.bench.models.measuring import How
 from ksopt.bench.models.results import (
     DENSE,
     DENSE_AUTOTUNED,
+    IMPLEMENTATIONS,
     KS_INDUCTOR,
     KS_KSOPT,
     LINEAR_KSOPT,
-    WAYS,
     Case,
+    ImplementationResult,
     Subject,
-    WayResult,
 )
 from ksopt.cli import main
 from ksopt.compile import backend
@@ -70,7 +70,7 @@ def cases_of(out):
 def test_train_measures_steps_alone(words, passes, tmp_path, monkeypatch):
     requests = []
     monkeypatch.setattr(runs, "run_models", lambda request, *_, **__: requests.append(request))
-    monkeypatch.setattr(journal, "read_lines", lambda *_: {})
+    monkeypatch.setattr(results_log, "read_lines", lambda *_: {})
     assert run(tmp_path, "--models", "vit", "--dtypes", "float32", *words)[0] == 0
     assert [one.pass_ for one in requests[0].subjects] == passes.split()
 
@@ -100,7 +100,7 @@ def test_every_layer_is_a_site_and_results_are_right(names, passes, more, quick,
         count = LINEARS[case["model"]]
         assert case["chains"] == count
         assert 0.2 < case["weights"] / case["weights_replaced"] < 0.55
-        assert [way["way"] for way in case["ways"]] == list(WAYS)
+        assert [way["way"] for way in case["ways"]] == list(IMPLEMENTATIONS)
         ways = {way["way"]: way for way in case["ways"]}
         rival = min(ways[name]["us"] for name in (DENSE, DENSE_AUTOTUNED))
         for way in case["ways"]:
@@ -121,7 +121,7 @@ def test_every_layer_is_a_site_and_results_are_right(names, passes, more, quick,
             assert all(0 < way["worst_gradient_error"] < 1e-4 for way in case["ways"])
     with (out / "models.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["way"] for row in rows] == len(cases) * list(WAYS)
+    assert [row["way"] for row in rows] == len(cases) * list(IMPLEMENTATIONS)
     page = (out / "models.md").read_text(encoding="utf-8")
     assert "## Times" in page
     assert "ksopt bench models --models" in page
@@ -245,7 +245,7 @@ def test_what_is_allowed_is_measured():
 def case_of(**times_ms: tuple[float, float, float]) -> Case:
     names = {"dense": DENSE, "autotuned": DENSE_AUTOTUNED, "ks": KS_INDUCTOR, "ours": KS_KSOPT}
     ways = tuple(
-        WayResult(
+        ImplementationResult(
             names[name],
             100,
             peak_bytes=2**30,
@@ -371,7 +371,7 @@ def test_a_plan_that_does_not_fit_leaves_nothing(capsys, tmp_path):
 
 
 def test_ways_in_cuda_graphs_are_all_compiled_for_them():
-    case_ways = measuring.ways(How(is_step=False, is_graphs=True))
+    case_ways = measuring.implementations(How(is_step=False, is_graphs=True))
     assert {way.mode for way in case_ways} == {"reduce-overhead", "max-autotune"}
     assert [way.name for way in case_ways][:2] == [DENSE, DENSE_AUTOTUNED]
 

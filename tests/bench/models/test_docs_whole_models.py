@@ -13,11 +13,11 @@ from ksopt.bench.models.build import SIZES, build
 from ksopt.bench.models.chains import NAMED
 from ksopt.bench.models.options import ModelsOptions
 from ksopt.bench.models.request import DTYPES, MODES, PASSES, TUNES, ModelsRequest
-from ksopt.bench.models.results import WAYS, WORDS, WayResult
+from ksopt.bench.models.results import IMPLEMENTATIONS, WORDS, ImplementationResult
 from ksopt.cli import main
 from ksopt.system import option_fields
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "whole-models.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^ksopt bench models (.*)$", TEXT, flags=re.MULTILINE)
@@ -47,15 +47,15 @@ def test_the_options_and_their_words_exist(capsys: pytest.CaptureFixture) -> Non
     for word in (*SIZES, *NAMED, *DTYPES, *PASSES, *MODES, *TUNES, *WORDS):
         assert f"`{word}`" in TEXT
     assert [line.split("|")[1].strip() for line in TEXT.splitlines() if line.startswith("| dense")
-            or line.startswith("| KS")] == list(WAYS)  # fmt: skip
+            or line.startswith("| KS")] == list(IMPLEMENTATIONS)  # fmt: skip
 
 
 @pytest.fixture
 def immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is built nor measured."""
 
-    def measured(built: object, how: object, progress: object) -> tuple[WayResult, ...]:
-        return tuple(WayResult(name, 1, first_s=1.0) for name in WAYS)
+    def measured(built: object, how: object, progress: object) -> tuple[ImplementationResult, ...]:
+        return tuple(ImplementationResult(name, 1, first_s=1.0) for name in IMPLEMENTATIONS)
 
     monkeypatch.setattr(measuring, "measure_case", measured)
 

@@ -1,4 +1,4 @@
-"""The folder of a benchmark: each result is on disk before the next measurement starts.
+"""The folder of a benchmark as a log: each result is on disk before the next measurement starts.
 
 ``rows.jsonl`` gets one line per subject, written and synced before the next is measured; a line
 that a killed process left half written is cut off. ``setting.json`` records the request and the
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Form(Generic[Subject, Result]):
+class LogFormat(Generic[Subject, Result]):
     """The format of a benchmark's folder.
 
     Args:
@@ -54,25 +54,29 @@ class Form(Generic[Subject, Result]):
     of_json: Callable[[Any], Result]
 
 
-class Journal(Generic[Subject, Result]):
+class ResultsLog(Generic[Subject, Result]):
     """The results of a folder, and the place to add more; open it with `opened`."""
 
     def __init__(
-        self, folder: Path, form: Form[Subject, Result], file: BinaryIO, setting: dict[str, Any]
+        self,
+        folder: Path,
+        log_format: LogFormat[Subject, Result],
+        file: BinaryIO,
+        setting: dict[str, Any],
     ) -> None:
         self.folder = folder
-        self._form = form
+        self._log_format = log_format
         self._file = file
         self._setting = setting
-        self.measured = read_lines(folder, form)
+        self.measured = read_lines(folder, log_format)
 
     def add(self, result: Result) -> None:
         """Store one subject's result; it is on disk when this returns."""
-        line = json.dumps(self._form.to_json(result)) + "\n"
+        line = json.dumps(self._log_format.to_json(result)) + "\n"
         self._file.write(line.encode())
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.measured[self._form.subject(result)] = result
+        self.measured[self._log_format.subject(result)] = result
 
     def begin_run(self, command: str, record: DeviceRecord, **more: Any) -> None:
         """Record a run in setting.json: its command, its device, and ``more``."""
@@ -93,13 +97,13 @@ class Journal(Generic[Subject, Result]):
 
 @contextmanager
 def opened(
-    folder: Path, form: Form[Subject, Result], expected: dict[str, Any]
-) -> Iterator[Journal[Subject, Result]]:
-    """The folder's journal, new or continued, locked until the end.
+    folder: Path, log_format: LogFormat[Subject, Result], expected: dict[str, Any]
+) -> Iterator[ResultsLog[Subject, Result]]:
+    """The folder's log, new or continued, locked until the end.
 
     Args:
-        folder: of the journal.
-        form: its format.
+        folder: of the log.
+        log_format: its format.
         expected: the `identity` of the measurements.
 
     Raises:
@@ -125,13 +129,13 @@ def opened(
                 f"another benchmark is at work in {folder}: wait for it, or choose another --out"
             ) from None
         try:
-            setting = _setting(folder, form, expected)
+            setting = _setting(folder, log_format, expected)
         except InvalidInputError:
             if is_new:  # a refused run leaves no file
                 (folder / ROWS).unlink()
             raise
         _cut_half_a_line(folder / ROWS)
-        yield Journal(folder, form, file, setting)
+        yield ResultsLog(folder, log_format, file, setting)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -163,7 +167,7 @@ def identity(
     return read_back
 
 
-def read_lines(folder: Path, form: Form[Subject, Result]) -> dict[Subject, Result]:
+def read_lines(folder: Path, log_format: LogFormat[Subject, Result]) -> dict[Subject, Result]:
     """The results of a folder by subject, without a half-written last line.
 
     Raises:
@@ -173,13 +177,13 @@ def read_lines(folder: Path, form: Form[Subject, Result]) -> dict[Subject, Resul
     measured = {}
     for number, line in enumerate(lines, 1):
         what = f"{folder / ROWS}, line {number}"
-        with untrusted.of_its_form(what, f"it is not as `{form.command}` writes it"):
-            result = form.of_json(json.loads(line))
-            measured[form.subject(result)] = result
+        with untrusted.of_its_form(what, f"it is not as `{log_format.command}` writes it"):
+            result = log_format.of_json(json.loads(line))
+            measured[log_format.subject(result)] = result
     return measured
 
 
-def read_setting(folder: Path, form: Form[Any, Any]) -> dict[str, Any]:
+def read_setting(folder: Path, log_format: LogFormat[Any, Any]) -> dict[str, Any]:
     """The contents of a folder's setting.json.
 
     Raises:
@@ -189,22 +193,24 @@ def read_setting(folder: Path, form: Form[Any, Any]) -> dict[str, Any]:
         setting = untrusted.json_of(folder / SETTING, "the file")
     except InvalidInputError:
         setting = None
-    if not isinstance(setting, dict) or setting.get("schema") != form.schema:
+    if not isinstance(setting, dict) or setting.get("schema") != log_format.schema:
         raise InvalidInputError(
-            f"{folder} is not a folder of `{form.command}`: it has no {SETTING} of schema "
-            f"{form.schema}"
+            f"{folder} is not a folder of `{log_format.command}`: it has no {SETTING} of schema "
+            f"{log_format.schema}"
         )
     return setting
 
 
-def _setting(folder: Path, form: Form[Any, Any], expected: dict[str, Any]) -> dict[str, Any]:
+def _setting(
+    folder: Path, log_format: LogFormat[Any, Any], expected: dict[str, Any]
+) -> dict[str, Any]:
     if not (folder / SETTING).exists():
         if (folder / ROWS).stat().st_size:
             raise InvalidInputError(f"{folder} has a {ROWS} and no {SETTING}: choose another --out")
-        setting: dict[str, Any] = {"schema": form.schema, "identity": expected}
+        setting: dict[str, Any] = {"schema": log_format.schema, "identity": expected}
         write_whole(folder / SETTING, json.dumps(setting, indent=2) + "\n")
         return setting
-    setting = read_setting(folder, form)
+    setting = read_setting(folder, log_format)
     stored = setting["identity"]
     differing = [name for name in expected if expected[name] != stored.get(name)]
     if differing:

@@ -16,7 +16,7 @@ from ksopt.bench.reproduction.tables_and_figures import ITEMS
 from ksopt.cli import main
 from ksopt.system import option_fields
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 TEXTS = {kind: (DOCS / f"{kind}.md").read_text(encoding="utf-8") for kind in ("paper", "crossover")}
 COMMANDS = [
     (kind, command)

@@ -3,7 +3,7 @@
 import logging
 import sys
 
-from ksopt.search import interrupts
+from ksopt.search import keyboard_interrupts
 
 
 def log_an_error_while_one_is_handled(first: BaseException) -> None:
@@ -19,12 +19,12 @@ def log_an_error_while_one_is_handled(first: BaseException) -> None:
 
 
 def test_an_error_that_came_while_an_interrupt_was_handled_is_not_printed(capsys):
-    with interrupts.dropped(lambda: None):
+    with keyboard_interrupts.dropped(lambda: None):
         log_an_error_while_one_is_handled(KeyboardInterrupt())
     assert capsys.readouterr().err == ""
 
 
 def test_other_errors_are(capsys):
-    with interrupts.dropped(lambda: None):
+    with keyboard_interrupts.dropped(lambda: None):
         log_an_error_while_one_is_handled(OSError("the disk is full"))
     assert "Error closing cursor" in capsys.readouterr().err

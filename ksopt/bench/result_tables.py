@@ -1,4 +1,4 @@
-"""The summary of a benchmark: lines aggregated into numbers and tables."""
+"""The tables of a benchmark's results: lines aggregated into numbers and classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ksopt.bench import results_folder
-from ksopt.bench.rows import Line, Row
+from ksopt.bench.results import Line, Row
 from ksopt.errors import InvalidInputError
 from ksopt.measure.measurement import quantile
 from ksopt.patterns.chain import Pattern

@@ -10,7 +10,7 @@ import torch
 
 from ksopt.bench import benchmark
 from ksopt.bench.benchmark import Bench
-from ksopt.bench.prepared_ways import PreparedWays
+from ksopt.bench.prepared_implementations import PreparedImplementations
 from ksopt.bench.reproduction import (
     energy,
     energy_tables,
@@ -171,7 +171,7 @@ def test_a_bench_can_be_prepared_without_being_timed() -> None:
         BenchOptions(patterns=("(1,8,8,2)",), device="cpu", dtype="float32", batch="8",
                      against="bmm_paper,bsr")
     )  # fmt: skip
-    ready = PreparedWays()
+    ready = PreparedImplementations()
     with Bench(request).prepared(request.subjects[0], ready):
         assert ("ksopt", FIRST) in ready.calls
         assert ("bmm_paper", LAST) in ready.calls
