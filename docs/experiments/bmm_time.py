@@ -5,7 +5,8 @@
 Prints microseconds per call, the least of 7 rounds, of tiny products on the CPU with a simulated
 driver: of batched products by the operators that compiled graphs call, by ks_mm, and past torch's
 dispatcher; of a kernel that does nothing, with weights stored in its order or not; and of whole
-layers by a kernel that does nothing.
+layers by a kernel that does nothing. The clock is that of the thread, which leaves out other
+processes on its core: ksopt.measure has none such.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from ksopt.kernels.families.common.chain_grads_tile import Chain, Config, Launch
 from ksopt.kernels.families.common.weight_grad import WeightGradient
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timing
+from ksopt.measure.accuracy import largest_error
 from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns import chain as patterns
 
@@ -48,6 +49,9 @@ CHECKED: tuple[tuple[str, Config, tuple[int, int]], ...] = (
     ("(1,5,9,8)*(3,24,8,1)", Config(4, 4, Tile(1, 2), Tile(4, 1)), (1, 1)),
 )
 CALLS = 20  # of a graph
+# By theory, not beside PyTorch's error: sums in float32 are rounded once to 16 bit, which is 2**-9
+# of them at most, and tensor cores lose less before. With few rows PyTorch is exact by luck.
+_ROUNDED_ONCE = 2**-8
 
 
 def operands(chain: Chain, rows: int, dtype: torch.dtype, siblings: int = 1) -> list[Tensor]:
@@ -92,8 +96,8 @@ def check(kernel: launcher.ChainGradients, inputs: Sequence[Tensor]) -> float:
     worst = 0.0
     for one, again, right_one in zip(*runs, [*truth, *biases], strict=True):
         assert torch.equal(one, again), f"{kernel.chain}: not the same at every call"
-        error = float((one.double() - right_one).abs().max() / right_one.abs().max())
-        assert error <= 2**-8, f"{kernel.chain}, {x.shape[0]} rows: {error}"
+        error = largest_error(one, right_one)
+        assert error <= _ROUNDED_ONCE, f"{kernel.chain}, {x.shape[0]} rows: {error}"
         worst = max(worst, error)
     return worst
 

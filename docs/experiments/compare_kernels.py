@@ -6,21 +6,25 @@
 Of the families of factors, on `--patterns` of the paper's in three dtypes and both layouts: whether
 each predicts the same tile to be its fastest, and the same time; and, of three patterns, whether a
 kernel of each has the same machine code. Of the families of chains: whether the kernels of some
-layers and MLPs have, those that pack their weights too. Needs NVRTC, and no GPU. Names of functions
-and types are no machine code.
+layers and MLPs have, those that pack their weights too; of the families of gradients, whether the
+first and the last launch of some problems have, those that pack and add too, where both versions
+have such families (since 6c127f0). Needs NVRTC, and no GPU. Names of functions and types are no
+machine code.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,6 +47,18 @@ MLPS = (
     ("(1,768,64,2)*(2,64,192,1)", "(1,192,64,2)*(2,64,768,1)"),
     ("(1,32,16,4)*(2,32,32,1)", "(1,16,16,4)*(2,32,64,1)"),
 )
+# Kind, factors, with bias, siblings, activation.
+GRADIENTS: tuple[tuple[Any, str, bool, int, Any], ...] = (
+    ("weight", "(1,768,64,2)", True, 1, "none"),
+    ("weight", "(4,64,64,16)", False, 1, "none"),
+    ("weight", "(3,40,48,8)", True, 1, "none"),
+    ("chain_weights", "(1,192,64,2)*(2,64,768,1)", True, 1, "none"),
+    ("chain_weights", "(1,192,64,2)*(2,64,192,1)", False, 3, "none"),
+    ("chain_weights", "(1,136,72,2)*(2,72,264,1)", True, 1, "none"),
+    ("chain_input", "(1,192,64,2)*(2,64,192,1)", False, 1, "none"),
+    ("chain_input", "(1,192,64,2)*(2,64,192,1)", False, 3, "none"),
+    ("chain_input", "(1,192,64,2)*(2,64,768,1)*(1,768,64,2)", False, 1, "gelu"),
+)
 ROWS = 25_088
 _CODE_SECTION = ".text"
 
@@ -61,14 +77,12 @@ def code_of(cubin: bytes) -> list[str]:
     return [cubin[one[4] : one[4] + one[5]].hex() for one in sections if is_code(one)]
 
 
-def code_of_chains() -> dict[str, list[str]]:
-    """The machine code of the kernels that families of chains load, of the imported version."""
-    from ksopt.jit import arch, driver, nvrtc
+def chain_launchers(device: Any) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What loads the kernels of three tiles of each family of chains, of the imported version."""
     from ksopt.kernels.families.base import families
-    from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer
+    from ksopt.kernels.problem import Epilogue, Problem, SecondLayer
     from ksopt.patterns.chain import Chain
 
-    device = DeviceSpec((9, 0), 132, 228 * 1024)
     problems = [
         Problem(Chain.parse(text), dtype, last, True, Epilogue(True, activation, added), siblings)
         for text, activation, added, siblings, dtype, last in LAYERS
@@ -77,12 +91,45 @@ def code_of_chains() -> dict[str, list[str]]:
         up, down = map(Chain.parse, texts)
         second = SecondLayer(down, Epilogue(True, "none", True))
         problems.append(Problem(up, "bfloat16", False, True, Epilogue(True, "gelu"), second=second))
+    for problem in problems:
+        for family in families():
+            takes = family.takes_mlps if problem.second is not None else family.takes_chains
+            if not takes or family.unsupported_reason(problem, device) is not None:
+                continue
+            tiles = family.configs(problem, device)
+            fitting = [one for one in tiles if family.fits(problem, one, device)]
+            for tile in fitting[:3]:
+                yield f"{problem} {family.name}", partial(family.launcher, problem, tile, 0)
+
+
+def gradient_launchers(device: Any) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What loads the kernels of two launches of each family of gradients, as above."""
+    from ksopt.kernels.families.gradient_base import GradientProblem, gradient_families
+    from ksopt.patterns.chain import Chain
+
+    for kind, text, *others in GRADIENTS:
+        problem = GradientProblem(kind, Chain.parse(text).patterns, "bfloat16", *others)
+        for family in gradient_families(kind):
+            if family.unsupported_reason(problem, device) is None:
+                launches = list(family.launches(problem, ROWS, device))
+                for launch in dict.fromkeys((launches[0], launches[-1])):
+                    yield f"{problem} {family.name}", partial(family.launcher, problem, launch, 0)
+
+
+def loaded_code(
+    launchers: Iterable[tuple[str, Callable[[], object]]], device: Any
+) -> dict[str, list[str]]:
+    """The machine code of the kernels that are loaded, each by a name and its number."""
+    from ksopt.jit import arch, driver, nvrtc
+    from ksopt.kernels.problem import DeviceSpec
+
     code: dict[str, list[str]] = {}
+    cubins: list[bytes] = []
     compile_to_cubin = nvrtc.cubin
 
     def compiled(source: str, _: str) -> Any:
         cubin = compile_to_cubin(source, "sm_90a")
-        code[f"{case} {len(code)}"] = code_of(cubin.data)
+        cubins.append(cubin.data)
         return cubin
 
     with (
@@ -91,16 +138,10 @@ def code_of_chains() -> dict[str, list[str]]:
         mock.patch.object(driver, "load_kernel", return_value=1),
         mock.patch.object(DeviceSpec, "of_device", return_value=device),
     ):
-        for problem in problems:
-            for family in families():
-                takes = family.takes_mlps if problem.second is not None else family.takes_chains
-                if not takes or family.unsupported_reason(problem, device) is not None:
-                    continue
-                tiles = family.configs(problem, device)
-                fitting = [one for one in tiles if family.fits(problem, one, device)]
-                case = f"{problem} {family.name}"
-                for tile in fitting[:3]:
-                    family.launcher(problem, tile, 0)
+        for case, load in launchers:
+            cubins.clear()
+            load()
+            code |= {f"{case} {len(code) + at}": code_of(one) for at, one in enumerate(cubins)}
     return code
 
 
@@ -137,11 +178,15 @@ def described(patterns: list[str]) -> dict[str, Any]:
         if isinstance(family, TemplateFamily) and tiles:
             for at, source in enumerate(family.sources(problem, tiles[0])):
                 code[f"{case} {at}"] = code_of(nvrtc.cubin(source, "sm_90a").data)
-    return {
+    results: dict[str, Any] = {
         "predictions": predicted,
         "machine code of factors": code,
-        "machine code of chains": code_of_chains(),
+        "machine code of chains": loaded_code(chain_launchers(device), device),
     }
+    if importlib.util.find_spec("ksopt.kernels.families.gradient_base"):
+        code = loaded_code(gradient_launchers(device), device)
+        results["machine code of gradients"] = code
+    return results
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -173,8 +218,8 @@ def main(arguments: list[str] | None = None) -> int:
             ran = subprocess.run(command, env=os.environ | more, stdout=subprocess.PIPE, check=True)
             results.append(json.loads(ran.stdout))
     different = False
-    for what, before in results[0].items():
-        now = results[1][what]
+    for what in (one for one in results[0] if one in results[1]):
+        before, now = (one[what] for one in results)
         cases = sorted({*before, *now})
         others = [case for case in cases if before.get(case) != now.get(case)]
         print(f"{what}: {len(cases) - len(others)} of {len(cases)} equal")

@@ -7,7 +7,8 @@ compiled graphs call, by the host library's own kernels and by Python's above it
 whole layers of two factors with bias and GELU, eager and compiled, inference and a training step,
 beside `nn.Linear` with GELU, and a training step of many layers. Last, on CUDA, for each layout and
 dtype: ksopt's operator and layer, their parts, and torch's own products of the same size. The
-device's work is small, so that it never delays the host; on a CPU the work is part of the time.
+device's work is small, so that it never delays the host; on a CPU the work is part of the time. It
+has a clock of its own because ksopt.measure times the device, or waits for it.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@
 
 With `--max-autotune` layers are compared with dense ones by that mode, too: half a minute each.
 
-The L2 cache is emptied before each sample; medians of 30. Kernels are chosen by measuring first.
+The L2 cache is emptied before each sample; ways take turns, medians of 30. Kernels are chosen by
+measuring first.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -27,6 +28,7 @@ from ksopt.kernels import plan_autotuner, planner
 from ksopt.kernels.by_layers import ByLayers
 from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import Epilogue, Problem, SecondLayer
+from ksopt.measure import timing
 from ksopt.measure.interleaved import BUDGET_S
 from ksopt.patterns.chain import Chain
 
@@ -65,29 +67,20 @@ GATES = (
 _SAMPLES = 30
 
 
-def median_us(call: Callable[[], object]) -> float:
-    """The median microseconds of a call with none of its operands in the L2 cache."""
-    flushed = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
-    for _ in range(3):
-        call()
-    times = []
-    for _ in range(_SAMPLES):
-        flushed.zero_()
-        torch.cuda._sleep(2_000_000)  # a millisecond, so that the host is ahead of the device
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return sorted(times)[_SAMPLES // 2]
+def medians_us(calls: Sequence[Callable[[], object]], device: str = "cuda") -> list[float]:
+    """The median microseconds of each call with none of its operands in the L2 cache."""
+    named = {str(at): call for at, call in enumerate(calls)}
+    results = timing.measure(named, device, min_repeats=_SAMPLES, max_repeats=_SAMPLES)
+    if any(result.is_host_late for result in results.values()):
+        print("# the host was late: times of the next line hold a part of its")
+    return [result.median_us for result in results.values()]
 
 
-def times_of_dense(layer: nn.Module, x: Tensor) -> list[float]:
-    """A dense layer's times: eager, compiled by Inductor, and with max-autotune if requested."""
+def ways_of_dense(layer: nn.Module, x: Tensor) -> list[Callable[[], object]]:
+    """A dense layer: eager, compiled by Inductor, and with max-autotune if requested."""
     modes = (None, "max-autotune-no-cudagraphs")[: 2 if "--max-autotune" in sys.argv[1:] else 1]
-    compiled = [torch.compile(layer, dynamic=False, mode=mode) for mode in modes]
-    return [median_us(partial(one, x)) for one in (layer, *compiled)]
+    compiled = [partial(torch.compile(layer, dynamic=False, mode=mode), x) for mode in modes]
+    return [partial(layer, x), *compiled]
 
 
 class Apart(nn.Module):
@@ -136,7 +129,7 @@ def time_mlps() -> None:
                 partial(ops.ks_mlp, *operands),
                 partial(ByLayers(problem), *apart),
             )
-            times = [median_us(way) for way in ways]
+            times = medians_us(ways)
         taken = sum(report.passes["mlps_in_one_launch"] for report in reports)
         dense_us = min(times[:2])
         plan = ", ".join(planner.plan_of(problem, ROWS).ways)
@@ -177,9 +170,9 @@ def time_wide() -> None:
             if (is_gated, n, m) not in dense_us:
                 modes = (None, "max-autotune-no-cudagraphs")
                 several = [torch.compile(dense, dynamic=False, mode=mode) for mode in modes]
-                dense_us[is_gated, n, m] = [median_us(partial(one, x)) for one in several]
+                dense_us[is_gated, n, m] = medians_us([partial(one, x) for one in several])
             compiled = torch.compile(sparse, dynamic=False, backend="ksopt")
-            us = median_us(partial(compiled, x))
+            (us,) = medians_us([partial(compiled, x)])
         share = sum(chain.nnz * count for chain, count in ((up, ups), (down, 1)))
         share /= (ups + 1) * n * m
         usual, tuned = dense_us[is_gated, n, m]
@@ -205,7 +198,7 @@ def time_gates() -> None:
             compiled = torch.compile(dense, dynamic=False)
             with torch.no_grad():
                 record = plan_autotuner.tune(operands, problem, BUDGET_S)
-                dense_us = median_us(partial(compiled, operands.x))
+                (dense_us,) = medians_us([partial(compiled, operands.x)])
             assert record is not None
             best: dict[str, float] = {}
             for one in record.timed:
@@ -225,9 +218,9 @@ def time_siblings() -> None:
         one = nn.Linear(sizes[0], 3 * sizes[1])
         three = Apart([nn.Linear(*sizes) for _ in range(3)]).cuda().bfloat16()
         with torch.inference_mode():
-            us = median_us(partial(stacked.cuda().bfloat16(), x))
-            one_us = times_of_dense(one.cuda().bfloat16(), x)
-            three_us = median_us(partial(three, x))
+            ways = (partial(stacked.cuda().bfloat16(), x), partial(three, x))
+            dense = ways_of_dense(one.cuda().bfloat16(), x)
+            us, three_us, *one_us = medians_us([*ways, *dense])
         times = ", ".join(f"{time:.1f}" for time in one_us)
         print(
             f"3 x {text}: {us:.1f} us; dense as one layer {times} (eager, compiled, if requested "
@@ -257,16 +250,18 @@ def main() -> None:
             for after in (None, "gelu")
         )
         with torch.inference_mode():
-            tuned = times_of_dense(dense, x)
             layers = (plain, torch.nn.Sequential(dense, torch.nn.GELU()), gelu)
-            times = [min(tuned), *(median_us(partial(layer, x)) for layer in layers)]
+            calls = [partial(layer, x) for layer in layers]
+            times = medians_us([*calls, *ways_of_dense(dense, x)])
+        plain_us, dense_gelu_us, gelu_us, *tuned = times
+        dense_us = min(tuned)
         problem = Problem(Chain.parse(text), "bfloat16", False, epilogue=Epilogue(bias=True))
-        ways = ", ".join(planner.plan_of(problem, ROWS).ways)
+        names = ", ".join(planner.plan_of(problem, ROWS).ways)
         print(
-            f"{n} -> {m} {text} by {ways}: {times[1]:.1f} of {times[0]:.1f} us "
-            f"({times[1] / times[0]:.2f}; dense {', '.join(f'{us:.1f}' for us in tuned)}: eager, "
-            f"compiled, then max-autotune); with GELU {times[3]:.1f} of {times[2]:.1f} us "
-            f"({times[3] / times[2]:.2f})",
+            f"{n} -> {m} {text} by {names}: {plain_us:.1f} of {dense_us:.1f} us "
+            f"({plain_us / dense_us:.2f}; dense {', '.join(f'{us:.1f}' for us in tuned)}: eager, "
+            f"compiled, then max-autotune); with GELU {gelu_us:.1f} of {dense_gelu_us:.1f} us "
+            f"({gelu_us / dense_gelu_us:.2f})",
             flush=True,
         )
     time_siblings()

@@ -5,7 +5,9 @@
 Prints, for the dense model under Inductor and the sparse one under ksopt, the kernels with the
 longest total in one replay of a CUDA graph, by torch.profiler, and their sum. ``--train`` profiles
 a forward and a backward pass; ``--mode default`` records no graph, and times a step without one.
-``--autocast`` computes in a dtype with weights of ``--dtype``, as in mixed-precision training.
+``--autocast`` computes in a dtype with weights of ``--dtype``, as in mixed-precision training. The
+time of a step, in the title, is by the host's clock over ten in a row: what a training loop waits
+for, host included, where ksopt.measure times the device alone.
 """
 
 from __future__ import annotations

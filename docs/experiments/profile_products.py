@@ -4,24 +4,29 @@
     ncu --clock-control none --section SpeedOfLight --launch-skip 20 --launch-count 6 \\
         python docs/experiments/profile_products.py float16 "(1,768,192,48)" --calls 4
 
-Prints, for each pattern, the kernel that ``ks_mm`` chose, the spread of its times, and the device's
-clock, power and reasons for slowing down during them, by nvidia-smi.
+Prints, for each pattern, the kernel that ``ks_mm`` chose, the spread of its times one after another
+with caches as they are, and the device's clock, power and reasons for slowing down during them, by
+nvidia-smi.
 """
 
 from __future__ import annotations
 
 import argparse
 import subprocess
-import time
+from collections.abc import Callable
 
 import torch
 
 from ksopt import ops
 from ksopt.kernels.backends import cuda
+from ksopt.measure import device_types
+from ksopt.measure.entries import BenchmarkEntry
+from ksopt.measure.interleaved import Rules, race, warm_up_calls
 from ksopt.measure.measurement import quantile
 from ksopt.patterns.chain import Pattern
 
 _QUERIED = "clocks.sm,power.draw,clocks_event_reasons.active"
+_MOST_CALLS = 1_000_000
 
 
 def main() -> None:
@@ -55,36 +60,30 @@ def one(p: Pattern, dtype: torch.dtype, args: argparse.Namespace) -> None:
     query = ["nvidia-smi", "-i", str(torch.cuda.current_device()), "-lms", "100"]
     query += [f"--query-gpu={_QUERIED}", "--format=csv,noheader,nounits"]
     with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as smi:
-        times = timed(lambda: ops.ks_mm(x, weight, last), args.seconds)
+        times = samples_us(lambda: ops.ks_mm(x, weight, last), args.seconds)
         smi.terminate()
         assert smi.stdout is not None
         seen = [line.strip().split(", ") for line in smi.stdout if line.count(",") == 2]
-    spread = ", ".join(
-        f"{quantile(sorted(times), share) * 1e3:.0f}" for share in (0, 0.1, 0.5, 0.9, 1)
-    )
+    spread = ", ".join(f"{quantile(sorted(times), share):.0f}" for share in (0, 0.1, 0.5, 0.9, 1))
     clocks, watts = ([float(row[place]) for row in seen] for place in (0, 1))
     print(
         f"{args.dtype} {args.layout} {p}: {way}\n"
         f"  {len(times)} calls, us: least, p10, median, p90, most {spread}; the first ten "
-        f"{[round(ms * 1e3) for ms in times[:10]]}\n"
+        f"{[round(us) for us in times[:10]]}\n"
         f"  MHz {min(clocks):.0f} to {max(clocks):.0f}, W {min(watts):.0f} to {max(watts):.0f}, "
         f"reasons {sorted({row[2] for row in seen})}",
         flush=True,
     )
 
 
-def timed(call, seconds: float) -> list[float]:
-    """Milliseconds of consecutive calls."""
-    times = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return times
+def samples_us(
+    call: Callable[[], object], seconds: float, device: str = "cuda"
+) -> tuple[float, ...]:
+    """Microseconds of consecutive calls: those of a race with no rival."""
+    timer = device_types.timer_of(torch.device(device), cold=False)
+    rules = Rules(warm_up=warm_up_calls(1), budget_s=seconds, most_rounds=_MOST_CALLS)
+    (result,) = race([BenchmarkEntry("call", call)], timer, rules)
+    return result.samples_us
 
 
 if __name__ == "__main__":

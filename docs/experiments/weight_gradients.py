@@ -32,6 +32,7 @@ from ksopt.kernels.families.common import pytorch_cost, weight_grad
 from ksopt.kernels.families.common.weight_grad import Launch, WeightGradient
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timing
+from ksopt.measure.accuracy import largest_error
 from ksopt.measure.measurement import quantile
 from ksopt.ops.weight_gradient import weight_grad_decomposed
 from ksopt.patterns.chain import Chain, Pattern
@@ -196,14 +197,14 @@ def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | N
     for name in options.ways:
         way = WAYS[name]
         ways[name] = partial(way, grad, x, p)
-        errors[name] = _error(way(grad, x, p), truth)
+        errors[name] = largest_error(way(grad, x, p), truth)
     spec = DeviceSpec.of_device(0) if options.device == "cuda" else None
     if spec is not None:
         for launch in _launches(p, options, spec):
             name = f"kernel {launch.tile}/{launch.shares}"
             kernel = WeightGradient(p, options.dtype, launch, 0)
             ways[name] = partial(kernel, grad, x)
-            errors[name] = _error(kernel(grad, x)[0], truth)
+            errors[name] = largest_error(kernel(grad, x)[0], truth)
             predicted[name] = launch.predicted_us(p, options.rows, spec)
     predicted["apart"] = pytorch_cost.weight_gradient_us(p, options.rows)
     times = timing.measure(ways, options.device, max_seconds=0.25, precision=0.02)
@@ -231,10 +232,6 @@ def _launches(p: Pattern, options: argparse.Namespace, spec: DeviceSpec) -> list
     with ThreadPoolExecutor() as pool:
         list(pool.map(compiled, chosen))
     return chosen
-
-
-def _error(result: Tensor, truth: Tensor) -> float:
-    return float((result.double() - truth).abs().max() / truth.abs().max())
 
 
 if __name__ == "__main__":
