@@ -140,9 +140,10 @@ def _result(call: Call) -> Any:
 
 
 def _has_layout_of(new: Any, old: Any) -> bool:
-    if not isinstance(new, Tensor) or not isinstance(old, Tensor) or new.dtype != old.dtype:
+    if not all(isinstance(one, Tensor) and one.layout is torch.strided for one in (new, old)):
         return False
-    return same_shape(new.shape, old.shape) and all(
+    is_alike = new.dtype == old.dtype and same_shape(new.shape, old.shape)
+    return is_alike and all(
         same(size, 1) or same(one, other)
         for size, one, other in zip(new.shape, new.stride(), old.stride(), strict=True)
     )
