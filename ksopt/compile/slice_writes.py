@@ -22,14 +22,10 @@ from ksopt.compile.capture.rules.structured_weight import UNFOLLOWED
 from ksopt.compile.capture.symbolic import plain, same_shape
 from ksopt.compile.capture.values import Miss, Trace
 from ksopt.compile.lowering.emit import Emitter
+from ksopt.compile.lowering.in_place_epilogues import switches_state
 
 _ZEROS = (torch.zeros, torch.zeros_like, "new_zeros")
 _ALLOCATIONS = (*_ZEROS, torch.empty, torch.empty_like, "new_empty")
-_SWITCHES = (
-    "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode",
-    "_exit_inference_mode", "_vmap_increment_nesting", "_vmap_decrement_nesting",
-)  # fmt: skip
-"""Functions that change the state in which later nodes run."""
 
 
 class _NotTogetherError(Exception):
@@ -309,7 +305,7 @@ def _check_order(
     for other in graph.nodes:
         if not order[node] < order[other] < written or other in own:
             continue
-        if getattr(other.target, "__name__", "") in _SWITCHES:
+        if switches_state(other):
             raise _NotTogetherError(f"{other.name} changes how they are written")
         if not may_write(other):
             continue

@@ -227,7 +227,7 @@ class _Runner(fx.Interpreter):
             if writes_its_inputs(n):
                 self._note_writes(n)
                 return self._known(n, known)
-            if _is_opaque(n):
+            if makes_new_tensor(n):
                 return self._known(n, known)
             is_skipped = self.may_shorten and _is_no_number(known) and n.op.startswith("call_")
             if is_skipped and not self._makes_a_mask(n):
@@ -348,7 +348,8 @@ def _higher_order() -> type:
     return HigherOrderOperator
 
 
-def _is_opaque(n: fx.Node) -> bool:
+def makes_new_tensor(n: fx.Node) -> bool:
+    """Whether a node's result is a new tensor, neither a product nor moved elements."""
     if may_write(n):  # F.silu(x, inplace=True), torch.tanh(x, out=y)
         return False
     if n.op == "call_method":

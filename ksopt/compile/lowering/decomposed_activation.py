@@ -6,34 +6,18 @@ samples, and compared with the activations that an epilogue may have.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional as F
 
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.symbolic import same_shape
+from ksopt.compile.lowering.operations import POINTWISE
 from ksopt.epilogue import ACTIVATIONS, Activation, with_epilogue
 
-_FUNCTIONS = frozenset(
-    {
-        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pow),
-        *(torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.pow, torch.square),
-        *(torch.tanh, torch.sigmoid, torch.exp, torch.erf, torch.special.erf, torch.rsub),
-        *(torch.clamp, torch.clamp_min, torch.abs, torch.reciprocal),
-        *(F.tanh, F.sigmoid),
-    }
-)
-_METHODS = frozenset(
-    {
-        *("add", "sub", "mul", "div", "neg", "pow", "square", "tanh", "sigmoid", "exp", "erf"),
-        *("clamp", "clamp_min", "abs", "reciprocal"),
-    }
-)
 _MOST_NODES = 16
 """GPT-2's GELU has 8."""
 _REACH = 64
@@ -92,9 +76,7 @@ def _closed(value: fx.Node) -> Iterator[tuple[fx.Node, ...]]:
 
 
 def _is_elementwise_of(node: fx.Node, inside: Collection[fx.Node], value: fx.Node) -> bool:
-    is_known = (node.op == "call_function" and node.target in _FUNCTIONS) or (
-        node.op == "call_method" and node.target in _METHODS
-    )
+    is_known = node.op in ("call_function", "call_method") and node.target in POINTWISE
     own, other = fake_result(node), fake_result(value)
     return (
         is_known

@@ -6,34 +6,15 @@ fuses the rest into one kernel behind it. Sites record what a kernel with an epi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import functional as F
 
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.symbolic import same_shape
-
-ACTIVATIONS: dict[Any, str] = {
-    F.relu: "relu",
-    torch.relu: "relu",
-    "relu": "relu",
-    F.silu: "silu",
-    F.gelu: "gelu",
-    torch._C._nn.gelu: "gelu",
-    torch.ops.aten.relu.default: "relu",
-    torch.ops.aten.silu.default: "silu",
-    torch.ops.aten.gelu.default: "gelu",
-}
-_ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_", torch.ops.aten.add.Tensor}
-_MOVEMENTS = {
-    *("view", "reshape", "permute", "transpose", "flatten", "unflatten", "contiguous", "squeeze"),
-    *(torch.reshape, torch.permute, torch.transpose, torch.flatten, torch.squeeze),
-    *(torch.unflatten, torch.ops.aten.view.default, torch.ops.aten.permute.default),
-}
+from ksopt.compile.lowering.in_place_epilogues import out_of_place
+from ksopt.compile.lowering.operations import ADDITIONS, activation_of, reshapes
 
 
 def epilogue(exits: Sequence[fx.Node], is_biased: bool) -> tuple[str, ...]:
@@ -57,16 +38,16 @@ def epilogue(exits: Sequence[fx.Node], is_biased: bool) -> tuple[str, ...]:
 
 
 def _step(node: fx.Node, user: fx.Node) -> str | None:
-    """Name of the step a reader applies to a value; "" if it only moves it, None if unknown."""
-    if user.target in _MOVEMENTS:
+    """Name of the step a reader applies to a value; "" if it only reshapes it, None if unknown."""
+    if reshapes(user) and user.args[0] is node:
         return ""
-    if user.target in ACTIVATIONS and user.args and user.args[0] is node:
-        name = ACTIVATIONS[user.target]
-        tanh = name == "gelu" and user.kwargs.get("approximate") == "tanh"
-        return "gelu_tanh" if tanh else name
-    if user.target not in _ADDITIONS or user.kwargs or len(user.args) != 2:
+    target, args, kwargs = out_of_place(user) or (user.target, user.args, user.kwargs)
+    activation = activation_of(target, args, kwargs)
+    if activation is not None and args[0] is node:
+        return activation
+    if target not in ADDITIONS or kwargs or len(args) != 2:
         return None
-    other = user.args[1] if user.args[0] is node else user.args[0]
+    other = args[1] if args[0] is node else args[0]
     if not isinstance(other, fx.Node) or other is node:
         return None
     own, added = fake_result(node), fake_result(other)

@@ -6,16 +6,15 @@ launch computes two layers faster than one each, they become one ``ks_mlp``.
 
 Only single readers are followed: a node that has other readers stays. So does an activation that
 elementwise arithmetic reads, as in a gate, where one kernel of Inductor's for both is faster than a
-launch with the activation. A graph that writes in place is not changed. Where gradients are
-recorded an operator takes a chain of two trained factors and its bias, siblings of such, or two
-around an activation, whose input is saved. It does so, too, where one launch computes several of
-their gradients faster (`join_gradients`).
+launch with the activation. A graph that must write in place is not changed (`in_place_epilogues`).
+Where gradients are recorded an operator takes a chain of two trained factors and its bias, siblings
+of such, or two around an activation, whose input is saved. It does so, too, where one launch
+computes several of their gradients faster (`join_gradients`).
 """
 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -27,6 +26,7 @@ from ksopt.compile.capture.in_place import writes_in_place
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.lowering import gates, mlps, siblings
 from ksopt.compile.lowering.emit import Emitter
+from ksopt.compile.lowering.in_place_epilogues import remove_in_place
 from ksopt.compile.lowering.layer import (
     CHAINS,
     PRODUCTS,
@@ -38,16 +38,13 @@ from ksopt.compile.lowering.layer import (
     with_decomposed,
     with_next,
 )
+from ksopt.compile.lowering.operations import ARITHMETIC
 from ksopt.compile.lowering.whole_layer import Weights
 from ksopt.kernels.problem import Problem
 from ksopt.ops.trained_chain import have_joint_gradients
 
 _INPUTS = ("placeholder", "get_attr")
 _SWITCHES = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
-_ARITHMETIC = {
-    *(operator.mul, operator.add, operator.sub, operator.truediv, "mul", "add", "sub", "div"),
-    *(torch.mul, torch.multiply, torch.add, torch.sub, torch.div, "multiply"),
-}
 
 IsWhole = Callable[[Problem, int, torch.device, Weights, bool], bool]
 """(problem, rows, device, kind of weights, whether the reader can apply the activation) -> whether
@@ -86,7 +83,9 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
         The layers that one launch computes.
     """
     graph = gm.graph
-    if writes_in_place(graph):
+    if not any(node.target in PRODUCTS | CHAINS for node in graph.nodes):
+        return []
+    if not remove_in_place(gm):
         return []
     trains = records_gradients(graph)
     layers = _layers(graph, trains)
@@ -303,7 +302,7 @@ def _reader_activates(node: fx.Node, layer: Layer, taken: set[fx.Node]) -> bool:
     if layer.activation == "none" or layer.residual is not None or len(node.users) != 1:
         return False
     (reader,) = node.users
-    return reader.target in _ARITHMETIC and reader not in taken
+    return reader.target in ARITHMETIC and reader not in taken
 
 
 def _is_trained(layer: Layer) -> bool:

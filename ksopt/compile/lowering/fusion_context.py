@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from torch import fx
 
 from ksopt.compile.lowering.layer import has_epilogue
+from ksopt.compile.lowering.operations import MOVEMENT_NAMES
 
 _PRODUCTS = {
     *("linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "tensordot", "matvec"),
@@ -20,11 +21,6 @@ _PRODUCTS = {
 }
 _OWN = ("ks_mm", "ks_chain", "ks_mlp")
 """The names of all of ksopt's operators begin so."""
-_MOVEMENTS = {
-    *("view", "reshape", "permute", "transpose", "flatten", "unflatten", "contiguous", "squeeze"),
-    *("unsqueeze", "expand", "getitem", "split", "chunk", "unbind", "t", "movedim", "clone"),
-    *("_add_batch_dim", "_remove_batch_dim", "rearrange"),
-}
 
 
 def is_produced_elementwise(node: fx.Node | None) -> bool:
@@ -32,7 +28,7 @@ def is_produced_elementwise(node: fx.Node | None) -> bool:
 
     The epilogue of a ksopt layer is such work, too.
     """
-    while node is not None and _name(node) in _MOVEMENTS and node.all_input_nodes:
+    while node is not None and _name(node) in MOVEMENT_NAMES and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node is not None and (_is_generated(node) or has_epilogue(node))
 
@@ -42,7 +38,7 @@ def is_read_elementwise(exits: Iterable[fx.Node]) -> bool:
     left = [user for node in exits for user in node.users]
     while left:
         node = left.pop()
-        if _name(node) in _MOVEMENTS:
+        if _name(node) in MOVEMENT_NAMES:
             left += node.users
         elif _is_generated(node):
             return True

@@ -5,7 +5,6 @@ One launch writes act(a) * b, so neither result is stored in memory.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
@@ -18,10 +17,9 @@ from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.symbolic import same
 from ksopt.compile.lowering.emit import Emitter
 from ksopt.compile.lowering.layer import Layer, are_alike, vector
+from ksopt.compile.lowering.operations import MULTIPLICATIONS
 from ksopt.epilogue import gate_of
 from ksopt.kernels.problem import Epilogue, Problem
-
-_PRODUCTS = {operator.mul, torch.mul, torch.multiply, "mul", "multiply"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def pairs(
         is_whole: judges the problem of both; called with it and the layers.
     """
     for node in graph.nodes:
-        if node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
+        if node.target not in MULTIPLICATIONS or len(node.args) != 2 or node.kwargs:
             continue
         values = [one for one in node.args if isinstance(one, fx.Node) and one in layers]
         if len(set(values)) != 2 or any(len(one.users) != 1 for one in values):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.symbolic import is_contiguous, same
 from ksopt.compile.lowering.decomposed_activation import decomposed_activation
 from ksopt.compile.lowering.emit import Emitter
-from ksopt.compile.lowering.epilogue import ACTIVATIONS
+from ksopt.compile.lowering.operations import ADDITIONS, activation_of_node, reshapes
 from ksopt.epilogue import Activation
 from ksopt.kernels.operands import size_hint
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
@@ -26,17 +25,6 @@ PRODUCTS = frozenset({torch.ops.ksopt.ks_mm, ops.ks_mm})
 CHAINS = frozenset({torch.ops.ksopt.ks_chain, ops.ks_chain})
 SIBLINGS = frozenset({torch.ops.ksopt.ks_chain_siblings, ops.ks_chain_siblings})
 MLPS = frozenset({torch.ops.ksopt.ks_mlp, ops.ks_mlp})
-_ADDITIONS = {operator.add, torch.add, "add"}
-RESHAPES = {
-    *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"),
-    *(torch.reshape, torch.flatten, torch.unflatten, torch.squeeze, torch.unsqueeze),
-}
-_PLAIN: dict[str, Activation] = {"relu": "relu", "silu": "silu"}
-_GELU: dict[tuple[Any, ...], Activation] = {
-    (): "gelu",
-    ("none",): "gelu",
-    ("tanh",): "gelu_tanh",
-}
 _CHAIN_ARGUMENTS = (
     *("x", "weights", "bias", "residual", "activation", "batch_last", "siblings", "owners"),
 )
@@ -169,7 +157,7 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
         if layer is None or len(value.users) != 1 or not isinstance(fake_result(node), Tensor):
             continue
         inner = (*layer.inner, node)
-        if _reshapes(node) and node.args[0] is value:
+        if reshapes(node) and node.args[0] is value:
             return replace(layer, reshapes=(*layer.reshapes, node), inner=inner)
         before, after = fake_result(value).shape, fake_result(node).shape
         if not are_alike(node, value) or len(before) != len(after):
@@ -180,19 +168,11 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
         if activation is not None and node.args[0] is value:
             if layer.activation == "none" and layer.residual is None:
                 return replace(layer, activation=activation, inner=inner)
-        elif node.target in _ADDITIONS and len(node.args) == 2 and not node.kwargs:
+        elif node.target in ADDITIONS and len(node.args) == 2 and not node.kwargs:
             added = node.args[1] if node.args[0] is value else node.args[0]
             if isinstance(added, fx.Node) and added is not value and are_alike(added, value):
                 return _with_summand(layer, value, added, inner)
     return None
-
-
-def _reshapes(node: fx.Node) -> bool:
-    """Whether a node changes the shape of its first argument, but not the order of its elements."""
-    if node.target is torch.permute:  # to the same order: rewrite.py adds such nodes
-        dims = node.args[1] if len(node.args) == 2 else None
-        return isinstance(dims, list | tuple) and list(dims) == list(range(len(dims)))
-    return node.target in RESHAPES and bool(node.args)
 
 
 def with_decomposed(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Layer]]:
@@ -203,17 +183,6 @@ def with_decomposed(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Lay
     if decomposed is not None:
         inner = (*layer.inner, *decomposed.nodes)
         yield decomposed.nodes[-1], replace(layer, activation=decomposed.activation, inner=inner)
-
-
-def activation_of_node(node: fx.Node) -> Activation | None:
-    """The activation that a node computes; None if it computes none."""
-    name = ACTIVATIONS.get(node.target)
-    others = [*node.args[1:], *node.kwargs.values()]
-    if name is None or not node.args:
-        return None
-    if name == "gelu":
-        return _GELU.get(tuple(others))
-    return _PLAIN.get(name) if all(one is False for one in others) else None  # inplace=False
 
 
 def _with_summand(

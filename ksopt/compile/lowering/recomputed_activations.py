@@ -13,7 +13,6 @@ activations that chains read are not saved.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,16 +28,14 @@ from ksopt.compile.lowering.emit import Emitter
 from ksopt.compile.lowering.layer import (
     CHAINS,
     PRODUCTS,
-    RESHAPES,
     SIBLINGS,
-    activation_of_node,
     are_alike,
     arguments_of_chain,
 )
+from ksopt.compile.lowering.operations import MULTIPLICATIONS, RESHAPES, activation_of_node
 from ksopt.kernels.operands import size_hint
 
 _PRODUCTS = PRODUCTS | {torch.ops.ksopt.ks_mm_once, ops.ks_mm_once}
-_MULTIPLICATIONS = {operator.mul, torch.mul, "mul"}
 _MOST_BEFORE = 32  # nodes before an activation's result; GPT-2's GELU has 8
 _READING_INPUT = ("gelu", "gelu_tanh", "silu")
 """The activations whose gradient reads their input; that of a ReLU reads its result."""
@@ -140,7 +137,7 @@ def _activation_before(x: fx.Node) -> list[fx.Node]:
     x = _behind_reshapes(x)
     if activation_of_node(x) in _READING_INPUT:
         return [x]
-    if x.target not in _MULTIPLICATIONS or len(x.args) != 2 or x.kwargs:
+    if x.target not in MULTIPLICATIONS or len(x.args) != 2 or x.kwargs:
         return []
     decomposed = _decomposed_before(x)
     if decomposed:

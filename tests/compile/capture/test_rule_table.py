@@ -52,7 +52,7 @@ def test_the_same_sites_as_by_running_every_node(path, dynamic, monkeypatch):
         short = rewritten(copy.deepcopy(gm))
         with monkeypatch.context() as patch:
             patch.setattr(interpreter, "writes_in_place", lambda graph: True)
-            patch.setattr(interpreter, "_is_opaque", lambda node: False)
+            patch.setattr(interpreter, "makes_new_tensor", lambda node: False)
             pairs.append((short, rewritten(copy.deepcopy(gm))))
         return as_it_is
 
