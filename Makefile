@@ -45,7 +45,7 @@ check: $(READY_TEST)
 	@ln -s $(CURDIR)/ksopt/* $(CURDIR)/search $(CURDIR)/csrc build/types/ksopt/
 	cd build/types && MYPYPATH=../../docs/experiments ../../$(BIN)/mypy --config-file ../../pyproject.toml \
 	    -p ksopt -p regret -p recipes -p rivals -p versions -p growth -m how_it_grows -m random_patterns -m compare_versions -m crossover_page -m paper_page -m rival_table -m search_regret -m tiles \
-	    -m training_recipes -m fit_weight_gradients
+	    -m training_recipes -m fit_weight_gradients -m compare_kernels -m input_gradients
 	$(PYTEST) -m "not slow"
 
 bench: $(READY)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from emulated_chains import _aligned, _emulate, _instance
 from packed_kernels import without_predicates
 from torch import Tensor
 
-from chain_kernels import _aligned, _emulate, _instance
 from ksopt.kernels.families.common import weight_grad
 from ksopt.kernels.families.common.weight_grad import Launch, Tile
 from ksopt.ops.weight_gradient import weight_grad_decomposed

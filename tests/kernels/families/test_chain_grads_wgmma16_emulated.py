@@ -8,10 +8,10 @@ import pytest
 import torch
 from checks import H200
 from cuda_emulator import EmulationError
+from emulated_chains import _aligned, _emulate, _instance
 from packed_kernels import without_predicates
 from torch import Tensor
 
-from chain_kernels import _aligned, _emulate, _instance
 from ksopt.kernels import gradient_autotuner
 from ksopt.kernels.families import chain_grads_wgmma16 as launcher
 from ksopt.kernels.families.common import chain_grads_tile as kernels

@@ -5,8 +5,7 @@ from __future__ import annotations
 import chain_packing
 import pytest
 import torch
-
-from chain_kernels import (
+from emulated_chains import (
     Operands,
     assert_mlp_right,
     build_mlp_packers,
@@ -14,6 +13,7 @@ from chain_kernels import (
     run_mlp,
     run_packer,
 )
+
 from ksopt.kernels.families.common.chain_mlp_tile import Config
 from ksopt.kernels.families.common.chain_tile import Epilogue, Shape
 from ksopt.patterns.chain import Chain

@@ -11,9 +11,9 @@ import pytest
 import torch
 from checks import H200, gpu
 from cuda_emulator import EmulatedKernel, Emulator, Instance, OnDemand
+from emulated_chains import ACTIVATIONS, _aligned, _emulate
 from torch import Tensor
 
-from chain_kernels import ACTIVATIONS, _aligned, _emulate
 from ksopt.bench import random_subjects
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.common import chain_mma_launcher, weight_packer

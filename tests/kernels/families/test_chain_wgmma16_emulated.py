@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cuda_emulator import EmulationError
-from packed_kernels import without_predicates
-
-from chain_kernels import (
+from emulated_chains import (
     Operands,
     assert_right,
     build,
@@ -19,6 +17,8 @@ from chain_kernels import (
     run,
     run_keeping,
 )
+from packed_kernels import without_predicates
+
 from ksopt.kernels.families.common.chain_tile import Config, Epilogue, Shape
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference

@@ -9,10 +9,10 @@ import pytest
 import torch
 from checks import H200
 from cuda_emulator import EmulationError, OnDemand
+from emulated_chains import ACTIVATIONS, _aligned, _emulate, _instance
 from packed_kernels import without_predicates
 from torch import Tensor
 
-from chain_kernels import ACTIVATIONS, _aligned, _emulate, _instance
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
 from ksopt.kernels.families import input_grad_wgmma16 as kernels

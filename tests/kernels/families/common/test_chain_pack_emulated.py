@@ -6,9 +6,9 @@ import chain_packing
 import pytest
 import torch
 from checks import H200
+from emulated_chains import build_packers, run_packer
 from torch import Tensor
 
-from chain_kernels import build_packers, run_packer
 from ksopt.kernels.families.common import chain_tile
 from ksopt.kernels.families.common.chain_tile import Shape
 from ksopt.patterns.chain import Chain

@@ -6,9 +6,9 @@ import chain_packing
 import pytest
 import torch
 from checks import H200
+from emulated_chains import _aligned, _emulate, _instance
 from packed_kernels import without_predicates
 
-from chain_kernels import _aligned, _emulate, _instance
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
 from ksopt.kernels.families import input_grad_wgmma16 as input_grads
