@@ -15,7 +15,7 @@ from ksopt.patterns.chain import Chain, Pattern
 if TYPE_CHECKING:
     from ksopt.compile.explain import explain
     from ksopt.compile.export import export_pass
-    from ksopt.compile.patching import patch
+    from ksopt.compile.monarch_patch import patch
     from ksopt.conversion.apply import Conversion, convert
     from ksopt.conversion.distillation import distil
     from ksopt.conversion.folder import load_converted, save_converted
@@ -68,7 +68,7 @@ _LAZY = {
     "refresh": "kernels.weight_cache",
     "explain": "compile.explain",
     "export_pass": "compile.export",
-    "patch": "compile.patching",
+    "patch": "compile.monarch_patch",
     "ks_linear": "functional",
     "KSLinear": "nn",
     "KSStacked": "nn",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ksopt.compile import dropouts
+from ksopt.compile import inactive_dropouts
 from ksopt.compile.capture.in_place import writes_in_place
 from ksopt.compile.end_to_end import restored
 from ksopt.compile.graph_breaks import graph_breaks
@@ -126,7 +126,7 @@ def _of_graph(
     graph: fx.Graph, example_inputs: Sequence[Any], of_parameter: Mapping[int, Place]
 ) -> Iterator[tuple[str, Surroundings]]:
     """Surroundings of the layers of a graph, by name, in the graph's order."""
-    dropouts.bypass(graph)
+    inactive_dropouts.bypass(graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     places = {
         node: of_parameter[id(value)]

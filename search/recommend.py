@@ -258,7 +258,7 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float
             f"{budget}, the fastest chain is {chain}. The times are too noisy to tell it from the "
             f"dense layer. {evidence}"
         )
-    elif verdict is Verdict.USE and timing_noise.why(chosen):
+    elif verdict is Verdict.USE and timing_noise.warning(chosen):
         text = f"{budget}, {chain} looks fastest, but that is not settled. {speed} {evidence}"
     elif verdict is Verdict.USE:
         text = f"{budget}, use {chain}. {speed} {evidence}"
@@ -286,7 +286,7 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float
             f" No chain uses {step.requested:,} weights or more within this budget. Those of "
             f"{step.least:,} come closest."
         )
-    if warning := timing_noise.why(chosen):
+    if warning := timing_noise.warning(chosen):
         text += f" {warning}"
     if not chosen.retimed:
         text += " These are the trials' times: the search was stopped before the final."

@@ -16,7 +16,7 @@ def is_noisy(*times: Measurement) -> bool:
     return max(one.noise for one in times) > _MOST_NOISE
 
 
-def why(finalist: Finalist) -> str:
+def warning(finalist: Finalist) -> str:
     """Warning if a finalist's time or its dense layer's is doubtful; else empty.
 
     A time is doubtful if it spreads widely, or if a chain took far less in its trial.

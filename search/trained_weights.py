@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ksopt.conversion.weights import shapes, some
+from ksopt.conversion.weights import read_named, shapes
 from ksopt.errors import InvalidInputError
 from ksopt.operators.registry import Replacement, operator_of
 from ksopt.patterns.size import Dims
@@ -56,7 +56,7 @@ class TrainedWeights:
         known = shapes(path)
         names = _chosen(path, texts, known, request.size)
         taken = _spread(names)
-        tensors = some(path, [name.removesuffix(TRANSPOSED) for name in taken])
+        tensors = read_named(path, [name.removesuffix(TRANSPOSED) for name in taken])
         matrices = []
         digest = hashlib.sha256()
         for name, tensor in zip(taken, tensors, strict=True):

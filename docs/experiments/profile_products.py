@@ -20,7 +20,7 @@ import torch
 from ksopt import ops
 from ksopt.kernels.backends import cuda
 from ksopt.measure import device_types
-from ksopt.measure.entries import BenchmarkEntry
+from ksopt.measure.benchmark_entry import BenchmarkEntry
 from ksopt.measure.interleaved import Rules, race, warm_up_calls
 from ksopt.measure.measurement import quantile
 from ksopt.patterns.chain import Pattern

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         KsoptError: see `ksopt.bench.reproduction.run.run_paper`.
     """
-    from ksopt.bench.reproduction import absences, paper_comparison, report
+    from ksopt.bench.reproduction import missing_measurements, paper_comparison, report
     from ksopt.bench.reproduction import run as runs
     from ksopt.bench.reproduction.products import KERNEL
     from ksopt.bench.reproduction.request import PaperRequest
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             print()
         print(f"Page: {args.out / 'paper.html'}; every number: {args.out / 'paper.csv'}")
     rivals = [one for one in measurements.absences if one.is_fault and one.way != KERNEL]
-    groups = map(str, absences.grouped(rivals))
+    groups = map(str, missing_measurements.grouped(rivals))
     for sentence in (*outcome.remarks, *outcome.failures, *measurements.faults, *groups):
         print(sentence, file=sys.stderr)
     if outcome.left:

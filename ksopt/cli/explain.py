@@ -38,7 +38,7 @@ the columns:
   predicted us  of the products, by the cost models, microseconds: by ksopt's operator / as batched
                 products under Inductor; - on a CPU, which has none
   measured us   the same, timed on the device; - if it was not (--tune measure times it)
-  decision      lowered, kept (it is slower), or not recognised
+  decision      lowered, left to PyTorch (ksopt is slower), or not recognised
 
 below the table, for each row: how it is written, then what follows and could be computed with it
 (bias, activation, residual), and the reason for the decision; where one launch computes all of it,

@@ -152,7 +152,8 @@ def _publish(report: Report) -> None:
         log.debug("%s: %s %s: %s", site.place, site.chain, site.verdict.value, site.reason)
     if report.sites:
         log.info(
-            "%d sites lowered, %d kept, %d not recognised; %.0f %% of the linear flops; %.0f ms",
+            "%d sites lowered, %d left to PyTorch, %d not recognised; "
+            "%.0f %% of the linear flops; %.0f ms",
             *(report.count(verdict) for verdict in Verdict),
             100 * report.covered,
             1e3 * report.pass_s,

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 
 from ksopt import ops
-from ksopt.compile import dropouts, slice_writes
+from ksopt.compile import inactive_dropouts, slice_writes
 from ksopt.compile.capture import frozen_weight
 from ksopt.compile.capture.interpreter import CannotRunError, run
 from ksopt.compile.capture.nodes import fake_result
@@ -32,8 +32,8 @@ from ksopt.compile.lowering.memory_aliasing import (
     inputs_with_observed_strides,
     writes_inputs_that_share,
 )
-from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.recomputed_activations import recompute_activations
+from ksopt.compile.lowering.recomputed_roots import CannotLowerError, product_of
 from ksopt.compile.lowering.rewrite import lower
 from ksopt.compile.lowering.rewrite_safety import Uses, check, uses
 from ksopt.compile.lowering.whole_layer import in_words, launch_times
@@ -114,7 +114,7 @@ def _rewrite(
     Returns:
         The inputs whose strides are observable by the caller; see `CopiesByStrides`.
     """
-    bypassed = dropouts.bypass(gm.graph)
+    bypassed = inactive_dropouts.bypass(gm.graph)
     gathered = slice_writes.gather(gm.graph)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     pattern_of = None
@@ -274,7 +274,7 @@ def _missed(miss: Miss) -> Site:
         node=miss.node.name,
         place=place_of(miss.node),
         spelling=spelling_of([miss.node]),
-        verdict=Verdict.MISSED,
+        verdict=Verdict.NOT_RECOGNISED,
         reason=f"At node {miss.node.name}: {miss.reason}.",
         chain=None if miss.pattern is None else Chain((miss.pattern,)),
     )
@@ -352,6 +352,6 @@ def count(report: Report) -> None:
 
     counters["ksopt"]["graphs"] += report.graphs
     for verdict in Verdict:
-        counters["ksopt"][verdict.value.replace(" ", "_")] += report.count(verdict)
+        counters["ksopt"][verdict.key] += report.count(verdict)
     for name, number in report.passes.items():
         counters["ksopt"][name] += number

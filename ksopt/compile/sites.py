@@ -34,8 +34,13 @@ class Verdict(enum.Enum):
     """Outcome of a site; the value is its printed form."""
 
     LOWERED = "lowered"
-    NOT_LOWERED = "kept"
-    MISSED = "not recognised"
+    NOT_LOWERED = "left to PyTorch"
+    NOT_RECOGNISED = "not recognised"
+
+    @property
+    def key(self) -> str:
+        """Its name as a key of counters and columns."""
+        return self.name.lower()
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def read(path: Path) -> dict[str, Tensor]:
         raise InvalidInputError(f"there is no file {path}")
     if _is_safe(path):
         names = list(shapes(path))
-        return dict(zip(names, some(path, names), strict=True))
+        return dict(zip(names, read_named(path, names), strict=True))
     _check_size(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -111,7 +111,7 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     return shapes_by_name
 
 
-def some(path: Path, names: Sequence[str]) -> list[Tensor]:
+def read_named(path: Path, names: Sequence[str]) -> list[Tensor]:
     """Tensors of a file, on the CPU; of .safetensors files only these are read."""
     if not untrusted.is_file(path) or not _is_safe(path):
         tensors = read(path)

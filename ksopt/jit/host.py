@@ -17,7 +17,7 @@ import torch
 from ksopt import settings
 from ksopt.errors import CompilationError, KsoptError, UnavailableError
 from ksopt.jit.cache import Artifact, ArtifactKey, find, get, store_root
-from ksopt.system import children, ownership
+from ksopt.system import child_processes, ownership
 
 # The oldest torch whose stable ABI the library may use: one binary then serves all later ones.
 _ABI_TARGET = "0x020b000000000000"  # 2.11
@@ -209,13 +209,13 @@ def _compile(compiler: str, sources: dict[str, str], flags: list[str]) -> bytes:
         (folder / "build.ninja").write_text(rules, encoding="utf-8")
         try:
             done = subprocess.run(
-                children.program([ninja_program(), "-C", name]),
+                child_processes.program([ninja_program(), "-C", name]),
                 capture_output=True,
                 text=True,
                 check=False,
             )
         finally:
-            children.end_all_in(folder)
+            child_processes.end_all_in(folder)
         if done.returncode != 0:
             raise CompilationError(
                 f"the host library does not compile with {compiler}: {done.stdout[-2000:]}"

@@ -19,8 +19,8 @@ from ksopt.kernels.launcher import TORCH, Enterable, Entry
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import FEW_ROWS, SIXTEEN_BIT, DeviceSpec, ProblemKey
 from ksopt.kernels.tuning_cache import Record, Timed
+from ksopt.measure.benchmark_entry import BenchmarkEntry
 from ksopt.measure.device_types import type_of
-from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import EntryResult, Rules, candidate_rules, race, winner
 from ksopt.patterns.chain import Chain
 

@@ -36,8 +36,8 @@ from ksopt.kernels.gradient_record import GradientKey, GradientRecord
 from ksopt.kernels.problem import SIXTEEN_BIT, DeviceSpec, bits_of
 from ksopt.kernels.tuning_cache import Timed
 from ksopt.measure.accuracy import fault_against
+from ksopt.measure.benchmark_entry import BenchmarkEntry
 from ksopt.measure.device_types import type_of
-from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import BUDGET_S, candidate_rules, race, winner
 
 # How many kernels are compiled and timed, and how far their predicted times may be from the best:

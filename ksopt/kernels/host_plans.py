@@ -58,7 +58,7 @@ def run(
         return None
 
 
-def know(
+def register(
     operands: Operands,
     activation: str,
     batch_last: bool,
@@ -88,7 +88,7 @@ def know(
     _run_layer = torch.ops.ksopt_host.run_layer.default._op
 
 
-def know_mlp(
+def register_mlp(
     operands: Operands,
     factors: int,
     hidden_activation: str,

@@ -58,7 +58,9 @@ def run_known_repacked(
         return None
 
 
-def know(x: Tensor, weight: Tensor, batch_last: bool, repacked: bool, entry: Entry | None) -> None:
+def register(
+    x: Tensor, weight: Tensor, batch_last: bool, repacked: bool, entry: Entry | None
+) -> None:
     """Register the entry for products of these operands.
 
     Args:

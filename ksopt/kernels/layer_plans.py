@@ -34,7 +34,7 @@ def whole_call(
     layer = (operands, activation, batch_last, siblings)
     decision, is_final = _decision_of_call(*layer, check)
     if is_final:
-        host_plans.know(*layer, decision)
+        host_plans.register(*layer, decision)
     call: ChainCall | None = None if decision is None else call_of(decision, operands)
     return call
 

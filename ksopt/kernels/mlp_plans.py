@@ -54,7 +54,7 @@ def whole_call(
     decision, is_final = plan_autotuner.decision_of(operands, ("mlp", mlp), make, check)
     if is_final:
         how = (mlp.factors, mlp.hidden_activation, mlp.activation)
-        host_plans.know_mlp(operands, *how, decision)
+        host_plans.register_mlp(operands, *how, decision)
     call: MlpCall | None = None if decision is None else plan_autotuner.call_of(decision, operands)
     return call
 

@@ -315,7 +315,7 @@ class AccuracyCheck:
         )
 
     @property
-    def tells(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether the operands can tell a right result from a wrong one.
 
         They do not where the truth is nothing but zeros, where it or PyTorch's own result is not
@@ -341,7 +341,7 @@ class AccuracyCheck:
         if closely and self._x.dtype.itemsize < 4:
             twice = _ALLOWED_ERROR * self.pytorch.relative
             most = min(most, twice * (1 + 2 / math.sqrt(self._truth.numel())))
-        if not self.tells:
+        if not self.is_conclusive:
             return "PyTorch's own result is zero, not finite or too far off to compare with"
         return fault_beyond(errors.relative, most) or fault_beyond(
             errors.largest, self.allowed.largest, _LARGEST
@@ -355,7 +355,7 @@ class AccuracyCheck:
         """
         rows = self._picked(y)
         y.fill_(math.nan)
-        if not self.tells:
+        if not self.is_conclusive:
             return None
         errors = self._errors(rows)
         fault = self.fault(errors, closely)
@@ -440,7 +440,7 @@ def checking(x: Tensor, weight: Tensor, batch_last: bool) -> tuple[AccuracyCheck
     """
     layout = "batch_last" if batch_last else "batch_first"
     check = AccuracyCheck(x, [weight], layout, rounded_once=True)
-    if not check.tells:
+    if not check.is_conclusive:
         x, weight = _random_like(x), _random_like(weight)
         check = AccuracyCheck(x, [weight], layout, rounded_once=True)
     return check, x, weight
@@ -460,7 +460,7 @@ def checking_chain(
     """
     layout, weights = "batch_last" if batch_last else "batch_first", tuple(weights)
     check = AccuracyCheck(x, weights, layout, around=around)
-    if not check.tells:
+    if not check.is_conclusive:
         x, weights = _random_like(x), tuple(map(_random_like, weights))
         ahead = around.ahead
         if ahead is not None and ahead.bias is not None:

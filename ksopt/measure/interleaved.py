@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ksopt.measure.entries import BenchmarkEntry, Lane
+from ksopt.measure.benchmark_entry import BenchmarkEntry, Lane
 from ksopt.measure.measurement import Measurement, Quantile, quantile_sample
 from ksopt.measure.timers import Timer
 

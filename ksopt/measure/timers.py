@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from ksopt.measure.entries import Lane
+from ksopt.measure.benchmark_entry import Lane
 
 _MOST_FLUSHES = 50
 _FLUSHES_TIMED = 3

@@ -17,7 +17,7 @@ import torch
 
 from ksopt.errors import InvalidInputError
 from ksopt.measure import device_types
-from ksopt.measure.entries import BenchmarkEntry, Lane
+from ksopt.measure.benchmark_entry import BenchmarkEntry, Lane
 from ksopt.measure.interleaved import Rules, WarmUp, race
 from ksopt.measure.measurement import Comparison, Measurement, compare, quantile
 from ksopt.measure.timers import Timer

@@ -13,7 +13,7 @@ from ksopt.kernels import weight_cache, weight_scopes
 from ksopt.kernels.validation import check_ks_mm
 from ksopt.ops import implementation, weight_gradient
 from ksopt.ops.eager import PLAIN
-from ksopt.ops.graph_inputs import lasting
+from ksopt.ops.graph_inputs import cacheable_owner
 from ksopt.ops.schemas import (
     LIBRARY,
     ks_mm,
@@ -37,7 +37,7 @@ class _KsMm(torch.autograd.Function):
         # A frozen weight, through which gradients reach x, is cached for both passes.
         ctx.repacked = needs_weight or weight_cache.are_marked_repacked()
         if not ctx.repacked:
-            weight, owner = _with_lasting_owner(x, weight, owner)
+            weight, owner = _with_cacheable_owner(x, weight, owner)
         product = ks_mm_repacked if ctx.repacked else ks_mm_frozen
         y = product(x, weight, batch_last, owner)
         ctx.save_for_backward(
@@ -80,13 +80,13 @@ def _with_gradients(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor |
     return _KsMm.apply(x, weight, batch_last, owner)
 
 
-def _with_lasting_owner(
+def _with_cacheable_owner(
     x: Tensor, weight: Tensor, owner: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """A weight, and the tensor that the cache stores its forms with."""
     if owner is None:  # of which a weight of another dtype is refused
-        return weight, lasting(weight) if weight.dtype == x.dtype else None
-    owner = lasting(owner)
+        return weight, cacheable_owner(weight) if weight.dtype == x.dtype else None
+    owner = cacheable_owner(owner)
     return (weight if owner is not None else weight.to(x.dtype)), owner
 
 
@@ -156,7 +156,7 @@ def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | N
     if weight_cache.are_marked_repacked():
         twin = ks_mm_repacked
     else:
-        weight, owner = _with_lasting_owner(x, weight, owner)
+        weight, owner = _with_cacheable_owner(x, weight, owner)
     y: Tensor = twin(x, weight, batch_last, owner)
     return y
 

@@ -25,7 +25,7 @@ from ksopt.kernels.operands import Operands, is_real
 from ksopt.kernels.validation import check_chain, check_epilogue
 from ksopt.ops import implementation, trained
 from ksopt.ops.eager import are_ordinary
-from ksopt.ops.graph_inputs import all_lasting
+from ksopt.ops.graph_inputs import cacheable_owners
 from ksopt.ops.schemas import LIBRARY, define, ks_mm
 from ksopt.ops.trained_chain import have_joint_gradients, trained_products
 
@@ -99,12 +99,12 @@ def composed(
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
         operands = Operands(x, tuple(weights), bias, residual)
         if not are_parts_seen(operands):
-            ready, lasting_owners = for_one_launch(x, weights, owners)
+            ready, cacheable = for_one_launch(x, weights, owners)
             around = (bias, residual, activation, batch_last, siblings)
             check = partial(implementation.chain_fake, x, ready, *around, owners, op)
-            how = (activation, batch_last, siblings, check, lasting_owners is None)
+            how = (activation, batch_last, siblings, check, cacheable is None)
             if layer_plans.is_whole(replace(operands, weights=tuple(ready)), *how):
-                whole: Tensor = ks_chain_inner(x, ready, *around, lasting_owners)
+                whole: Tensor = ks_chain_inner(x, ready, *around, cacheable)
                 return whole
         if siblings == 1 and not batch_last:
             trained_parts = _trained(x, weights, [] if bias is None else [bias], 1)
@@ -212,15 +212,15 @@ def cast_weights(
 def for_one_launch(
     x: Tensor, weights: Sequence[Tensor], owners: Sequence[Tensor] | None
 ) -> tuple[list[Tensor], list[Tensor] | None]:
-    """Weights for a launch of all of them, and their lasting owners, None if one has none.
+    """Weights for a launch of all of them, and their cacheable owners, None if one has none.
 
     Beside these a traced weight may be of another dtype than x, if its owner was passed.
     """
     if owners is None and not implementation.are_alike(x, weights):
         return list(weights), None  # refused elsewhere
-    lasting_owners = all_lasting(weights if owners is None else owners)
-    if owners is None or lasting_owners is not None:
-        return list(weights), lasting_owners
+    cacheable = cacheable_owners(weights if owners is None else owners)
+    if owners is None or cacheable is not None:
+        return list(weights), cacheable
     return [weight.to(x.dtype) for weight in weights], None
 
 

@@ -19,7 +19,7 @@ from ksopt.kernels.operands import is_real
 from ksopt.kernels.weight_scopes import root_of
 
 
-def lasting(owner: Tensor) -> Tensor | None:
+def cacheable_owner(owner: Tensor) -> Tensor | None:
     """The tensor that the cache may store a weight's forms with; None where there is none.
 
     Args:
@@ -40,10 +40,10 @@ def lasting(owner: Tensor) -> Tensor | None:
     return root if proxy.node.op in ("placeholder", "get_attr") else None
 
 
-def all_lasting(owners: Sequence[Tensor]) -> list[Tensor] | None:
-    """The `lasting` tensor of each owner; None where one has none."""
-    lasting_owners = [one for owner in owners if (one := lasting(owner)) is not None]
-    return lasting_owners if len(lasting_owners) == len(owners) else None
+def cacheable_owners(owners: Sequence[Tensor]) -> list[Tensor] | None:
+    """The `cacheable_owner` tensor of each owner; None where one has none."""
+    cacheable = [one for owner in owners if (one := cacheable_owner(owner)) is not None]
+    return cacheable if len(cacheable) == len(owners) else None
 
 
 def _traced(tensor: Tensor) -> Tensor:

@@ -71,13 +71,13 @@ def _composed(
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
         operands = Operands(x, tuple(every), bias, residual, hidden_bias)
         if not are_parts_seen(operands):
-            ready, lasting_owners = for_one_launch(x, every, owners)
+            ready, cacheable = for_one_launch(x, every, owners)
             own, others = ready[:count], ready[count:]
             mlp = Mlp(count, hidden_activation, activation)
             around = (hidden_bias, bias, residual, hidden_activation, activation)
             check = partial(_fake, x, own, others, *around, owners)
             if mlp_plans.is_whole(replace(operands, weights=tuple(ready)), mlp, check):
-                whole: Tensor = ks_mlp_inner(x, own, others, *around, lasting_owners)
+                whole: Tensor = ks_mlp_inner(x, own, others, *around, cacheable)
                 return whole
         y = _trained(operands, count, hidden_activation)
         if y is not None:

@@ -1,7 +1,7 @@
 """Worker processes: modules that read tasks from stdin and answer on stdout, in JSON lines.
 
 The parent holds a `WorkerProcess`; the module uses `first_task`, `listen` and `answers`. A worker
-ends with its parent, however the parent ends (`ksopt.system.children`).
+ends with its parent, however the parent ends (`ksopt.system.child_processes`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ksopt.system import children
+from ksopt.system import child_processes
 
 Answer = Callable[[Mapping[str, Any]], None]
 """(answer) -> None."""
@@ -48,7 +48,7 @@ class WorkerProcess:
         added = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         self._patience_s = patience_s
         self._process = subprocess.Popen(
-            children.module(module),
+            child_processes.module(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL if hear is None else subprocess.PIPE,
             stderr=subprocess.DEVNULL if hear is None else None,

@@ -141,7 +141,7 @@ def _is_unsettled(layer: LayerResult) -> bool:
 def _doubt(layer: LayerResult, chosen: Finalist) -> bool:
     """Whether a chain's time, or the dense layer's, cannot be trusted."""
     dense = suspect_dense.dense_layer(layer)
-    return bool((dense is not None and dense.is_strange) or timing_noise.why(chosen))
+    return bool((dense is not None and dense.is_strange) or timing_noise.warning(chosen))
 
 
 def _faster_one(layer: LayerResult, chosen: Finalist) -> str:
@@ -153,7 +153,7 @@ def _faster_one(layer: LayerResult, chosen: Finalist) -> str:
     ]
     answer, fastest = min(others, key=lambda one: one[1].latency.median_us)
     is_faster = compare(fastest.latency, chosen.latency) is Comparison.FASTER
-    if not is_faster or timing_noise.why(fastest):
+    if not is_faster or timing_noise.warning(fastest):
         return ""
     return (
         f" The chain of {answer.budget.text} is faster, {1 / fastest.ratio:.2f}x against "
@@ -239,7 +239,7 @@ def _certainty(layer: LayerResult, shown: Finalist) -> Fact:
 
 def _warnings(layer: LayerResult, shown: Finalist | None) -> list[str]:
     warnings = [*answers.stopped(layer), *answers.layer_warnings(layer)]
-    return [*warnings, *(() if shown is None else filter(None, [timing_noise.why(shown)]))]
+    return [*warnings, *(() if shown is None else filter(None, [timing_noise.warning(shown)]))]
 
 
 def of_search(result: SearchResult) -> Section:

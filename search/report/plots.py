@@ -236,7 +236,7 @@ def _marks(
 
 
 def _name(chosen: Finalist) -> str:
-    if timing_noise.why(chosen):
+    if timing_noise.warning(chosen):
         return f"looks fastest: {phrases.speed_span(chosen.latency, chosen.dense)}"
     latency = phrases.microseconds(chosen.latency.median_us)
     return f"use this: {latency}, {1 / chosen.ratio:.2f}x"

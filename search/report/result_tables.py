@@ -62,7 +62,7 @@ def layer_answers_table(layer: LayerResult) -> Table:
 
 
 def _speedup(chosen: Finalist) -> str:
-    if timing_noise.why(chosen):
+    if timing_noise.warning(chosen):
         return phrases.speed_span(chosen.latency, chosen.dense)
     return f"{1 / chosen.ratio:.2f}x"
 
@@ -70,7 +70,7 @@ def _speedup(chosen: Finalist) -> str:
 def _verdict(answer: Recommendation) -> str:
     """The verdict; "measure again" if the times of a recommended chain are doubtful."""
     chosen = answer.chosen
-    if answer.verdict is Verdict.USE and chosen is not None and timing_noise.why(chosen):
+    if answer.verdict is Verdict.USE and chosen is not None and timing_noise.warning(chosen):
         return "measure again"
     return answer.verdict.value
 

@@ -98,7 +98,7 @@ def test_show_lists_the_sites_that_the_compiler_timed(capsys):
     rows = [line.split() for line in out.splitlines() if line.startswith("(1,8,4,4)")]
     kind = ["(1,8,4,4)*(4,4,8,1)", "float32", "batch_first", "before", "training"]
     assert sorted(rows) == [
-        [*kind, "500", "9.0", "8.0", "kept"],
+        [*kind, "500", "9.0", "8.0", *["left", "to", "PyTorch"]],
         [*kind, "64", "5.0", "8.0", "lowered"],
     ]
     assert "No choices." in out
@@ -255,14 +255,14 @@ def test_a_row_of_a_gpus_choice_tells_prediction_ratio_and_rivals():
     from ksopt.kernels.explain import from_record
     from ksopt.kernels.tuning_cache import Record, Timed
 
-    situation = ProblemKey.of(Pattern(4, 64, 64, 16), "float16", 25_088, False)
+    key = ProblemKey.of(Pattern(4, 64, 64, 16), "float16", 25_088, False)
     timed = (
         Timed("bmm", None, "repacked", 500.0, 563.0, 560.0, 570.0),
         Timed("bmm", None, "cached", 500.0, 552.0, 550.0, 560.0),
         Timed("mma16", {"mt": 2}, "any", 156.0, 139.0, 138.0, 140.0),
         Timed("mma16", {"mt": 1}, "any", 157.0, 150.0, 149.0, 151.0),
     )
-    choice_report = from_record(Record(situation, 25_088, timed, cached=2, repacked=2), "measured")
+    choice_report = from_record(Record(key, 25_088, timed, cached=2, repacked=2), "measured")
     (row,) = table([choice_report]).rows
     assert row == (
         *("(4,64,64,16)", "float16 batch_first", "25088", "mma16", "156.0", "139.0", "3.97"),

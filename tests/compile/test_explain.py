@@ -53,7 +53,7 @@ def test_it_tells_lowered_from_not_recognised_and_why():
     assert lowered.flops == 2 * 6 * 4 * 8 * 8
     assert lowered.place.file == __file__
     assert "self.blocks" in lowered.place.code
-    assert missed.verdict is Verdict.MISSED
+    assert missed.verdict is Verdict.NOT_RECOGNISED
     assert missed.reason.startswith("At node ")
     assert "float64" in missed.reason
     # Linear flops: two block-diagonal layers of 4 * 8 * 8 weights, a dense one of 32 * 32.

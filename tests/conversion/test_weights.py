@@ -39,7 +39,7 @@ def test_every_kind_of_file_holds_the_same(index: Path) -> None:
         assert set(state) == set(STATE)
         assert all(torch.equal(state[name], STATE[name]) for name in STATE)
         assert weights.shapes(path) == {name: tuple(t.shape) for name, t in STATE.items()}
-        down, up = weights.some(path, ["down", "up"])
+        down, up = weights.read_named(path, ["down", "up"])
         assert torch.equal(down, STATE["down"])
         assert torch.equal(up, STATE["up"])
 
@@ -56,7 +56,7 @@ def test_every_kind_of_file_holds_the_same(index: Path) -> None:
 )
 def test_an_index_that_is_wrong(index: Path, text: str, message: str) -> None:
     index.write_text(text)
-    for read in (weights.read, weights.shapes, lambda path: weights.some(path, ["up"])):
+    for read in (weights.read, weights.shapes, lambda path: weights.read_named(path, ["up"])):
         with pytest.raises(InvalidInputError, match=message):
             read(index)
 

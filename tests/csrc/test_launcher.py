@@ -115,7 +115,7 @@ def test_a_known_plan_is_taken_for_such_operands_until_it_is_not(library, tf32):
     tf32(False)
     assert known(library, x, WEIGHT, last=True) is None
     assert known(library, x, WEIGHT, repacked=True) is None
-    assert known(library, torch.zeros(9, 16), WEIGHT) is None  # another situation
+    assert known(library, torch.zeros(9, 16), WEIGHT) is None  # another problem
     assert known(library, torch.zeros(8, 16), WEIGHT) is not None
     library.ops.know(torch.zeros(6, 16), WEIGHT, False, True, False, -1, 0)
     assert known(library, x, WEIGHT) is None
@@ -146,7 +146,7 @@ def test_a_prepared_weight_is_launched_while_it_is_the_one_to_launch(library):
     assert known(library, x, other).shape == (5, 8)
     wide = torch.zeros(1, 16, 16, 1)
     note(library, wide, packed, form, stream=3)
-    assert known(library, x, wide) is None  # another situation
+    assert known(library, x, wide) is None  # another problem
     variable(library, "capturing").value = 1
     assert known(library, x, weight) is None
     variable(library, "capturing").value = 0
@@ -197,7 +197,7 @@ def test_the_kernel_of_unfit_operands_is_compiled_when_they_come(library, what):
     assert library.ops.launch(*unfit, later).shape == (5, 8)
     assert variable(library, "blocks").value == 7
     y = known(library, *unfit)
-    assert (y is not None) == (what == "the weight")  # an unfit x is another situation
+    assert (y is not None) == (what == "the weight")  # an unfit x is another problem
     assert library.ops.launch(fit, WEIGHT, later).shape == (5, 8)
     assert variable(library, "blocks").value == 2
     library.ops.forget()

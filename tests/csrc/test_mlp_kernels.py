@@ -272,5 +272,5 @@ def test_the_plan_of_operands_that_do_not_fit_is_not_stored(device):
     operands = SimpleNamespace(x=device.x, weights=tuple(device.weights[:3]))
     operands.hidden_bias = operands.bias = operands.residual = None
     host = mlp_plans.host_plans
-    host.know_mlp(operands, 2, "none", "none", device.decision)
+    host.register_mlp(operands, 2, "none", "none", device.decision)
     device.warm()

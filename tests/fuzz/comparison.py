@@ -316,5 +316,5 @@ def _note_sites(outcome: Outcome, reports: list[Report]) -> None:
         for site in report.sites:
             if site.verdict is Verdict.LOWERED:
                 outcome.lowered.append(site.place.line)
-            elif site.verdict is Verdict.MISSED:
+            elif site.verdict is Verdict.NOT_RECOGNISED:
                 outcome.missed[site.reason.partition(": ")[2]] += 1

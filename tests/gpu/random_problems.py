@@ -97,7 +97,7 @@ def faults(case: Case, device: torch.device) -> list[str]:
     with precision.fp32_products("ieee" if problem.exact else "tf32"), torch.no_grad():
         operands = operands_of(case, device)
         check = check_of(problem, operands, problem.is_factor)
-        if not check.tells:
+        if not check.is_conclusive:
             return []
         # What is chosen may be PyTorch's own, which adds many rows in another order than few.
         chosen = check_of(problem, operands, False)

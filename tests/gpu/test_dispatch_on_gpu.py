@@ -236,7 +236,7 @@ def test_the_host_library_knows_decisions_of_one_kernel(monkeypatch):
     assert torch.equal(cuda.run_known(x.view(4, 16, -1), weight, False), y.view(4, 16, -1))
     # Everything out of the ordinary goes the way that checks and decides.
     others = {
-        "more rows than the situation's": (x.repeat(2, 1), weight, False),
+        "more rows than the problem's": (x.repeat(2, 1), weight, False),
         "the other layout": (x.T.contiguous(), weight, True),
         "rows apart": (torch.empty(64, x.shape[1] + 8).cuda().half()[:, :-8], weight, False),
         "not aligned": (torch.empty(x.numel() + 1).cuda().half()[1:].view_as(x), weight, False),

@@ -284,7 +284,7 @@ def test_operands_out_of_the_ordinary_are_not_known(case):
     x, weight, last = case.x, case.weight, case.last
     rows_dim = 1 if last else 0
     strange = {
-        "more rows than the situation's": (torch.cat([x, x], rows_dim), weight, last),
+        "more rows than the problem's": (torch.cat([x, x], rows_dim), weight, last),
         "no rows": (x.narrow(rows_dim, 0, 0), weight, last),
         "the other layout": (x.T.contiguous(), weight, not last),
         "rows apart": (x.T.contiguous().T, weight, last),

@@ -28,7 +28,7 @@ from ksopt.kernels.gradient_autotuner import (
     ranked,
 )
 from ksopt.kernels.gradient_record import GradientKey, GradientRecord
-from ksopt.measure.entries import BenchmarkEntry
+from ksopt.measure.benchmark_entry import BenchmarkEntry
 from ksopt.measure.interleaved import EntryResult
 from ksopt.measure.measurement import Measurement
 from ksopt.ops import input_gradient, weight_gradient

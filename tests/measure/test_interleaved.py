@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ksopt.measure import device_types, timers
-from ksopt.measure.entries import BenchmarkEntry
+from ksopt.measure.benchmark_entry import BenchmarkEntry
 from ksopt.measure.interleaved import (
     EntryResult,
     Rules,

@@ -277,7 +277,7 @@ def _sites(report: Report) -> Sites:
     return Sites(
         report.count(Verdict.LOWERED),
         report.count(Verdict.NOT_LOWERED),
-        report.count(Verdict.MISSED),
+        report.count(Verdict.NOT_RECOGNISED),
         report.covered,
         report.pass_s,
         report.deciding_s,
@@ -296,7 +296,7 @@ def _missing(report: Report, chains: int | None) -> list[str]:
     faults += [
         f"{site.place} is not recognised: {site.reason}"
         for site in report.sites
-        if site.verdict is Verdict.MISSED
+        if site.verdict is Verdict.NOT_RECOGNISED
     ]
     return faults
 

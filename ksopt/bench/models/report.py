@@ -117,14 +117,14 @@ def errors_table(cases: Sequence[Case]) -> Table:
 def sites_table(cases: Sequence[Case]) -> Table:
     """A row for each case and way of ksopt: the lowered sites."""
     heads = (
-        *_SUBJECT, "way", ">chains", "lowered/kept/missed", ">linear flops lowered", ">pass ms",
-        ">deciding s",
+        *_SUBJECT, "way", ">chains", "lowered/left to PyTorch/not recognised",
+        ">linear flops lowered", ">pass ms", ">deciding s",
     )  # fmt: skip
     rows = []
     for case, way in _of_ksopt(cases):
         sites = way.sites
         assert sites is not None
-        counts = f"{sites.lowered}/{sites.kept}/{sites.missed}"
+        counts = f"{sites.lowered}/{sites.not_lowered}/{sites.not_recognised}"
         pass_ms, deciding = f"{1e3 * sites.pass_s:.0f}", f"{sites.deciding_s:.1f}"
         share = f"{100 * sites.share:.0f} %"
         rows.append((*_words(case), way.name, str(case.chains), counts, share, pass_ms, deciding))
@@ -264,8 +264,8 @@ def _row(case: Case, way: ImplementationResult) -> dict[str, Any]:
         "peak_bytes": way.peak_bytes,
         "first_s": way.first_s,
         "lowered": sites and sites.lowered,
-        "kept": sites and sites.kept,
-        "not_recognised": sites and sites.missed,
+        "not_lowered": sites and sites.not_lowered,
+        "not_recognised": sites and sites.not_recognised,
         "pass_s": sites and sites.pass_s,
         "deciding_s": sites and sites.deciding_s,
         "logits_error": errors.get("logits"),

@@ -51,7 +51,7 @@ class Sites:
     """The sites of a model's graphs, as the backend ksopt reported them.
 
     Args:
-        lowered, kept, missed: sites by verdict.
+        lowered, not_lowered, not_recognised: sites by verdict.
         share: of the linear flops, those in lowered sites.
         pass_s: time of the pass, seconds.
         deciding_s: time to select kernels, seconds; measurements are stored on disk.
@@ -59,8 +59,8 @@ class Sites:
     """
 
     lowered: int
-    kept: int
-    missed: int
+    not_lowered: int
+    not_recognised: int
     share: float
     pass_s: float
     deciding_s: float

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ksopt.bench import results as kernel_results
 from ksopt.bench.reproduction import (
-    absences,
     energy_tables,
     figures,
     heuristic,
+    missing_measurements,
     model_tables,
     paper_comparison,
     product_tables,
@@ -121,7 +121,9 @@ def sections(results: Results, request: SavedRequest) -> tuple[list[Section], li
     if results.faults:
         page.append(Section("Faults of ksopt", ("These have no times.", *results.faults)))
     if results.absences:
-        page.append(Section(ABSENT, (), (_ABSENT_TEXT,), absences.table(results.absences)))
+        page.append(
+            Section(ABSENT, (), (_ABSENT_TEXT,), missing_measurements.table(results.absences))
+        )
     page += _method(results)
     return page, [cell for one in views for cell in one.cells]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ksopt.bench import results_folder, results_log
 from ksopt.bench.reproduction import energy, models
-from ksopt.bench.reproduction.absences import Absence
+from ksopt.bench.reproduction.missing_measurements import Absence
 from ksopt.bench.reproduction.models import Case, Subject
 from ksopt.bench.reproduction.products import KERNEL, NAMES, Product
 from ksopt.bench.reproduction.request import DTYPES

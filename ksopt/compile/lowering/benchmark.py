@@ -21,8 +21,8 @@ from ksopt import ops
 from ksopt.compile.lowering.out_variants import plan_results
 from ksopt.compile.lowering.site_times import SiteCase, Times
 from ksopt.errors import UnavailableError
+from ksopt.measure.benchmark_entry import BenchmarkEntry
 from ksopt.measure.device_types import type_of
-from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import Rules, candidate_rules, race, warm_up_calls
 
 _CPU_ROUNDS = 7

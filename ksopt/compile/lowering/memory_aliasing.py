@@ -19,7 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from ksopt.compile.capture.nodes import fake_result, memory_of, reached
 from ksopt.compile.capture.symbolic import is_contiguous
 from ksopt.compile.capture.values import Region, Root, Trace
-from ksopt.compile.lowering.products import CannotLowerError, is_rewritten, product_of
+from ksopt.compile.lowering.recomputed_roots import CannotLowerError, is_rewritten, product_of
 
 
 def fixed_in_memory(

@@ -39,7 +39,7 @@ from ksopt.compile.lowering.emit import (
 )
 from ksopt.compile.lowering.emit_mask import emit_applied
 from ksopt.compile.lowering.output_strides import restore_strides
-from ksopt.compile.lowering.products import CannotLowerError, operands, product_of
+from ksopt.compile.lowering.recomputed_roots import CannotLowerError, operands, product_of
 from ksopt.compile.lowering.rewrite_safety import Uses, computed_at, held, insertion_point
 from ksopt.compile.lowering.weight_lifetime import Stored, Weights
 

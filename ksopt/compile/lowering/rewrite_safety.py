@@ -32,7 +32,12 @@ from ksopt.compile.capture.values import (
 from ksopt.compile.lowering.fusion_context import is_product
 from ksopt.compile.lowering.layer import has_epilogue
 from ksopt.compile.lowering.memory_aliasing import fixed_in_memory
-from ksopt.compile.lowering.products import CannotLowerError, is_rewritten, operands, product_of
+from ksopt.compile.lowering.recomputed_roots import (
+    CannotLowerError,
+    is_rewritten,
+    operands,
+    product_of,
+)
 
 
 @dataclass

@@ -114,7 +114,7 @@ def _register_with_host(decision: Decision, x: Tensor, weight: Tensor, batch_las
     if entry is not None:
         entry = replace(entry, repacks=True, any_rows=True)
         for repacked in (False, True):
-            host_products.know(x, weight, batch_last, repacked, entry)
+            host_products.register(x, weight, batch_last, repacked, entry)
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:

@@ -55,7 +55,7 @@ def _register_with_host(decision: Decision, x: Tensor, weight: Tensor, batch_las
             entry = replace(entry, repacks=True) if entry.kind == TORCH else entry
             prepares = entry.repacks or entry.packing != NO_PACKING
             entry = entry if prepares or entry.form == 0 else None
-        host_products.know(x, weight, batch_last, repacked, entry)
+        host_products.register(x, weight, batch_last, repacked, entry)
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:

@@ -111,7 +111,7 @@ def test_every_layer_is_a_site_and_results_are_right(names, passes, more, quick,
         assert ways[KS_KSOPT]["parameters"] == ways[LINEAR_KSOPT]["parameters"]
         ours = ways[KS_KSOPT]
         assert ours["lowered"] == count
-        assert ours["kept"] == ours["not_recognised"] == 0
+        assert ours["not_lowered"] == ours["not_recognised"] == 0
         assert ours["pass_s"] > 0
         assert ways[KS_INDUCTOR]["lowered"] is None
         is_step = case["pass"] == "step"
@@ -194,13 +194,13 @@ def test_under_inductor(tmp_path, monkeypatch):
     assert code == 0
     for case in cases_of(out):
         ours = next(way for way in case["ways"] if way["way"] == KS_KSOPT)
-        assert ours["lowered"] + ours["kept"] == LINEARS["gpt2"]
+        assert ours["lowered"] + ours["not_lowered"] == LINEARS["gpt2"]
         assert all(one["measured"] and "under Inductor" in one["reason"] for one in ours["sites"])
         assert ours["first_s"] > ours["pass_s"] > 0
 
 
 def test_a_missed_site_is_a_fault():
-    missed = Site("n", Place("author.py", 3), "bmm", Verdict.MISSED, "At node n: no.")
+    missed = Site("n", Place("author.py", 3), "bmm", Verdict.NOT_RECOGNISED, "At node n: no.")
     lowered = Site("m", Place(), "bmm", Verdict.LOWERED, "")
     assert measuring._missing(Report([lowered, missed], graphs=1), 2) == [
         "1 sites for 2 Kronecker-sparse chains",

@@ -646,7 +646,7 @@ def test_does_what_eager_code_does(case, dynamic, compiled_by_eager):
         for mine, theirs in zip(result, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol)
     sites = compiled_by_eager.reports[0].sites
-    reasons = [site.reason if site.verdict is Verdict.MISSED else "" for site in sites]
+    reasons = [site.reason if site.verdict is Verdict.NOT_RECOGNISED else "" for site in sites]
     assert len(reasons) == len(case.reasons), reasons
     for reason, expected_reason in zip(reasons, case.reasons, strict=True):
         assert expected_reason in reason

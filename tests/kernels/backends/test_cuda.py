@@ -121,7 +121,7 @@ def test_a_hiccup_of_one_round_drops_nothing(device):
     assert cuda.run(*operands(), False) == "mma16 0"
 
 
-def test_a_situation_is_a_batch_up_to_the_next_power_of_two():
+def test_a_problem_is_a_batch_up_to_the_next_power_of_two():
     for rows in (513, 1000, 1024):
         cuda.run(*operands(rows=rows), False)
     assert len(cuda._decisions) == 1
@@ -129,7 +129,7 @@ def test_a_situation_is_a_batch_up_to_the_next_power_of_two():
     assert len(cuda._decisions) == 2
 
 
-def test_rows_that_are_not_aligned_are_another_situation():
+def test_rows_that_are_not_aligned_are_another_problem():
     x, weight = operands(rows=1000, last=True)
     odd, _ = operands(rows=1001, last=True)
     for other in (x, odd, x.T.contiguous().T):
@@ -142,7 +142,7 @@ def test_rows_that_are_not_aligned_are_another_situation():
     assert [key[4] for key in cuda._decisions if not key[2]] == ["unaligned"]
 
 
-def test_tf32_is_another_situation_and_another_kernel(monkeypatch):
+def test_tf32_is_another_problem_and_another_kernel(monkeypatch):
     requested = []
     stand_ins.set_launchers(
         monkeypatch, lambda family, problem, *_: requested.append(problem.exact) or _noop

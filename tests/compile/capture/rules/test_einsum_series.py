@@ -73,7 +73,7 @@ def test_a_result_that_is_written_in_place(compiled_by_eager):
 )
 def test_the_reason_names_the_node(equation, other, reason, compiled_by_eager):
     site = site_of(Scaled(equation, other), compiled_by_eager)
-    assert site.verdict is Verdict.MISSED
+    assert site.verdict is Verdict.NOT_RECOGNISED
     assert site.reason.startswith("At node y: ")
     assert reason in site.reason
 

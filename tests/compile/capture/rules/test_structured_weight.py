@@ -122,7 +122,7 @@ def test_autocast_finds_what_float32_does_and_float64_is_left_alone(way, compile
     )
     assert explanation.report.covered == 1.0
     (site,) = ksopt.explain(layer.double(), x.double()).sites
-    assert site.verdict is Verdict.MISSED
+    assert site.verdict is Verdict.NOT_RECOGNISED
     assert "it computes in float64, for which there are no kernels" in site.reason
 
 
@@ -341,7 +341,7 @@ def test_what_is_nearly_one_is_left_alone_with_the_reason(call, reason, compiled
         assert report.sites == []
         return
     (site,) = report.sites
-    assert site.verdict is Verdict.MISSED
+    assert site.verdict is Verdict.NOT_RECOGNISED
     assert reason in site.reason
 
 

@@ -1,7 +1,7 @@
 """The ways of `ksopt bench paper` without a time, counted by their reasons."""
 
-from ksopt.bench.reproduction import absences
-from ksopt.bench.reproduction.absences import Absence
+from ksopt.bench.reproduction import missing_measurements
+from ksopt.bench.reproduction.missing_measurements import Absence
 from ksopt.bench.reproduction.products import FIRST, LAST
 
 SLOW = "not tried: blocks of {} take minutes"
@@ -14,7 +14,7 @@ ABSENCES = (
 
 
 def test_reasons_that_differ_in_numbers_only_are_one_row() -> None:
-    table = absences.table(ABSENCES)
+    table = missing_measurements.table(ABSENCES)
     assert table.heads == ("way", "reason, of one pattern", "float32", "float16")
     assert table.rows == (
         ("bsr", "(1,8,8,2): " + SLOW.format(128), "1 + 1", "1 + 0"),
@@ -26,7 +26,7 @@ def test_reasons_that_differ_in_numbers_only_are_one_row() -> None:
 
 
 def test_a_group_is_a_sentence() -> None:
-    (first, _) = absences.grouped(ABSENCES)
+    (first, _) = missing_measurements.grouped(ABSENCES)
     words = "bsr: patterns without a time: 1 + 1 (float32), 1 + 0 (float16); (1,8,8,2): not tried"
     assert str(first).startswith(words)
 

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from ksopt.system import children
+from ksopt.system import child_processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux sends that signal")
 
 PARENT = """
 import subprocess, sys
-from ksopt.system import children
-words = {"module": children.module("slow"), "program": children.program(["sleep", "60"])}
+from ksopt.system import child_processes
+words = {
+    "module": child_processes.module("slow"),
+    "program": child_processes.program(["sleep", "60"]),
+}
 print(subprocess.Popen(words[sys.argv[1]]).pid, flush=True)
 sys.stdin.read()
 """
@@ -48,20 +51,24 @@ def test_it_ends_with_a_killed_parent_while_it_imports(kind: str, tmp_path: Path
 
 
 def test_one_whose_parent_has_ended_before_it_could_ask_ends_at_once() -> None:
-    words = [word if word != str(os.getpid()) else "1" for word in children.program(["echo", "a"])]
+    words = [
+        word if word != str(os.getpid()) else "1" for word in child_processes.program(["echo", "a"])
+    ]
     done = subprocess.run(words, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, b"")
 
 
 def test_words_arrive_and_exit_codes_return() -> None:
     words = ["sh", "-c", "echo $0; exit 3", "a b"]
-    done = subprocess.run(children.program(words), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        child_processes.program(words), capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (3, "a b\n")
 
 
 def test_a_module_sees_what_it_would_see_of_python_m(tmp_path: Path) -> None:
     (tmp_path / "seen.py").write_text("import sys\nprint(__name__, sys.argv)\n", encoding="utf-8")
     done = subprocess.run(
-        children.module("seen"), cwd=tmp_path, capture_output=True, text=True, timeout=60
+        child_processes.module("seen"), cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == f"__main__ ['{tmp_path / 'seen.py'}']"
