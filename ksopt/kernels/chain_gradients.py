@@ -11,7 +11,7 @@ from torch import Tensor
 from ksopt.jit import host
 from ksopt.kernels import gradient_autotuner, weight_gradients
 from ksopt.kernels.families.common.pytorch_cost import bias_gradient_us
-from ksopt.kernels.families.gradient_base import GradientProblem
+from ksopt.kernels.families.gradient_base import GradientProblem, entry_of
 from ksopt.kernels.gradient_autotuner import GradientQuestion, Without
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec
@@ -116,9 +116,11 @@ def run(
         question = GradientQuestion(problem, rows, x.device, spec, way, shapes)
         kernel, is_final = gradient_autotuner.kernel_of(question)
     if is_final and host.is_loaded():
-        entry = list(_BY_FACTORS if kernel is None else kernel.entry)
+        entry = entry_of(kernel, rows, _BY_FACTORS)
         sizes = (of.left_a, of.left_d, of.right_a, of.right_d)
-        torch.ops.ksopt_host.know_chain_grads(list(operands), *sizes, with_bias, entry)
+        if entry is not None:
+            know = torch.ops.ksopt_host.know_chain_grads
+            know(list(operands), *sizes, with_bias, list(entry))
     if kernel is None:
         return None
     gradients: Gradients = kernel(*map(in_aligned_rows, operands))

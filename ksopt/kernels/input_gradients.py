@@ -1,4 +1,8 @@
-"""Gradients of the input of trained chains in one launch: where, and by which tile."""
+"""Gradients of the input of trained chains in one launch: where, and by which tile.
+
+The weights may be packed for it in the forward pass, in the one order that is known there: that of
+the tiles of families/common/input_grad_tile.py. Other kernels pack them themselves, if they do.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,7 @@ from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.families.common.chain_rows import aligned
 from ksopt.kernels.families.common.input_grad_tile import Config, Shape
 from ksopt.kernels.families.common.pytorch_cost import elementwise_us
-from ksopt.kernels.families.gradient_base import GradientProblem
-from ksopt.kernels.families.input_grad_wgmma16 import LAUNCH
+from ksopt.kernels.families.gradient_base import GradientProblem, TakesPacked, entry_of
 from ksopt.kernels.gradient_autotuner import GradientCandidate, GradientQuestion, Without
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec, Problem
@@ -28,7 +31,7 @@ from ksopt.precision import dtype_name
 # A launch that packs a weight, or puts it in order: products of 64 rows took 3.7 to 5.0 us more for
 # each factor than predicted without it, on an H100 (docs/development/training.md).
 _PREPARING_US = 4.0
-_SEVERAL_LAUNCHES = dict.fromkeys(LAUNCH, 0)
+_SEVERAL_LAUNCHES = (0,) * 9  # of `InputGradient.entry`
 
 Gradients = tuple[Tensor, Tensor]
 """Those of the chains' input, and of the values between their factors. Where the input is an
@@ -60,8 +63,7 @@ def packed_for(weights: Sequence[Tensor], rows: int) -> Tensor | None:
     if launch is None:
         return None
     kernel = gradient_autotuner.loaded(_problem(s, name), launch, weights[0].get_device())
-    packed: Tensor | None = None if kernel is None else kernel.pack(weights)
-    return packed
+    return kernel.pack(weights) if isinstance(kernel, TakesPacked) else None
 
 
 def shape_of(weights: Sequence[Tensor], activation: Activation = "none") -> Shape:
@@ -96,7 +98,8 @@ def run(
         grads: [*batch, b1*d1] of each sibling.
         weights: [1,b1,c1,d1] and [a2,b2,c2,1] of each sibling, on the device of ``grads``; with an
             activation also [1,b0,c0,d0] of the factor whose product it is of.
-        packed: the weights, as `packed_for` returns them for as many rows, or None.
+        packed: the weights, as `packed_for` returns them for as many rows, or None. A kernel that
+            takes none, or as many elements of them, reads ``weights``.
         apart: (grads, weights) -> the same by the launches that the kernel races with: those of
             each sibling, of one chain one per factor.
         by_pytorch: the same by PyTorch alone, in any dtype.
@@ -126,27 +129,33 @@ def run(
         question = GradientQuestion(_problem(s, name), rows, first.device, spec, without, shapes)
         kernel, is_final = gradient_autotuner.kernel_of(question)
     if is_final and host.is_loaded():
-        launch = _SEVERAL_LAUNCHES if kernel is None else kernel.launches(rows)
-        torch.ops.ksopt_host.know_input_grad(list(grads), list(weights), activation, **launch)
+        entry = entry_of(kernel, rows, _SEVERAL_LAUNCHES)
+        if entry is not None:
+            know = torch.ops.ksopt_host.know_input_grad
+            know(list(grads), list(weights), activation, *entry)
     if kernel is None:
         return None
-    if packed is not None and packed.numel() != kernel.tile.packed_elements(s):
-        packed = None
-    rows_below = None if below is None else in_aligned_rows(below.contiguous()).view(rows, -1)
-    own_bias = None if bias is None else aligned(bias.contiguous())
-    read_rows = [in_aligned_rows(one) for one in grads]
-    to, between = kernel(read_rows, weights, rows_below, own_bias, packed=packed)
+    behind: list[Tensor | None] = []
+    if below is not None:
+        behind.append(in_aligned_rows(below.contiguous()).view(rows, -1))
+        behind.append(None if bias is None else aligned(bias.contiguous()))
+    if packed is not None and isinstance(kernel, TakesPacked):
+        is_same = packed.numel() == kernel.packed_elements
+        kernel = functools.partial(kernel, packed=packed) if is_same else kernel
+    to, between = kernel([in_aligned_rows(one) for one in grads], weights, *behind)
     planes, batch = between.shape[:-2], first.shape[:-1]
     return to.view(*batch, -1), between.view(*planes, *batch, -1)
 
 
 def tile_of(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Config | None:
-    """The tile that `run` takes, if it takes a kernel; arguments as for `is_by_kernel`.
+    """The tile that weights are packed for, if `run` takes it; arguments as for `is_by_kernel`.
 
-    It is the best predicted, and None where no kernel is predicted to be faster.
+    It is the best predicted, and None where no kernel is predicted to be faster, or the kernel is
+    of a family that has other tiles.
     """
     launch = _launch_of(s, dtype, rows, device)
-    return None if launch is None else launch.launch
+    tile = None if launch is None else launch.launch
+    return tile if isinstance(tile, Config) else None
 
 
 def _launch_of(

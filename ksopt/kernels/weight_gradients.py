@@ -11,7 +11,7 @@ from ksopt.jit import host
 from ksopt.kernels import gradient_autotuner
 from ksopt.kernels.families.common.pytorch_cost import bias_gradient_us, weight_gradient_us
 from ksopt.kernels.families.common.weight_grad import Launch
-from ksopt.kernels.families.gradient_base import GradientProblem, gradient_families
+from ksopt.kernels.families.gradient_base import GradientProblem, entry_of, gradient_families
 from ksopt.kernels.gradient_autotuner import GradientQuestion, Without
 from ksopt.kernels.operands import in_aligned_rows
 from ksopt.kernels.problem import DeviceSpec
@@ -73,8 +73,9 @@ def run(
         question = GradientQuestion(problem, rows, x.device, spec, without, shapes)
         kernel, is_final = gradient_autotuner.kernel_of(question)
     if is_final and host.is_loaded():
-        launch = _BY_TORCH if kernel is None else kernel.entry
-        torch.ops.ksopt_host.know_weight_grad(grad, x, a, d, with_bias, *launch)
+        entry = entry_of(kernel, rows, _BY_TORCH)
+        if entry is not None:
+            torch.ops.ksopt_host.know_weight_grad(grad, x, a, d, with_bias, *entry)
     if kernel is None:
         return None
     gradients: Gradients = kernel(in_aligned_rows(grad), in_aligned_rows(x))

@@ -18,22 +18,18 @@ driver calls are left out because cuda-bindings asks the driver for functions th
 
 import itertools
 import sys
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from ksopt.bench.paper_patterns import stratified_sample
 from ksopt.epilogue import Activation
-from ksopt.kernels import weight_gradients
 from ksopt.kernels.families import naive
 from ksopt.kernels.families.base import TemplateFamily, families, family_of
-from ksopt.kernels.families.chain_grads_wgmma16 import ChainGradients
-from ksopt.kernels.families.common import (
-    chain_grads_tile,
-    input_grad_tile,
-    weight_grad,
-)
-from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
+from ksopt.kernels.families.common import input_grad_tile
+from ksopt.kernels.families.gradient_base import Gradient, GradientProblem, gradient_families
 from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer
 from ksopt.patterns.chain import Chain, Pattern
@@ -57,6 +53,44 @@ MLPS = (
     ("(1,64,24,2)*(2,24,32,1)", "(1,8,16,8)*(1,128,128,1)"),
     ("(2,24,40,1)", "(1,40,24,2)"),
 )
+# Factors, siblings, and what the last factor's product goes through; numbers of rows; and how many
+# launches of a family there are for each, at most.
+GRADIENTS: dict[Gradient, tuple[tuple[tuple[str, int, Activation], ...], tuple[int, int], int]] = {
+    "weight": (
+        (
+            ("(2,40,72,1)", 1, "none"),
+            ("(1,40,12,2)", 1, "none"),
+            ("(2,5,9,8)", 1, "none"),
+            ("(1,10,18,4)", 1, "none"),
+            ("(1,6,4,12)", 1, "none"),
+        ),
+        (64, 300),
+        24,
+    ),
+    "chain_weights": (
+        (
+            ("(1,20,40,2)*(2,40,40,1)", 1, "none"),
+            ("(2,16,24,3)*(6,24,40,1)", 1, "none"),
+            ("(1,72,72,2)*(2,72,136,1)", 1, "none"),
+            ("(1,20,40,2)*(2,40,40,1)", 3, "none"),
+        ),
+        (ROWS, 700),
+        12,
+    ),
+    "chain_input": (
+        (
+            ("(1,52,48,2)*(3,32,72,1)", 1, "none"),
+            ("(1,72,64,1)*(2,32,40,1)", 1, "none"),
+            ("(1,40,32,4)*(4,32,24,1)", 1, "none"),
+            ("(1,19,32,8)*(4,64,72,1)", 1, "none"),
+            ("(1,52,48,2)*(3,32,72,1)", 3, "none"),
+            ("(1,52,48,2)*(3,32,72,1)*(1,108,64,2)", 1, "gelu"),
+            ("(1,72,64,1)*(2,32,40,1)*(1,20,32,4)", 1, "silu"),
+        ),
+        (ROWS, 300),
+        4,
+    ),
+}
 
 
 def smallest(count: int) -> list[Pattern]:
@@ -119,82 +153,46 @@ def run_mlps(at: int | None = None) -> int:
     return ran
 
 
-def _spread(several: list[Any], most: int) -> list[Any]:
-    return several[:: -(-len(several) // most)]
+def _gradient_operands(problem: GradientProblem, rows: int) -> list[Any]:
+    """As the launchers of `GradientFamily` take them."""
+
+    def drawn(*size: int) -> torch.Tensor:
+        return torch.randn(*size, device="cuda").bfloat16()
+
+    left, *others = problem.factors
+    if problem.gradient == "weight":
+        return [drawn(rows, left.out_features), drawn(rows, left.in_features)]
+    right, *below = others
+    siblings = range(problem.siblings)
+    if problem.gradient == "chain_weights":
+        features = (left.out_features, left.in_features, right.out_features)
+        widths = [n for n in features for _ in siblings] + [right.in_features]
+        return [drawn(rows, n) for n in widths]
+    grads = [drawn(rows, left.out_features) for _ in siblings]
+    weights = [drawn(*p.weight_shape) for p in [left, right] * problem.siblings + below]
+    behind = [(drawn(rows, p.in_features), drawn(p.out_features)) for p in below]
+    return [grads, weights, *itertools.chain(*behind)]
 
 
-def run_weight_gradients() -> int:
-    """Run every tile of the weight gradients' kernels, with one share of the rows and several."""
+def run_gradients(kind: Gradient) -> int:
+    """Run every family of a kind of gradient, with few rows and with several shares of them."""
     ran, device = 0, DeviceSpec.of_device(0)
-    sizes = ((2, 40, 72, 1), (1, 40, 12, 2), (2, 5, 9, 8), (1, 10, 18, 4), (1, 6, 4, 12))
-    for p, rows in itertools.product([Pattern(*one) for one in sizes], (weight_grad.ROWS, 300)):
-        for launch in _spread(weight_gradients.several(p, "bfloat16", rows, device), 24):
-            kernel = weight_grad.WeightGradient(p, "bfloat16", launch, 0, True)
-            grad, x = (
-                torch.randn(rows, features, device="cuda").bfloat16()
-                for features in (p.out_features, p.in_features)
-            )
-            assert not any(torch.isnan(result).any() for result in kernel(grad, x)), (p, launch)
-            ran += 1
-    torch.cuda.synchronize()
-    return ran
-
-
-def run_input_gradients() -> int:
-    """Run the input gradients of chains by a tile of each way to share the work; how often."""
-    ran, device = 0, DeviceSpec.of_device(0)
-    cases: tuple[tuple[str, int, Activation, str | None], ...] = (
-        ("(1,52,48,2)*(3,32,72,1)", 1, "none", None),
-        ("(1,72,64,1)*(2,32,40,1)", 1, "none", None),
-        ("(1,40,32,4)*(4,32,24,1)", 1, "none", None),
-        ("(1,19,32,8)*(4,64,72,1)", 1, "none", None),
-        ("(1,52,48,2)*(3,32,72,1)", 3, "none", None),
-        ("(1,52,48,2)*(3,32,72,1)", 1, "gelu", "(1,108,64,2)"),
-        ("(1,72,64,1)*(2,32,40,1)", 1, "silu", "(1,20,32,4)"),
-    )
-    for text, siblings, activation, factor in cases:
-        below = None if factor is None else Pattern.parse(factor)
-        shape = input_grad_tile.Shape(*Chain.parse(text), siblings, activation, below)
-        tiles = {
-            (tile.groups, tile.blocks, tile.splits, tile.parts): tile
-            for tile in input_grad_tile.configs(shape, device)
-        }
-        for tile, rows in itertools.product(list(tiles.values())[::3], (ROWS, 300)):
-            features, factors = shape.left.out_features, [shape.left, shape.right] * siblings
-            factors += [] if below is None else [below]
-            grads = [torch.randn(rows, features, device="cuda").bfloat16() for _ in range(siblings)]
-            weights = [torch.randn(p.weight_shape, device="cuda").bfloat16() for p in factors]
-            sizes = () if below is None else ((rows, below.in_features), (below.out_features,))
-            behind = [torch.randn(size, device="cuda").bfloat16() for size in sizes]
-            kernel = InputGradient(shape, tile, "bfloat16", 0)
-            result = kernel(grads, weights, *behind)
-            assert not any(torch.isnan(one).any() for one in result), (text, tile)
-            ran += 1
-    return ran
-
-
-def run_chain_gradients() -> int:
-    """Run some blocks of every cluster for chains' gradients, with one share and several."""
-    ran = 0
-    for text, siblings in (
-        ("(1,20,40,2)*(2,40,40,1)", 1),
-        ("(2,16,24,3)*(6,24,40,1)", 1),
-        ("(1,72,72,2)*(2,72,136,1)", 1),
-        ("(1,20,40,2)*(2,40,40,1)", 3),
-    ):
-        left, right = Chain.parse(text)
-        every = list(chain_grads_tile.configs((left, right)))
-        for number, config in enumerate(every[:: max(1, len(every) // 24)]):
-            rows, shares = ((ROWS, (1, 1)), (1300, (1, 2)), (700, (2, 1)))[number % 3]
-            launch = chain_grads_tile.launch_of(config, rows, shares, siblings)
-            kernel = ChainGradients((left, right), "bfloat16", launch, 0, True)
-            features = (left.out_features, left.in_features, right.out_features)
-            widths = [n for n in features for _ in range(siblings)] + [right.in_features]
-            operands = [torch.randn(rows, n, device="cuda").bfloat16() for n in widths]
-            print(f"{siblings} x {text}: {config}, {rows} rows, {shares} shares", flush=True)
-            result = kernel(*operands)
-            assert not any(torch.isnan(one).any() for one in result), (text, config)
-            ran += 1
+    few = replace(device, multiprocessors=2)  # where blocks have more rows
+    cases, several, most = GRADIENTS[kind]
+    for (text, siblings, activation), rows in itertools.product(cases, several):
+        factors = tuple(map(Pattern.parse, text.split("*")))
+        with_bias = kind != "chain_input"
+        problem = GradientProblem(kind, factors, "bfloat16", with_bias, siblings, activation)
+        for family in gradient_families(kind):
+            if family.unsupported_reason(problem, device) is not None:
+                continue
+            launches = [it for one in (device, few) for it in family.launches(problem, rows, one)]
+            launches = list(dict.fromkeys(launches))
+            for launch in launches[:: -(-len(launches) // most)]:
+                print(f"{problem}: {launch}, {rows} rows", flush=True)
+                results = family.launcher(problem, launch, 0)(*_gradient_operands(problem, rows))
+                assert not any(torch.isnan(one).any() for one in results), (text, launch)
+                ran += 1
     return ran
 
 
@@ -234,9 +232,9 @@ OF_CHAINS = {
     "expanded": run_expanded,
     "chains": run_chains,
     "mlps": run_mlps,
-    "weight_grads": run_weight_gradients,
-    "input_grads": run_input_gradients,
-    "chain_grads": run_chain_gradients,
+    "weight_grads": partial(run_gradients, "weight"),
+    "input_grads": partial(run_gradients, "chain_input"),
+    "chain_grads": partial(run_gradients, "chain_weights"),
 }
 
 

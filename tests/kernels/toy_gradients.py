@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ksopt.kernels.chain_gradients import Factors
 from ksopt.kernels.families import gradient_base
 from ksopt.kernels.families.gradient_base import GradientFamily, GradientProblem
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.ops import input_gradient
+from ksopt.ops import chain_gradients, input_gradient
 from ksopt.ops.weight_gradient import weight_grad_decomposed
 
 
@@ -69,6 +71,25 @@ class ToyWeightGrad(GradientFamily[ToyLaunch]):
         return call
 
 
+class ToyChainGrads(ToyWeightGrad):
+    """The weight gradients of chains, by torch."""
+
+    name = "toy_chain_grads"
+    computes = "chain_weights"
+
+    def launcher(
+        self, problem: GradientProblem, launch: ToyLaunch, device_index: int
+    ) -> Callable[..., list[Tensor]]:
+        left, right = problem.factors
+        of = Factors(left.a, left.d, right.a, right.d)
+
+        def call(*operands: Tensor) -> list[Tensor]:
+            assert len(operands) == 3 * problem.siblings + 1
+            return chain_gradients._by_pytorch(of, problem.with_bias, *operands)
+
+        return call
+
+
 class ToyInputGrad(ToyWeightGrad):
     """The gradient of what chains read, by torch."""
 
@@ -79,13 +100,13 @@ class ToyInputGrad(ToyWeightGrad):
         self, problem: GradientProblem, launch: ToyLaunch, device_index: int
     ) -> Callable[..., tuple[Tensor, ...]]:
         def call(
-            grads: Sequence[Tensor], weights: Sequence[Tensor], below: Tensor | None = None
+            grads: Sequence[Tensor], weights: Sequence[Tensor], *behind: Tensor
         ) -> tuple[Tensor, ...]:
             assert len(grads) == problem.siblings
-            if below is None:
+            if not behind:
                 return input_gradient._by_pytorch(grads, weights)
-            activation = problem.activation
-            return input_gradient.activated_by_pytorch(grads, weights, below, activation=activation)
+            activated = input_gradient.activated_by_pytorch
+            return activated(grads, weights, *behind, activation=problem.activation)
 
         return call
 
@@ -95,6 +116,7 @@ def registered(
     predicted: float = 1.0,
     error: float = 0.0,
     of: type[GradientFamily[ToyLaunch]] = ToyWeightGrad,
+    launcher: Callable[[Any], Any] | None = None,
 ) -> Iterator[type[GradientFamily[ToyLaunch]]]:
     """The family takes part inside the block.
 
@@ -102,8 +124,11 @@ def registered(
         predicted: microseconds of its better tile.
         error: added to its results.
         of: the family.
+        launcher: takes the family's own launchers, and takes their place.
     """
-    values = {"predicted": predicted, "error": error}
+    values: dict[str, Any] = {"predicted": predicted, "error": error}
+    if launcher is not None:
+        values["launcher"] = lambda self, *case: launcher(of.launcher(self, *case))
     family = type("Toy", (of,), values)
     gradient_base.register_gradient_family(family)
     try:

@@ -276,9 +276,8 @@ class ChainGradients:
             code = nvrtc.cubin(adding_source(dtype), target).data
             self._adding = driver.load_kernel(code, adding_name(dtype), 0, device_index)
 
-    @property
-    def entry(self) -> tuple[int, ...]:
-        """The launch for the host library, as ``know_chain_grads`` of csrc/host takes it."""
+    def entry(self, rows: int) -> tuple[int, ...]:
+        """As for `EnterableGradient`, on the rows that it was made for."""
         launch, threads = self.launch, self.launch.config.threads
         return (
             *(self._kernel, self._adding, threads, self._shared, weight_grad.ADDING_THREADS),

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, replace
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
-from ksopt.kernels.families.mma16 import lane_layout
+from ksopt.kernels.families.common.lane_layout import lane_layout
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 

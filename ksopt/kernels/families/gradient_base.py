@@ -7,9 +7,11 @@ A family is considered wherever it computes a gradient; which kernel is used is 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
+
+from torch import Tensor
 
 from ksopt.epilogue import Activation
 from ksopt.errors import InvalidInputError
@@ -59,6 +61,39 @@ class GradientProblem:
         return f"{self.gradient}{bias} of {self.product} {self.dtype}"
 
 
+@runtime_checkable
+class EnterableGradient(Protocol):
+    """A launcher whose kernels the host library can launch without Python.
+
+    They take the structs that csrc/host fills for their kind: those of weight_gradient.hpp, of
+    chain_gradients.cpp or of input_gradient.cpp.
+    """
+
+    def entry(self, rows: int) -> tuple[int, ...]:
+        """The launches on so many rows, as numbers.
+
+        They are those that ``know_weight_grad``, ``know_chain_grads`` or ``know_input_grad`` of
+        csrc/host takes behind the operands and what they are of, in its order.
+        """
+
+
+@runtime_checkable
+class TakesPacked(Protocol):
+    """A launcher of "chain_input" that takes weights that the forward pass packed, as ``packed``.
+
+    Their order is that of the best predicted tile, a ``Config`` of common/input_grad_tile.py: the
+    forward pass packs for no other tiles.
+
+    Attributes:
+        packed_elements: of the packed weights: it is called with no others.
+    """
+
+    packed_elements: int
+
+    def pack(self, weights: Sequence[Tensor]) -> Tensor:
+        """The weights of all siblings in that order."""
+
+
 class GradientFamily(abc.ABC, Generic[LaunchT]):
     """Kernels that compute one kind of gradient.
 
@@ -105,12 +140,32 @@ class GradientFamily(abc.ABC, Generic[LaunchT]):
             between, each grad_between, x) -> the weights' and the biases' if any; for
             "chain_input" (grads, weights), of all siblings, -> (input's gradient, those of what is
             between the factors), with an activation (grads, weights, what the factor below read,
-            its bias or None) -> (the gradient of what is activated, the others). Its ``entry``, or
-            its ``launches(rows)``, is what the host library needs to launch it.
+            optionally its bias) -> (the gradient of what is activated, the others). Rows begin at
+            multiples of 16 bytes, weights have any strides, and results are contiguous. Python
+            calls it each time unless it is an `EnterableGradient`; a `TakesPacked` also takes
+            weights that were packed before.
 
         Raises:
             UnavailableError, CompilationError: see :mod:`ksopt.jit`.
         """
+
+
+def entry_of(
+    kernel: Callable[..., Any] | None, rows: int, without: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """What the host library is to know of calls with these operands.
+
+    Args:
+        kernel: the launcher that was chosen; None: the way without kernels.
+        rows: of the operands.
+        without: the entry of that way.
+
+    Returns:
+        None: nothing, as Python calls the launcher each time.
+    """
+    if kernel is None:
+        return without
+    return kernel.entry(rows) if isinstance(kernel, EnterableGradient) else None
 
 
 _families: dict[str, GradientFamily[Any]] = {}

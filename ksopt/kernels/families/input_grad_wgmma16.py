@@ -31,11 +31,6 @@ from ksopt.kernels.families.gradient_base import (
 from ksopt.kernels.problem import DeviceSpec
 
 PACK_THREADS = 256
-LAUNCH = (
-    *("pack", "pack_blocks", "pack_threads", "packed_elements"),
-    *("kernel", "blocks", "threads", "shared_bytes", "rows_per_block"),
-)
-"""The names of a launch's numbers, as ``know_input_grad`` of csrc/host takes them."""
 
 
 class Arguments(ctypes.Structure):
@@ -154,18 +149,16 @@ class InputGradient:
         code = nvrtc.cubin(source(s, tile, dtype), arch.of_device(device_index)).data
         self._shared_bytes = tile.shared_bytes(s)
         self._kernel = driver.load_kernel(code, _name(s, dtype), self._shared_bytes, device_index)
-        blocks, elements = pack_blocks(s, tile), tile.packed_elements(s)
-        launch = Launch(PACK_THREADS, blocks, elements, s.siblings)
+        self.packed_elements = tile.packed_elements(s)
+        launch = Launch(PACK_THREADS, pack_blocks(s, tile), self.packed_elements, s.siblings)
         self._pack = WeightPacker(_pack_name(s), pack_source(s, tile), launch, device_index)
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
 
-    def launches(self, rows: int) -> dict[str, int]:
-        """The launch for the host library on this many rows: a number for each name of `LAUNCH`."""
-        tile = self.tile
-        blocks, of_block = launch_of(tile, rows, self._multiprocessors)
-        multiplying = (self._kernel, blocks, tile.threads, self._shared_bytes, of_block)
-        numbers = (*self._pack.launch().values(), *multiplying)
-        return dict(zip(LAUNCH, numbers, strict=True))
+    def entry(self, rows: int) -> tuple[int, ...]:
+        """As for `EnterableGradient`: the launch that packs, and the one that multiplies."""
+        blocks, of_block = launch_of(self.tile, rows, self._multiprocessors)
+        multiplying = (self._kernel, blocks, self.tile.threads, self._shared_bytes, of_block)
+        return (*self._pack.launch().values(), *multiplying)
 
     def pack(self, weights: Sequence[Tensor]) -> Tensor:
         """The weights as the kernel reads them."""

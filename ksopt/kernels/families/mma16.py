@@ -9,8 +9,7 @@ from dataclasses import astuple, dataclass
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
-from ksopt.kernels.families.common.lane_layout import LaneLayout
-from ksopt.kernels.families.common.lane_layout import lane_layout as layout_of
+from ksopt.kernels.families.common.lane_layout import lane_layout
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -27,11 +26,6 @@ _TENSOR_STEPS_US = 530.0  # m16n8k16 products
 _STEP_US = 0.21  # a stage's barrier and latency
 _LAUNCH_US = 7.5
 _FULL_WARPS = 5.0  # with fewer on a multiprocessor, shared memory is not busy all the time
-
-
-def lane_layout(d: int) -> LaneLayout:
-    """The layout for ``d``, which is 1, 2, 3, 4, 6, 12 or a multiple of 8."""
-    return layout_of(d, 8)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import TypeVar
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
 from ksopt.kernels.families.common.cost_terms import overlapped
-from ksopt.kernels.families.common.lane_layout import LaneLayout
-from ksopt.kernels.families.mma16 import lane_layout
+from ksopt.kernels.families.common.lane_layout import LaneLayout, lane_layout
 from ksopt.kernels.problem import RESERVED_SHARED, SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 

@@ -9,8 +9,8 @@ from ksopt.kernels import codegen
 from ksopt.kernels.families import wgmma16
 from ksopt.kernels.families.base import HALF, register_family
 from ksopt.kernels.families.common.cost_terms import overlapped
+from ksopt.kernels.families.common.lane_layout import lane_layout
 from ksopt.kernels.families.common.packed_weight import PackedFamily
-from ksopt.kernels.families.mma16 import lane_layout
 from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 

@@ -4,7 +4,7 @@ import pytest
 from checks import H200
 
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.mma16 import lane_layout
+from ksopt.kernels.families.common.lane_layout import lane_layout
 from ksopt.kernels.problem import SHARED_LIMIT, Problem
 from ksopt.patterns.chain import Pattern
 

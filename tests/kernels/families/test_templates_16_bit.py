@@ -9,7 +9,7 @@ from checks import H200
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.mma16 import lane_layout
+from ksopt.kernels.families.common.lane_layout import lane_layout
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 

@@ -11,7 +11,7 @@ from cuda_emulator import EmulationError, Instance
 from packed_kernels import without_predicates
 
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.mma16 import lane_layout
+from ksopt.kernels.families.common.lane_layout import lane_layout
 from ksopt.kernels.families.wgmma16 import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern

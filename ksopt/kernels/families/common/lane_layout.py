@@ -36,7 +36,7 @@ class LaneLayout:
 
 
 @functools.cache  # called for every tile that is considered
-def lane_layout(d: int, elements: int) -> LaneLayout:
+def lane_layout(d: int, elements: int = 8) -> LaneLayout:
     """The layout for ``d`` where a chunk holds ``elements`` values.
 
     Args:
@@ -44,7 +44,7 @@ def lane_layout(d: int, elements: int) -> LaneLayout:
         elements: 8 for 16-bit values, 4 for fp32.
 
     Example:
-        >>> lane_layout(4, 8)
+        >>> lane_layout(4)
         LaneLayout(j=4, run=1, run_l=2, length=4, steps=1)
     """
     wide = d % elements == 0

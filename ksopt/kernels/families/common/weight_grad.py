@@ -242,9 +242,8 @@ class WeightGradient:
         code = nvrtc.cubin(adding_source(dtype), target).data
         self._adding = driver.load_kernel(code, _adding_name(dtype), 0, device_index)
 
-    @property
-    def entry(self) -> tuple[int, ...]:
-        """The launch for the host library, as ``know_weight_grad`` of csrc/host takes it."""
+    def entry(self, rows: int) -> tuple[int, ...]:
+        """As for `EnterableGradient`, on the rows that it was made for."""
         launch, tile = self.launch, self.launch.tile
         return (
             *(self._kernel, self._adding, tile.threads, self._shared, ADDING_THREADS),
