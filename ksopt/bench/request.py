@@ -79,7 +79,7 @@ class Subject:
         return Problem(self.chain, dtype, batch_last, exact, self.epilogue, siblings)
 
     def bytes_moved(self, dtype: str) -> int:
-        """Of all siblings' products x, y and the weights, and of all bias and residual, once each.
+        """Bytes of all siblings' x, y and weights, and of bias and residual, once each.
 
         Args:
             dtype: As of `Chain.bytes`.
@@ -88,7 +88,7 @@ class Subject:
         return products + self._added_bytes(dtype)
 
     def flops(self) -> int:
-        """Of all siblings' products."""
+        """Floating-point operations of all siblings' products."""
         return self.around.siblings * self.chain.flops(self.batch)
 
     def floor_us(self, roofline: Roofline) -> float:
@@ -97,7 +97,7 @@ class Subject:
         return products + roofline.floor_us(self._added_bytes(roofline.dtype), 0)
 
     def _added_bytes(self, dtype: str) -> int:
-        """Of bias and residual."""
+        """Bytes of bias and residual."""
         problem = self.problem("float32" if dtype == "tf32" else dtype, batch_last=False)
         after = problem.epilogue
         added = after.bias * problem.product_features

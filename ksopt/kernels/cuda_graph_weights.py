@@ -203,7 +203,7 @@ class _CapturedWeights:
         prepared: Tensor,
         prepare: Prepare,
     ) -> bool:
-        """As `RecordedWeights.add`, of any weights."""
+        """Do what `RecordedWeights.add` does, for any weights."""
         if any(one.prepared is prepared for one in self._preparations):
             return True
         if not _are_views(weights, owners):

@@ -19,7 +19,7 @@ def run_known(
     out: Tensor | None = None,
     owner: Tensor | None = None,
 ) -> Tensor | None:
-    """See `DeviceBackend.run_known`."""
+    """The product, if the host library knows it (`DeviceBackend.run_known`)."""
     # The host's time: no call more than needed.
     backend = BACKENDS["cuda" if x.is_cuda else x.device.type]
     return backend.run_known(x, weight, batch_last, out, owner)
@@ -28,7 +28,7 @@ def run_known(
 def run_known_repacked(
     x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
 ) -> Tensor | None:
-    """See `DeviceBackend.run_known_repacked`."""
+    """The same for weights that change (`DeviceBackend.run_known_repacked`)."""
     backend = BACKENDS["cuda" if x.is_cuda else x.device.type]
     return backend.run_known_repacked(x, weight, batch_last, out)
 

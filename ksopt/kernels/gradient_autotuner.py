@@ -84,7 +84,7 @@ class GradientCandidate:
 
     @property
     def tile(self) -> Any:
-        """Of the launch."""
+        """The tile of the launch."""
         return self.family.tile(self.launch)
 
 
@@ -127,12 +127,12 @@ class GradientQuestion:
 
     @property
     def key(self) -> GradientKey:
-        """What it is decided for."""
+        """The key of the decision's record."""
         return GradientKey(self.problem, bits_of(self.rows))
 
     @property
     def backend(self) -> DeviceBackend:
-        """Of the device."""
+        """The backend of the device."""
         return backend_of(self.device.type)
 
     def is_open(self) -> bool:
@@ -242,7 +242,7 @@ def _fault(
 def _built(
     problem: GradientProblem, several: Sequence[GradientCandidate], device_index: int
 ) -> list[tuple[GradientCandidate, Callable[..., Results]]]:
-    """Those that can be built here, compiled in parallel."""
+    """The candidates that can be built here, compiled in parallel."""
     with ThreadPoolExecutor() as pool:
         kernels = list(pool.map(lambda one: loaded(problem, one, device_index), several))
     return [it for it in zip(several, kernels, strict=True) if it[1] is not None]

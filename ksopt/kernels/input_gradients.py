@@ -75,7 +75,7 @@ def shape_of(weights: Sequence[Tensor], activation: Activation = "none") -> Shap
 
 
 def shape_of_factors(factors: Sequence[Pattern], activation: Activation) -> Shape:
-    """As `shape_of`, of the patterns."""
+    """The `shape_of` weights of these patterns."""
     left, right, *others = factors
     if activation == "none":
         return Shape(left, right, len(factors) // 2)

@@ -82,7 +82,7 @@ class Launcher(abc.ABC):
         """x: (*batch, N) or (N, *batch); weight: (a, b, c, d); out: as for `cuda.run`."""
 
     def entry(self) -> Entry | None:
-        """As for `Enterable`."""
+        """The entry of the host library's table (`Enterable`)."""
         return None
 
     def in_order(self, weight: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ _LONGEST_WAIT_S = 60.0
 
 
 class Key(Protocol):
-    """What a record is for."""
+    """The key of a record: its problem, and what the choice depends on."""
 
     @property
     def file_name(self) -> str:
@@ -59,7 +59,7 @@ class Stored(Protocol):
 
     @property
     def key(self) -> Key:
-        """What it is for."""
+        """The record's key."""
 
     @staticmethod
     def depends_on() -> Fingerprint:

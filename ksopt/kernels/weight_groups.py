@@ -122,7 +122,7 @@ def _together(
     size_bytes: int | None = None,
     is_sound: Callable[[Tensor], bool] | None = None,
 ) -> Tensor | None:
-    """As `cached_together`; without ``size_bytes`` always, without ``is_sound`` unchecked.
+    """Do as `cached_together`: without ``size_bytes`` always, without ``is_sound`` unchecked.
 
     Raises:
         _UnsoundError: the result may not be used.

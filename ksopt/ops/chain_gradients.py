@@ -78,7 +78,7 @@ def _checked(
 
 
 def _each(gradients: Callable[..., Gradients], operands: Sequence[Tensor]) -> Gradients:
-    """Those of each sibling, by a function of the operands of one."""
+    """The gradients of all siblings, by a function of one sibling's operands."""
     siblings = len(operands) // 3
     several = [gradients(*operands[at:-1:siblings], operands[-1]) for at in range(siblings)]
     return [gradient for one in several for gradient in one[:2]] + [

@@ -42,7 +42,7 @@ def _kernel_activated(
     bias: Tensor | None,
     activation: Activation,
 ) -> Gradients:
-    """As `_kernel`, where the chain reads an activation of a product: the gradient of that."""
+    """The gradient of a product of which the chain reads an activation, by a kernel."""
     for weight in weights:
         weight_cache.forget(weight)
     apart = partial(_activated_apart, activation=activation)

@@ -167,7 +167,7 @@ class _TrainedChains(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Needed:
-    """Which of a sibling's gradients are."""
+    """Which gradients of a sibling autograd needs."""
 
     left: bool
     right: bool
@@ -175,7 +175,7 @@ class Needed:
 
     @classmethod
     def of(cls, needed: Sequence[bool], siblings: int, at: int) -> Needed:
-        """Those of one sibling, of the weights and then the biases, if any, of all."""
+        """One sibling's part of the flags of all weights, which those of biases follow, if any."""
         left, right = needed[2 * at : 2 * at + 2]
         return cls(left, right, any(needed[2 * siblings + at :][:1]))
 
@@ -254,7 +254,7 @@ def _are_together(grad: Tensor, between: Tensor, left: Tensor) -> bool:
 
 
 def _siblings_of_launch(x: Tensor, weights: Sequence[Tensor], with_bias: bool) -> int:
-    """How many siblings' weight gradients one launch computes: all, or one; 0: not even one's."""
+    """How many siblings' weight gradients one launch computes: all, one, or none (0)."""
     left, right, *_ = weights
     for siblings in dict.fromkeys((len(weights) // 2, 1)):
         if chain_gradients.are_together(x, left, right, with_bias, siblings):

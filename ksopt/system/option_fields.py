@@ -52,7 +52,7 @@ class Option:
 
     @property
     def heading(self) -> str:
-        """Its heading in the help."""
+        """The heading of the option's group in the help."""
         return COMMON if self.is_common else self.group
 
 

@@ -59,7 +59,7 @@ class MonarchByBmm(PlainLayer):
         return y if self.bias is None else y + self.bias
 
     def factors(self, of: Of) -> list[Tensor]:
-        """See `PlainLayer`."""
+        """The weights of the chain's factors (`PlainLayer`)."""
         return [of(self.blocks2).permute(1, 2, 0)[None], of(self.blocks1)[..., None]]
 
 
@@ -81,7 +81,7 @@ class ButterflyByEinsum(PlainLayer):
         return y if self.bias is None else y + self.bias
 
     def factors(self, of: Of) -> list[Tensor]:
-        """See `PlainLayer`."""
+        """The weights of the chain's factors (`PlainLayer`)."""
         return [of(self.outer).transpose(0, 1)[None], of(self.inner).transpose(1, 2)[..., None]]
 
 
@@ -105,7 +105,7 @@ class BlocksByVmap(PlainLayer):
         return y if self.bias is None else y + self.bias
 
     def factors(self, of: Of) -> list[Tensor]:
-        """See `PlainLayer`."""
+        """The weights of the chain's factors (`PlainLayer`)."""
         return [of(self.up).permute(1, 2, 0)[None], of(self.down)[..., None]]
 
 
@@ -127,7 +127,7 @@ class ChainByEinsum(PlainLayer):
         return x if self.bias is None else x + self.bias
 
     def factors(self, of: Of) -> list[Tensor]:
-        """See `PlainLayer`."""
+        """The weights of the chain's factors (`PlainLayer`)."""
         return [of(weight) for weight in self.weights]
 
 

@@ -305,7 +305,7 @@ class CpuBackend(DeviceBackend):
     forget = staticmethod(forget)
 
     def fingerprint(self, device: torch.device) -> Fingerprint:
-        """See `fingerprint`."""
+        """The device's fingerprint (`fingerprint`)."""
         return fingerprint()
 
     def key(self, problem: Problem, batch: int) -> ProblemKey:

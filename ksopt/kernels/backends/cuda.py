@@ -240,11 +240,11 @@ class CudaBackend(DeviceBackend):
         remember(problem_key, device, decision)
 
     def fingerprint(self, device: torch.device) -> Fingerprint:
-        """See `fingerprint`."""
+        """The device's fingerprint (`fingerprint`)."""
         return fingerprint(_index(device))
 
     def spec(self, device: torch.device) -> DeviceSpec | None:
-        """See `spec_of`."""
+        """The limits of a device (`spec_of`)."""
         return spec_of(_index(device))
 
     def measured(

@@ -313,7 +313,7 @@ class ChainGradients:
 
 @register_gradient_family
 class ChainGradsWgmma16(GradientFamily[Launch]):
-    """See chain_grads_wgmma16.py."""
+    """The family of both weight gradients of a chain (csrc/cuda/chain_grads_wgmma16.cuh)."""
 
     name = "chain_grads_wgmma16"
     computes = "chain_weights"

@@ -117,7 +117,7 @@ class Config:
         return self.parts * self.part_bytes(p)
 
     def part_bytes(self, p: Pattern) -> int:
-        """Those of a part."""
+        """Bytes of the weights of a part."""
         steps = self.planes * self.part_steps(p)
         return steps * self.outputs * _weight_bytes(self.step, self.size)
 

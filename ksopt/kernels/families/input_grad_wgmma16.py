@@ -221,7 +221,7 @@ class PredictedTile:
 
 @register_gradient_family
 class InputGradWgmma16(GradientFamily[Config]):
-    """See the module."""
+    """The family of a chain's input gradient (csrc/cuda/input_grad_wgmma16.cuh)."""
 
     name = "input_grad_wgmma16"
     computes = "chain_input"

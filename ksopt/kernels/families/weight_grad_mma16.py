@@ -51,7 +51,7 @@ class Config:
     family = "weight_grad_mma16"
 
     def __str__(self) -> str:
-        """As profiles and experiments show it."""
+        """The tile's name in profiles and experiments."""
         warps = f"{self.warps_k}x{self.warps_l}x{self.warps_j}"
         return f"mma16:{warps}:{self.runs_k}x{self.runs_l}:{self.rows}:{self.blocks}"
 
@@ -185,7 +185,7 @@ def _shapes(d: int) -> Iterator[tuple[tuple[int, int, int], tuple[int, int]]]:
 
 @register_gradient_family
 class WeightGradMma16(WeightGradFamily):
-    """See the module."""
+    """The family of a factor's weight gradient (csrc/cuda/weight_grad_mma16.cuh)."""
 
     name = "weight_grad_mma16"
 

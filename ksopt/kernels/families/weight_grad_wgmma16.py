@@ -41,7 +41,7 @@ class Config:
     family = "weight_grad_wgmma16"
 
     def __str__(self) -> str:
-        """As profiles and experiments show it."""
+        """The tile's name in profiles and experiments."""
         return f"wgmma16:{self.groups}x{self.panels}"
 
     @property
@@ -123,7 +123,7 @@ def configs() -> Iterator[Config]:
 
 @register_gradient_family
 class WeightGradWgmma16(WeightGradFamily):
-    """See the module."""
+    """The family of a factor's weight gradient (csrc/cuda/weight_grad_wgmma16.cuh)."""
 
     name = "weight_grad_wgmma16"
 
