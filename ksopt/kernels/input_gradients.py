@@ -139,9 +139,12 @@ def run(
     if below is not None:
         behind.append(in_aligned_rows(below.contiguous()).view(rows, -1))
         behind.append(None if bias is None else aligned(bias.contiguous()))
-    if packed is not None and isinstance(kernel, TakesPacked):
-        is_same = packed.numel() == kernel.packed_elements
-        kernel = functools.partial(kernel, packed=packed) if is_same else kernel
+    if (
+        packed is not None
+        and isinstance(kernel, TakesPacked)
+        and packed.numel() == kernel.packed_elements
+    ):
+        kernel = functools.partial(kernel, packed=packed)
     to, between = kernel([in_aligned_rows(one) for one in grads], weights, *behind)
     planes, batch = between.shape[:-2], first.shape[:-1]
     return to.view(*batch, -1), between.view(*planes, *batch, -1)

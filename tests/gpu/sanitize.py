@@ -18,6 +18,7 @@ driver calls are left out because cuda-bindings asks the driver for functions th
 
 import itertools
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -227,7 +228,7 @@ def run_transposes() -> int:
     return ran
 
 
-OF_CHAINS = {
+OF_CHAINS: dict[str, Callable[[], int]] = {
     "transposes": run_transposes,
     "expanded": run_expanded,
     "chains": run_chains,

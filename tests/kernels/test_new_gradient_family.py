@@ -76,18 +76,18 @@ def single(values: Any) -> Any:
 
 
 def of_weight(case: Case) -> tuple[Results | None, Results]:
-    operands = single([case.grads[0], case.between[0]])
+    grad, x = single([case.grads[0], case.between[0]])
     by_pytorch = partial(weight_gradient._by_pytorch, LEFT.a, LEFT.d, True)
-    results = weight_gradients.run(*operands, LEFT.a, LEFT.d, True, by_pytorch)
+    results = weight_gradients.run(grad, x, LEFT.a, LEFT.d, True, by_pytorch)
     return results, (case.weights[0].grad, case.bias.grad)
 
 
 def of_chain_weights(case: Case) -> tuple[Results | None, Results]:
     of = chain_gradients.Factors(LEFT.a, LEFT.d, RIGHT.a, RIGHT.d)
     operands = single([*case.grads, *case.between, *case.grads_between, case.x])
-    by_pytorch = partial(chain_operators._by_pytorch, of, False)
-    results = chain_gradients.run(operands, of, False, by_pytorch, by_pytorch)
-    return results, [one.grad for one in case.weights]
+    by_pytorch = partial(chain_operators._by_pytorch, of, True)
+    results = chain_gradients.run(operands, of, True, by_pytorch, by_pytorch)
+    return results, [*(one.grad for one in case.weights), *(dy.sum((0, 1)) for dy in case.grads)]
 
 
 def of_chain_input(case: Case, packed: Tensor | None = None) -> tuple[Results | None, Results]:

@@ -93,6 +93,9 @@ class TakesPacked(Protocol):
     def pack(self, weights: Sequence[Tensor]) -> Tensor:
         """The weights of all siblings in that order."""
 
+    def __call__(self, *operands: Any, packed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As by `GradientFamily.launcher`; it reads ``packed``, if any, instead of the weights."""
+
 
 class GradientFamily(abc.ABC, Generic[LaunchT]):
     """Kernels that compute one kind of gradient.
