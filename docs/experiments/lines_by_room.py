@@ -16,25 +16,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_FOLDERS = (
+    *("system", "report", "patterns", "jit", "doctor", "measure", "kernels", "ops", "projection"),
+    *("nn", "operators", "conversion", "integrations", "compile", "bench", "optimization", "cli"),
+)
 ROOMS = {
-    "`ksopt/*.py`, `cli`, `doctor`, `measure`, `nn`, `patterns`, `report`, `system`": (
-        *("ksopt/*.py", "ksopt/cli/*.py", "ksopt/doctor/*.py", "ksopt/measure/*.py"),
-        *("ksopt/nn/*.py", "ksopt/patterns/*.py", "ksopt/report/*.py", "ksopt/system/*.py"),
-    ),
-    "`ksopt/bench/`": ("ksopt/bench/**.py",),
-    "`ksopt/kernels/`, `ksopt/ops/`": ("ksopt/kernels/**.py", "ksopt/ops/**.py"),
-    "`ksopt/operators/`": ("ksopt/operators/**.py",),
-    "`ksopt/compile/`": ("ksopt/compile/**.py",),
-    "`ksopt/conversion/`, `ksopt/projection/`, `ksopt/jit/`": (
-        *("ksopt/conversion/*.py", "ksopt/projection/*.py", "ksopt/jit/*.py"),
-    ),
-    "`ksopt/optimization/`, `ksopt/integrations/`": (
-        *("ksopt/optimization/*.py", "ksopt/integrations/*.py"),
-    ),
+    "`ksopt/*.py`": ("ksopt/*.py",),
+    **{f"`ksopt/{folder}/`": (f"ksopt/{folder}/**.py",) for folder in _FOLDERS},
     "`search/`": ("search/**.py",),
     "the wheel": ("ksopt/**.py", "search/**.py", "csrc/*.py"),
     "schema of results.json": ("search/*.json", "search/**.schema.json"),
-    "the report's page and style": ("ksopt/report/page.*",),
+    "the report's page and style": ("ksopt/report/*.css", "ksopt/report/*.j2"),
     "`csrc/`": ("csrc/**.cuh", "csrc/**.cu", "csrc/**.hpp", "csrc/**.cpp", "csrc/**.h"),
     "`docs/experiments/`": ("docs/experiments/**.py",),
     "`tests/`": ("tests/**.py",),
