@@ -219,9 +219,9 @@ def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | N
 
 def _launches(p: Pattern, options: argparse.Namespace, spec: DeviceSpec) -> list[Launch]:
     """The launches to time, their kernels compiled."""
-    several = weight_gradients.several(p, options.dtype, options.rows, spec)
-    several.sort(key=lambda one: one.predicted_us(p, options.rows, spec))
-    best, others = several[: options.tiles], several[options.tiles :]
+    launches = weight_gradients.launches(p, options.dtype, options.rows, spec)
+    launches.sort(key=lambda one: one.predicted_us(p, options.rows, spec))
+    best, others = launches[: options.tiles], launches[options.tiles :]
     random.Random(options.seed).shuffle(others)
     chosen = best + others[: options.drawn]
     target = arch.of_device(0)

@@ -96,7 +96,7 @@ def best(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> Launch | None:
     return several[0].launch if several else None
 
 
-def several(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> list[Launch]:
+def launches(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> list[Launch]:
     """The launches of all families that compute the gradient."""
     problem = _problem(p, dtype)
     return [

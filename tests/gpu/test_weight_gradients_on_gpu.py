@@ -73,7 +73,7 @@ def test_random_patterns_rows_and_tiles(spec: DeviceSpec) -> None:
         dtype = draw.choice((torch.float16, torch.bfloat16))
         grad, x = operand(rows, p.out_features, dtype), operand(rows, p.in_features, dtype)
         name = str(dtype).removeprefix("torch.")
-        launch = draw.choice(weight_gradients.several(p, name, rows, spec))
+        launch = draw.choice(weight_gradients.launches(p, name, rows, spec))
         with_bias = draw.random() < 0.5
         kernel = WeightGradient(p, name, launch, 0, with_bias)
         dk, of_bias = kernel(grad, x)
