@@ -76,7 +76,7 @@ if command -v compute-sanitizer >/dev/null; then
   beside memcheck 300 "${sanitize[@]}" --tool memcheck "$python" tests/gpu/sanitize.py
   beside racecheck 300 "${sanitize[@]}" --tool racecheck "$python" tests/gpu/sanitize.py
   for kernels in chains weight_grads input_grads chain_grads; do
-    beside "memcheck-$kernels" 200 "${sanitize[@]}" --tool memcheck "$python" tests/gpu/sanitize.py "$kernels"
+    beside "memcheck-$kernels" 300 "${sanitize[@]}" --tool memcheck "$python" tests/gpu/sanitize.py "$kernels"
   done
 else
   echo "skipped memcheck, racecheck: there is no compute-sanitizer on the PATH"
