@@ -24,6 +24,7 @@ _UNSHARED = {
 }
 _RENAMED = {"situation": "key"}
 _RENAMED_WORDS = {"fresh": "repacked", "kept": "cached"}
+_RENAMED_VERDICTS = {"kept": "left to PyTorch"}
 _LAYER_PARTS = {
     "trials": "trials, in order",
     "finalists": "finalists",
@@ -147,7 +148,8 @@ def _sites(sites: list[dict[str, Any]]) -> list[str]:
 def _site(site: dict[str, Any]) -> str:
     # A layer of ksopt: now one operator, before one for each factor.
     spelling = "a layer of ksopt's" if site["spelling"].startswith("ks_") else site["spelling"]
-    text = f"{site['verdict']}: {site['chain']} as {spelling}"
+    verdict = _RENAMED_VERDICTS.get(site["verdict"], site["verdict"])
+    text = f"{verdict}: {site['chain']} as {spelling}"
     if site["verdict"] == "not recognised":
         return f"{text}. {site['reason']}"
     kinds = ("epilogue", "fused", "training", "to_input", "computed", "predicted", "measured")
