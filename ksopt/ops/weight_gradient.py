@@ -136,11 +136,11 @@ def _product_in_parts(
 
     products = torch.bmm(in_parts(grad), in_parts(x).mT)
     total = products.view(parts, a * d, *products.shape[1:]).sum(0)
-    left = x.shape[at] - parts * rows
-    if left == 0:
+    left_over = x.shape[at] - parts * rows
+    if left_over == 0:
         return total
-    tails = (_groups(one.narrow(at, parts * rows, left), a, d, batch_last) for one in (grad, x))
-    return total + torch.bmm(next(tails), next(tails).mT)
+    grad, x = (one.narrow(at, parts * rows, left_over) for one in (grad, x))
+    return total + torch.bmm(_groups(grad, a, d, batch_last), _groups(x, a, d, batch_last).mT)
 
 
 def _as_matrix(x: Tensor, batch_last: bool) -> Tensor:

@@ -92,13 +92,6 @@ DELIBERATE = (
         "alone. Without the write the pair is lowered as before.",
     ),
     Deliberate(
-        "explain",
-        "sites/inplace_epilogue, .*",
-        r"epilogue \['bias', 'relu'\].* -> .*epilogue \['bias'\]",
-        "A ReLU in place behind a permuted product is in no launch, and the report says so "
-        "(8f448e17); before, it named what no launch absorbed.",
-    ),
-    Deliberate(
         "doctor",
         r"rows that are printed/\d+",
         "^nothing -> '(not )?ready",

@@ -116,8 +116,9 @@ def _is_read_only_by(value: fx.Node, reader: fx.Node) -> bool:
         return False
     if isinstance(value.target, HigherOrderOperator):
         return False
-    if may_write(value) and _without_inplace(value) is None:
-        return False
+    if may_write(value):  # its result is what it writes, whoever reads its other operands
+        written = value.args[0] if _without_inplace(value) is not None else None
+        return isinstance(written, fx.Node) and _is_read_only_by(written, value)
     inputs = value.all_input_nodes
     return bool(inputs) and all(_is_read_only_by(one, value) for one in inputs)
 

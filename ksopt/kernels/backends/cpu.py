@@ -112,7 +112,7 @@ def _register_with_host(decision: Decision, x: Tensor, weight: Tensor, batch_las
     by_groups = name == "bmm" and p.a > 1  # as batched.py does on a CPU
     entry = pytorch_ops.entry(name, p, batch_last, 0, by_groups)
     if entry is not None:
-        entry = replace(entry, repacks=True, any_rows=True)
+        entry = replace(entry, repacks=True)
         for repacked in (False, True):
             host_products.register(x, weight, batch_last, repacked, entry)
 
