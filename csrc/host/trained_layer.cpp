@@ -1,5 +1,6 @@
-// A layer whose weights are trained, as one operator of autograd: a step runs no Python of ksopt's.
+// A layer through which gradients are recorded, as one operator of autograd: a step runs no Python of ksopt's.
 //
+// Weights that are trained are prepared at each call, and forms of frozen ones are cached.
 // It computes the same as the composition of ks_mm and torch's operations in ksopt/ops/chain.py. Where a gradient's
 // own gradient is needed, the backward pass is composed of those operators, too. It saves the same, except what is
 // between the factors where that would take more memory than a dense layer (see is_smaller_than_dense).
@@ -24,6 +25,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -49,6 +51,7 @@ struct Form {
   bool batch_last;
   int64_t siblings;
   bool exact;  // fp32 products
+  bool repacked;  // weights may change without training, too
 
   int64_t features_dim(const Tensor& rows) const { return batch_last ? 0 : rows.dim() - 1; }
 };
@@ -62,7 +65,13 @@ c10::TypedOperatorHandle<Signature> operator_of(const char* name) {
 struct Known {
   const Form& form;
 
-  Tensor product(const Tensor& x, const Tensor& weight) const {
+  // owner: what weight is, or views.
+  Tensor product(const Tensor& x, const Tensor& weight, const Tensor& owner) const {
+    if (!owner.requires_grad() && !form.repacked) {
+      static const auto op =
+          operator_of<Tensor(const Tensor&, const Tensor&, bool, const MaybeTensor&)>("ksopt::ks_mm_frozen");
+      return op.call(x, weight, form.batch_last, owner);
+    }
     if (!at::globalContext().deterministicAlgorithms()) {
       try {
         Tensor rows = x, matrix = weight;
@@ -137,6 +146,7 @@ struct Known {
 
   // The gradients of what is between two factors and of what they read, where one launch computes both; else none.
   variable_list input_gradient(const Tensor& grad, const Tensor& left, const Tensor& right) const {
+    if (!left.requires_grad() && !right.requires_grad()) return {};  // their cached forms are multiplied by
     if (!grad.is_cuda() || form.batch_last || grad.element_size() != 2 || grad.numel() == 0) return {};
     Tensor rows = grad, of_left = left, of_right = right;
     const auto known = ksopt::input_gradient_known(
@@ -178,7 +188,7 @@ struct Known {
 struct Differentiable {
   const Form& form;
 
-  Tensor product(const Tensor& x, const Tensor& weight) const {
+  Tensor product(const Tensor& x, const Tensor& weight, const Tensor&) const {
     static const auto op =
         operator_of<Tensor(const Tensor&, const Tensor&, bool, const MaybeTensor&)>("ksopt::ks_mm");
     return op.call(x, weight, form.batch_last, std::nullopt);
@@ -209,7 +219,7 @@ std::vector<Tensor> factor_inputs(const Products& products, const Tensor& x, at:
   std::vector<Tensor> inputs(weights.size());
   for (size_t at = weights.size(); at-- > 0;) {
     const bool is_first = (at + 1) % length == 0;  // the last weight of a chain meets x first
-    inputs[at] = is_first ? x : products.product(inputs[at + 1], weights[at + 1]);
+    inputs[at] = is_first ? x : products.product(inputs[at + 1], weights[at + 1], weights[at + 1]);
   }
   return inputs;
 }
@@ -220,7 +230,7 @@ Tensor multiply(const Products& products, const std::vector<Tensor>& inputs, at:
   const size_t length = weights.size() / static_cast<size_t>(products.form.siblings);
   std::vector<Tensor> parts;
   for (size_t first = 0; first < weights.size(); first += length) {
-    parts.push_back(products.product(inputs[first], weights[first]));
+    parts.push_back(products.product(inputs[first], weights[first], weights[first]));
   }
   return parts.size() == 1 ? parts[0] : at::cat(parts, products.form.features_dim(parts[0]));
 }
@@ -268,66 +278,86 @@ Tensor activated(const Tensor& before, Activation activation) {
   TORCH_CHECK(false, "ksopt: no such activation");
 }
 
+// The gradients that a backward pass needs.
+struct Needed {
+  bool x;
+  std::vector<bool> weights;
+
+  bool any_weight(size_t first, size_t last) const {
+    return std::find(weights.begin() + static_cast<int64_t>(first), weights.begin() + static_cast<int64_t>(last),
+                     true) != weights.begin() + static_cast<int64_t>(last);
+  }
+  bool all_weights() const { return std::find(weights.begin(), weights.end(), false) == weights.end(); }
+};
+
 // The gradients of x and of the weights, from that of the products; if of_bias is not null, and one kernel computes
-// both, that of a bias added to them goes there.
+// both, that of a bias added to them goes there. inputs: of the factors whose weights need gradients.
 template <typename Products>
 variable_list gradients(const Products& products, Tensor grad, at::TensorList weights, const std::vector<Tensor>& inputs,
-                        bool of_x, Tensor* of_bias) {
+                        const Needed& needed, Tensor* of_bias) {
   const Form& form = products.form;
   const size_t length = weights.size() / static_cast<size_t>(form.siblings);
   const int64_t dim = form.features_dim(grad), features = grad.size(dim) / form.siblings;
   variable_list input_grads(weights.size() + 1);
+  const auto through = [&](const Tensor& part, size_t at) {
+    return products.product(part, weights[at].transpose(1, 2), weights[at]);
+  };
   for (int64_t sibling = form.siblings; sibling-- > 0;) {  // in the order of autograd's own sum
-    const size_t first = static_cast<size_t>(sibling) * length;
+    const size_t first = static_cast<size_t>(sibling) * length, last = first + length;
+    if (!needed.x && !needed.any_weight(first, last)) continue;
     Tensor part = form.siblings == 1 ? grad : grad.narrow(dim, sibling * features, features);
     part = part.contiguous();
     variable_list ahead;  // of what is behind each factor, where all are computed at once
-    if (of_x && length == 2) ahead = products.input_gradient(part, weights[first], weights[first + 1]);
-    if (length == 2 && form.siblings == 1) {
-      const Tensor between = ahead.empty() ? products.product(part, weights[0].transpose(1, 2)) : ahead[0];
+    if (needed.x && length == 2) ahead = products.input_gradient(part, weights[first], weights[first + 1]);
+    if (length == 2 && form.siblings == 1 && needed.all_weights()) {
+      const Tensor between = ahead.empty() ? through(part, 0) : ahead[0];
       const auto both = products.both_weight_gradients(part, inputs[0], between, inputs[1], weights, of_bias);
       input_grads[1] = both ? (*both)[0] : products.weight_gradient(part, inputs[0], weights[0], of_bias);
       input_grads[2] = both ? (*both)[1] : products.weight_gradient(between, inputs[1], weights[1], nullptr);
-      if (of_x) input_grads[0] = ahead.empty() ? products.product(between, weights[1].transpose(1, 2)) : ahead[1];
+      if (needed.x) input_grads[0] = ahead.empty() ? through(between, 1) : ahead[1];
       break;
     }
-    for (size_t at = first; at < first + length; ++at) {
+    for (size_t at = first; at < last; ++at) {
       Tensor* const beside = at == 0 && form.siblings == 1 ? of_bias : nullptr;
-      input_grads[at + 1] = products.weight_gradient(part, inputs[at], weights[at], beside);
+      if (needed.weights[at]) input_grads[at + 1] = products.weight_gradient(part, inputs[at], weights[at], beside);
       if (!ahead.empty()) {
         part = ahead[at - first];
-      } else if (at + 1 < first + length || of_x) {
-        part = products.product(part, weights[at].transpose(1, 2));
+      } else if (needed.x || needed.any_weight(at + 1, last)) {
+        part = through(part, at);
       }
     }
-    if (of_x) input_grads[0] = input_grads[0].defined() ? at::add(input_grads[0], part) : part;
+    if (needed.x) input_grads[0] = input_grads[0].defined() ? at::add(input_grads[0], part) : part;
   }
   return input_grads;
 }
 
+// Saves x, the weights, the inputs of factors whose weights are trained, and what is activated with its bias.
 struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, const MaybeTensor& bias,
-                        const MaybeTensor& residual, int64_t activation, bool batch_last, int64_t siblings,
-                        bool exact) {
+                        const MaybeTensor& residual, int64_t activation, bool batch_last, int64_t siblings, bool exact,
+                        bool repacked) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const Form form{static_cast<Activation>(activation), batch_last, siblings, exact};
+    const Form form{static_cast<Activation>(activation), batch_last, siblings, exact, repacked};
     std::vector<Tensor> inputs = factor_inputs(Known{form}, x, weights);
     Tensor y = multiply(Known{form}, inputs, weights);
     const size_t length = weights.size() / static_cast<size_t>(siblings);
-    if (!is_smaller_than_dense(form, inputs, weights)) {
-      for (size_t at = 0; at < inputs.size(); ++at) {
-        if ((at + 1) % length != 0) inputs[at] = Tensor();  // the backward pass multiplies again
-      }
+    const bool is_smaller = is_smaller_than_dense(form, inputs, weights);
+    bool is_any_trained = false;
+    for (size_t at = 0; at < inputs.size(); ++at) {
+      const bool is_first = (at + 1) % length == 0, is_trained = weights[at].requires_grad();
+      is_any_trained |= is_trained;
+      // Otherwise the backward pass multiplies again.
+      if (is_first || !is_trained || !is_smaller) inputs[at] = Tensor();
     }
     if (bias) y.add_(along_features(*bias, form, y.dim()));
+    const bool is_activated = form.activation != Activation::none;
     variable_list saved(weights.begin(), weights.end());
     saved.insert(saved.end(), inputs.begin(), inputs.end());
-    const bool is_activated = form.activation != Activation::none;
+    saved.push_back(is_any_trained || is_activated ? x : Tensor());
     saved.push_back(is_activated ? y : Tensor());
     saved.push_back(is_activated && bias ? *bias : Tensor());
     ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["bias"] = bias ? bias->sizes().vec() : std::vector<int64_t>();
-    ctx->saved_data["form"] = std::vector<int64_t>{activation, batch_last, siblings, exact};
+    ctx->saved_data["form"] = std::vector<int64_t>{activation, batch_last, siblings, exact, repacked};
     ctx->saved_data["summands"] = std::vector<int64_t>{bias.has_value(), residual.has_value()};
     y = activated(y, form.activation);
     if (residual) y = is_activated ? y.add_(*residual) : y.add(*residual);
@@ -336,32 +366,40 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto numbers = ctx->saved_data["form"].toIntVector();
-    const Form form{static_cast<Activation>(numbers[0]), numbers[1] != 0, numbers[2], numbers[3] != 0};
+    const Form form{static_cast<Activation>(numbers[0]), numbers[1] != 0, numbers[2], numbers[3] != 0, numbers[4] != 0};
     const auto summands = ctx->saved_data["summands"].toIntVector();
     const variable_list saved = ctx->get_saved_variables();
-    const size_t count = (saved.size() - 2) / 2;
+    const size_t count = (saved.size() - 3) / 2;
     const at::TensorList weights(saved.data(), count);
-    const Tensor& x = saved[count + count / static_cast<size_t>(form.siblings) - 1];
+    const Tensor &x = saved[2 * count], &before_activation = saved[2 * count + 1], &bias = saved[2 * count + 2];
     const Tensor& grad = grads[0];
+    Needed needed{ctx->needs_input_grad(0), std::vector<bool>(count)};
+    for (size_t at = 0; at < count; ++at) needed.weights[at] = ctx->needs_input_grad(at + 1);
+    const bool is_bias_trained = summands[0] && ctx->needs_input_grad(count + 1);
     variable_list input_grads;
-    Tensor of_sum, of_bias;
-    const bool of_x = ctx->needs_input_grad(0), is_bias_trained = summands[0] && ctx->needs_input_grad(count + 1);
+    Tensor of_sum = grad, of_bias;
     if (at::GradMode::is_enabled()) {
       const Differentiable products{form};
-      // A saved input of a factor is cut off from x: it is computed again.
-      const std::vector<Tensor> inputs = factor_inputs(products, x, weights);
-      Tensor before = multiply(products, inputs, weights);
-      const Tensor& bias = saved.back();
-      if (bias.defined()) before = at::add(before, along_features(bias, form, before.dim()));
-      of_sum = through_activation(grad, before, form.activation);
-      input_grads = gradients(products, of_sum, weights, inputs, of_x, nullptr);
+      std::vector<Tensor> inputs(count);
+      if (x.defined()) inputs = factor_inputs(products, x, weights);  // saved ones are cut off from x
+      if (form.activation != Activation::none) {
+        Tensor before = multiply(products, inputs, weights);
+        if (bias.defined()) before = at::add(before, along_features(bias, form, before.dim()));
+        of_sum = through_activation(grad, before, form.activation);
+      }
+      input_grads = gradients(products, of_sum, weights, inputs, needed, nullptr);
     } else {
       const at::AutoDispatchBelowADInplaceOrView below;
-      std::vector<Tensor> inputs(saved.begin() + static_cast<int64_t>(count),
-                                 saved.begin() + static_cast<int64_t>(2 * count));
-      if (!inputs[0].defined()) inputs = factor_inputs(Known{form}, x, weights);
-      of_sum = through_activation(grad, saved[2 * count], form.activation);
-      input_grads = gradients(Known{form}, of_sum, weights, inputs, of_x, is_bias_trained ? &of_bias : nullptr);
+      const size_t length = count / static_cast<size_t>(form.siblings);
+      std::vector<Tensor> inputs(count);
+      bool is_any_missing = false;
+      for (size_t at = 0; at < count; ++at) {
+        inputs[at] = (at + 1) % length == 0 ? x : saved[count + at];
+        is_any_missing |= needed.weights[at] && !inputs[at].defined();
+      }
+      if (is_any_missing) inputs = factor_inputs(Known{form}, x, weights);
+      of_sum = through_activation(grad, before_activation, form.activation);
+      input_grads = gradients(Known{form}, of_sum, weights, inputs, needed, is_bias_trained ? &of_bias : nullptr);
     }
     if (is_bias_trained && !of_bias.defined()) {
       const int64_t dim = form.features_dim(of_sum);
@@ -369,7 +407,7 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
     }
     input_grads.push_back(of_bias);
     input_grads.push_back(summands[1] ? grad : Tensor());
-    input_grads.resize(input_grads.size() + 4);  // numbers have none
+    input_grads.resize(input_grads.size() + 5);  // numbers have none
     return input_grads;
   }
 };
@@ -406,11 +444,18 @@ bool fits(const Tensor& x, at::TensorList weights, const MaybeTensor& bias, cons
 }
 
 MaybeTensor run_trained(const Tensor& x, at::TensorList weights, const MaybeTensor& bias, const MaybeTensor& residual,
-                        int64_t activation, bool batch_last, int64_t siblings, bool exact) {
+                        int64_t activation, bool batch_last, int64_t siblings, bool exact, bool repacked) {
   if (activation < 0 || activation > 4 || !fits(x, weights, bias, residual, batch_last, siblings)) {
     return std::nullopt;
   }
-  return TrainedLayer::apply(x, weights, bias, residual, activation, batch_last, siblings, exact);
+  const bool is_frozen = std::none_of(weights.begin(), weights.end(), [](const Tensor& t) { return t.requires_grad(); });
+  const auto apply = [&](int64_t its_activation, const MaybeTensor& its_residual) {
+    return TrainedLayer::apply(x, weights, bias, its_residual, its_activation, batch_last, siblings, exact, repacked);
+  };
+  if (!is_frozen || activation == 0) return apply(activation, residual);
+  // Autograd's own activation saves its input alone, also for gradients of gradients.
+  const Tensor y = activated(apply(0, std::nullopt), static_cast<Activation>(activation));
+  return residual ? at::add(y, *residual) : y;
 }
 
 }  // namespace
@@ -418,7 +463,7 @@ MaybeTensor run_trained(const Tensor& x, at::TensorList weights, const MaybeTens
 TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def(
       "run_trained(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, int activation, bool batch_last, "
-      "int siblings, bool exact) -> Tensor?");
+      "int siblings, bool exact, bool repacked) -> Tensor?");
 }
 
 TORCH_LIBRARY_IMPL(ksopt_host, CompositeImplicitAutograd, m) { m.impl("run_trained", TORCH_FN(run_trained)); }

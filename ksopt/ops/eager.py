@@ -33,11 +33,11 @@ def are_ordinary(x: Tensor, *others: Tensor | None) -> bool:
         and type(x) in PLAIN
         and (x.is_cuda or x.is_cpu)
         and {type(other) for other in others} <= _PLAIN_OR_NONE
-        and not _records_gradient(x, *others)
+        and not records_gradient(x, *others)
     )
 
 
-def _records_gradient(*tensors: Tensor | None) -> bool:
+def records_gradient(*tensors: Tensor | None) -> bool:
     """Whether autograd records a call on these tensors."""
     return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
 

@@ -1,4 +1,4 @@
-"""Layers whose weights are trained, by one operator of the host library, forward and backward.
+"""Layers that gradients go through, by one operator of the host library, forward and backward.
 
 It computes the same as ``ks_chain``, and saves at most as much; see csrc/host/trained_layer.cpp.
 """
@@ -15,7 +15,7 @@ from ksopt import precision
 from ksopt.epilogue import ACTIVATIONS
 from ksopt.jit import host
 from ksopt.kernels import weight_cache
-from ksopt.ops.eager import PLAIN, is_transformed
+from ksopt.ops.eager import PLAIN, is_transformed, records_gradient
 
 _PLAIN_OR_NONE = PLAIN | {type(None)}
 _run: Callable[..., Tensor | None] | None = None
@@ -39,22 +39,27 @@ def run(
             assumed of them.
 
     Returns:
-        None where the host library is not loaded, a weight is frozen, or the operands do not fit
-        together: the operators of the composed layer then report the error.
+        None where the host library is not loaded, no gradient is recorded, autocast casts a frozen
+        weight (what it is cast to is cached), or the operands do not fit together: the operators of
+        the composed layer then report the error.
     """
-    if not (_is_loaded() and torch.is_grad_enabled()) or is_transformed():
+    if not _is_loaded() or is_transformed():
         return None
     if not {type(one) for one in (x, bias, residual, *weights)} <= _PLAIN_OR_NONE:
         return None
-    if activation not in ACTIVATIONS or not all(weight.requires_grad for weight in weights):
+    if activation not in ACTIVATIONS or not records_gradient(x, bias, residual, *weights):
         return None
+    frozen = [weight for weight in weights if not weight.requires_grad]
     for weight in weights:
-        weight_cache.forget(weight)
+        if weight.requires_grad:
+            weight_cache.forget(weight)
     form = (ACTIVATIONS.index(activation), batch_last, siblings)
     kind = x.device.type
     dtype = autocast_dtype(kind) if torch._C._is_any_autocast_enabled() else None
     if dtype is None:
         return _result(x, list(weights), bias, residual, form)
+    if any(weight.dtype != dtype and is_cast(kind, weight) for weight in frozen):
+        return None
     cast = partial(cast_by_autocast, dtype, kind)
     with torch.autocast(kind, enabled=False):
         cast_bias = None if bias is None else cast(bias)
@@ -78,7 +83,7 @@ def _result(
 ) -> Tensor | None:
     exact = x.dtype is not torch.float32 or precision.is_exact()
     assert _run is not None
-    return _run(x, weights, bias, residual, *form, exact)
+    return _run(x, weights, bias, residual, *form, exact, weight_cache.are_marked_repacked())
 
 
 def cast_by_autocast(dtype: torch.dtype, kind: str, tensor: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ksopt import ops
-from ksopt.kernels import weight_cache
+from ksopt.jit import host
+from ksopt.kernels import dispatch, weight_cache
 from ksopt.nn import KSLinear
 from ksopt.reference import chain_reference, ks_reference
 
@@ -61,6 +62,43 @@ def test_compiled_is_eager(mode):
         x = torch.randn(rows, 64, device="cuda")
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+def test_steps_through_a_frozen_layer_run_no_python(activation, dtype, monkeypatch):
+    assert host.load() is None
+    frozen = layer(dtype=dtype, activation=activation).requires_grad_(False)
+    exact = copy.deepcopy(frozen).double()
+    x = torch.randn(40, 64, device="cuda", dtype=dtype, requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=1e-3)
+
+    def step():
+        x.grad = None
+        y = frozen(x)
+        y.float().square().sum().backward()
+        truth = x.detach().double().requires_grad_()
+        exact(truth).square().sum().backward()
+        optimizer.step()
+        scale = truth.grad.abs().max().item()
+        allowed = scale * (1e-5 if dtype == torch.float32 else 2e-2)
+        torch.testing.assert_close(x.grad.double(), truth.grad, rtol=0, atol=allowed)
+
+    for _ in range(3):
+        step()
+    entered, run_known = [], dispatch.run_known
+
+    def seen(rows, *others):
+        if rows.dtype == dtype:  # not those of float64
+            entered.append(others)
+        return run_known(rows, *others)
+
+    monkeypatch.setattr(dispatch, "run_known", seen)
+    before = weight_cache.cached_bytes(torch.device("cuda", 0))
+    for _ in range(2):
+        step()
+    assert not entered
+    assert weight_cache.cached_bytes(torch.device("cuda", 0)) == before
 
 
 class Preparing(torch.nn.Module):

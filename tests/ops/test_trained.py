@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from seen_products import Python
 
 from ksopt import KSLinear, ks_linear, ops
 from ksopt.errors import InvalidInputError
@@ -124,6 +125,78 @@ def test_what_needs_no_gradient_gets_none(frozen):
     for leaf, grad in zip(trainable, torch.autograd.grad(expected.sum(), trainable), strict=True):
         torch.testing.assert_close(leaf.grad, grad)
     assert all(one.grad is None for one in layer.leaves if not one.requires_grad)
+
+
+def freeze(layer, which):
+    """Freeze some weights: all, or the last factor's, or the first one's."""
+    for weight in {"all": layer.weights, "right": layer.weights[-1:], "left": layer.weights[:1]}[
+        which
+    ]:
+        weight.requires_grad_(False)
+    return [one for one in layer.leaves if one.requires_grad]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("which", ["all", "right", "left"])
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+@pytest.mark.parametrize("siblings", [1, 3])
+@pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
+@pytest.mark.parametrize("text", CHAINS)
+def test_gradients_pass_through_frozen_weights(text, last, siblings, activation, which):
+    layer = Layer(text, last, siblings)
+    trainable = freeze(layer, which)
+    for step in range(3):
+        y, expected = layer.of(trained.run, activation), layer.of(composed, activation)
+        torch.testing.assert_close(y, expected)
+        grad = torch.randn(y.shape, dtype=y.dtype)
+        for one, other in zip(
+            torch.autograd.grad(y, trainable, grad),
+            torch.autograd.grad(expected, trainable, grad),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+        if step == 1:  # what was cached is of other values
+            with torch.no_grad():
+                layer.weights[0].mul_(2)
+
+
+@pytest.mark.parametrize("which", ["all", "right"])
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+def test_gradients_through_frozen_weights_have_gradients(activation, which):
+    layer = Layer("(1,3,2,2)*(2,2,3,1)", siblings=2)
+    trainable = freeze(layer, which)
+
+    def function(*leaves):
+        values = iter(leaves)
+        return layer.of(
+            trained.run,
+            activation,
+            [next(values) if one.requires_grad else one for one in layer.leaves],
+        )
+
+    assert torch.autograd.gradcheck(function, trainable)
+    assert torch.autograd.gradgradcheck(function, trainable)
+
+
+@pytest.mark.parametrize(("activation", "rows"), [("none", 0), ("gelu", 1)])
+def test_a_frozen_layer_saves_what_a_dense_one_does(activation, rows):
+    layer = Layer(CHAINS[0])
+    freeze(layer, "all")
+    saved, y = saved_by(lambda: layer.of(trained.run, activation))
+    weights = {weight.data_ptr() for weight in layer.weights}
+    others = [one for one in saved if one is not None and one.data_ptr() not in weights]
+    assert sum(one.numel() for one in others) == rows * y.numel()
+
+
+def test_no_python_runs_below_a_frozen_layer():
+    layer = KSLinear(24, 24, "(1,6,4,4)*(4,4,6,1)", activation="gelu").requires_grad_(False)
+    x = torch.randn(5, 24, requires_grad=True)
+    for _ in range(3):
+        layer(x).sum().backward()
+    y = layer(x).sum()
+    with Python() as python:
+        y.backward()
+    assert not python.entered
 
 
 def test_a_gradient_in_any_strides_is_read():
