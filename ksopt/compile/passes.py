@@ -26,6 +26,7 @@ from ksopt.compile.lowering.candidates import (
     native_sites,
     unpaired_dense_products,
 )
+from ksopt.compile.lowering.epilogue import epilogues
 from ksopt.compile.lowering.fuse import IsWhole, fuse, join_gradients, records_gradients
 from ksopt.compile.lowering.memory_aliasing import (
     CopiesByStrides,
@@ -47,6 +48,8 @@ Judge = Callable[[Site], Decision]
 """Decides whether a site is lowered."""
 
 _PRODUCTS = (ops.ks_mm, ops.ks_mm_once, ops.ks_mm_saving)
+_SITE = "ksopt_site"
+"""Key of a lowered product's meta: the node of its site."""
 
 
 def rewrite_graph(
@@ -140,7 +143,8 @@ def _rewrite(
     misses += _unread(trace, chosen, usage)
     sites = []
     not_lowered: list[CandidateSite] = []
-    for candidate in candidates(trace, usage, chosen):
+    possible = candidates(trace, usage, chosen)
+    for candidate in possible:
         decision = judge(candidate.site)
         passes["chains_decided"] += 1
         sites.append(candidate.site.decided(decision))
@@ -148,9 +152,14 @@ def _rewrite(
             not_lowered.append(candidate)
     left = {root for candidate in not_lowered for root in candidate.roots}
     chosen = [root for root in chosen if root not in left]
-    before, emitted = len(gm.graph.nodes), list[fx.Node]()
-    if chosen:
-        emitted = _lower(gm, tracker, chosen, misses, sites)
+    before = len(gm.graph.nodes)
+    emitted, products = _lower(gm, tracker, chosen, misses, sites)
+    followed = dict(one.product(products) for one in possible)
+    steps = epilogues(gm.graph, {node: one for node, one in followed.items() if node is not None})
+    sites = [replace(site, epilogue=steps.get(site.node, ())) for site in sites]
+    for candidate in possible:
+        for node in (products[root] for root in candidate.roots if root in products):
+            node.meta[_SITE] = candidate.site.node
     passes["products_lowered"] += sum(node.target in _PRODUCTS for node in emitted)
     passes["nodes_emitted"] += len(emitted)
     passes["nodes_removed"] += before + len(emitted) - len(gm.graph.nodes)
@@ -179,9 +188,10 @@ def _fuse(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
     report.passes["mlps_in_one_launch"] += (together - gated) // 2
     for layer in fused:
         places, chain = list(map(place_of, layer.products)), layer.problem.chain
+        nodes = {node.meta.get(_SITE, node.name) for node in layer.products}
         device = fake_result(layer.products[0]).device
         for at, site in enumerate(report.sites):
-            if site.chain == chain and site.place in places and site.one_launch is None:
+            if site.node in nodes and site.chain == chain and site.place in places:
                 steps = layer.problem.epilogue.names
                 beside = f", with {', '.join(steps)}" if steps else ""
                 beside += f", and {layer.beside}" if layer.beside else ""
@@ -244,8 +254,8 @@ def _lower(
     chosen: list[Root],
     misses: list[Miss],
     sites: list[Site],
-) -> list[fx.Node]:
-    """Lower the products that can be, and return the new nodes."""
+) -> tuple[list[fx.Node], dict[Root, fx.Node]]:
+    """Lower the products that can be; return the new nodes, and the one of each product."""
     while chosen:
         chosen, usage = _possible(gm, tracker, chosen, misses)
         try:
@@ -255,7 +265,7 @@ def _lower(
             _add_miss(misses, error)
             producer = error.root.producer
             sites[:] = [s for s in sites if producer is None or s.node != producer.name]
-    return []
+    return [], {}
 
 
 def _without(chosen: list[Root], error: CannotLowerError) -> list[Root]:

@@ -106,7 +106,8 @@ class Site:
         chain: its factors, left to right; None if they are unknown.
         batch: rows that it multiplies, of the current batch where that is dynamic.
         dtype: of its tensors, torch's name.
-        epilogue: the steps behind it that could be computed with it: bias, an activation, residual.
+        epilogue: the steps behind it that a launch could compute with it, bias, an activation,
+            residual; none where the graph must write in place.
         flops: of its product.
         fused: sides on which Inductor would fuse its copies with other work: "before", "behind".
         training: whether its weights are trained, so that it is judged with its gradients.

@@ -92,6 +92,13 @@ DELIBERATE = (
         "alone. Without the write the pair is lowered as before.",
     ),
     Deliberate(
+        "explain",
+        "sites/.*",
+        r"^.(.*rows of \w+, )epilogue \['[^]]*\].* -> .\1",
+        "The report names what a launch could compute behind the product in the rewritten graph; "
+        "before, also what is behind a copy or a permutation, and where the graph writes in place.",
+    ),
+    Deliberate(
         "doctor",
         r"rows that are printed/\d+",
         "^nothing -> '(not )?ready",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import fx
@@ -10,8 +10,9 @@ from torch import fx
 from ksopt.compile.capture.index_map import identity
 from ksopt.compile.capture.symbolic import Size
 from ksopt.compile.capture.values import Biased, Contraction, Native, Root, Trace
-from ksopt.compile.lowering.epilogue import epilogue
+from ksopt.compile.lowering.epilogue import Product
 from ksopt.compile.lowering.fusion_context import is_produced_elementwise, is_read_elementwise
+from ksopt.compile.lowering.layer import product as layer_of
 from ksopt.compile.lowering.rewrite_safety import Uses
 from ksopt.compile.lowering.weight_lifetime import Weights
 from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
@@ -27,10 +28,26 @@ class CandidateSite:
     Attributes:
         roots: the products; the one that reads the input is the last, as in a chain.
         site: the description of the chain.
+        exit: the author's node that holds its result, if it is a single one.
+        is_biased: whether the author's product has a bias, as in addmm.
     """
 
     roots: tuple[Root, ...]
     site: Site
+    exit: fx.Node | None = None
+    is_biased: bool = False
+
+    def product(self, lowered: Mapping[Root, fx.Node]) -> tuple[fx.Node | None, Product]:
+        """The product that steps may follow, with its node; None if no launch can take any.
+
+        Args:
+            lowered: the node of each lowered product.
+        """
+        name, features = self.site.node, _pattern(self.roots[0]).out_features
+        node = lowered.get(self.roots[0])
+        if node is not None:
+            return node if layer_of(node, {}) is not None else None, Product(name, features)
+        return self.exit, Product(name, features, ("bias",) if self.is_biased else ())
 
 
 def candidate_products(trace: Trace) -> list[Root]:
@@ -148,14 +165,13 @@ def _candidate(weights: Weights, usage: Uses, roots: tuple[Root, ...]) -> Candid
         chain=Chain(patterns),
         batch=batch,
         dtype=dtype_name(roots[0].dtype),
-        epilogue=epilogue(exits, is_biased=is_biased),
         fused=_fused(_origin(roots[-1]).x, exits, is_biased),
         flops=sum(pattern.flops(batch) for pattern in patterns),
         training=training,
         to_input=not training and weights.passes_gradients(roots[-1]),
         computed=not training and any(weights.stored(root) is None for root in roots),
     )
-    return CandidateSite(roots, site)
+    return CandidateSite(roots, site, exits[0] if len(exits) == 1 else None, is_biased)
 
 
 def _fused(x: Root, exits: list[fx.Node], is_biased: bool) -> tuple[str, ...]:

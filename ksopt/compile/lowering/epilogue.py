@@ -1,56 +1,58 @@
 """Epilogues: operations behind a chain that could be computed with it.
 
 A bias, an activation, a residual. The emitted operator computes the product alone, and Inductor
-fuses the rest into one kernel behind it. Sites record what a kernel with an epilogue could fuse.
+fuses the rest into one kernel behind it, unless `fuse` takes it into the launch. Sites record what
+a launch could take, by the rule of `steps`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import NamedTuple
 
-import torch
 from torch import fx
 
-from ksopt.compile.capture.nodes import fake_result
-from ksopt.compile.capture.symbolic import same_shape
-from ksopt.compile.lowering.in_place_epilogues import out_of_place
-from ksopt.compile.lowering.operations import ADDITIONS, activation_of, reshapes
+from ksopt.compile.lowering.in_place_epilogues import out_of_place_calls
+from ksopt.compile.lowering.steps import step_of
 
 
-def epilogue(exits: Sequence[fx.Node], is_biased: bool) -> tuple[str, ...]:
-    """Names of the steps, in order: "bias", "relu", "silu", "gelu", "gelu_tanh", "residual".
+class Product(NamedTuple):
+    """A product that steps may follow.
+
+    Attributes:
+        site: the node of its site.
+        features: of its result.
+        steps: names of those that it computes itself.
+    """
+
+    site: str
+    features: int
+    steps: tuple[str, ...] = ()
+
+
+def epilogues(graph: fx.Graph, products: Mapping[fx.Node, Product]) -> dict[str, tuple[str, ...]]:
+    """Names of each site's steps: "bias", "relu", "silu", "gelu", "gelu_tanh", "residual".
+
+    In their order. Nothing is behind a product where the graph must write in place: `fuse` leaves
+    such a graph as it is. A sum of two products is a step of one of them.
 
     Args:
-        exits: the nodes whose values are the chain's result.
-        is_biased: whether the product itself has a bias, as in addmm.
+        graph: that is launched.
+        products: by their nodes.
     """
-    steps = ["bias"] if is_biased else []
-    node = exits[0] if len(exits) == 1 else None
-    while node is not None and len(node.users) == 1:
-        (user,) = node.users
-        name = _step(node, user)
-        if name is None or name in steps:
-            break
-        if name:
-            steps.append(name)
-        node = user
-    return tuple(steps)
-
-
-def _step(node: fx.Node, user: fx.Node) -> str | None:
-    """Name of the step a reader applies to a value; "" if it only reshapes it, None if unknown."""
-    if reshapes(user) and user.args[0] is node:
-        return ""
-    target, args, kwargs = out_of_place(user) or (user.target, user.args, user.kwargs)
-    activation = activation_of(target, args, kwargs)
-    if activation is not None and args[0] is node:
-        return activation
-    if target not in ADDITIONS or kwargs or len(args) != 2:
-        return None
-    other = args[1] if args[0] is node else args[0]
-    if not isinstance(other, fx.Node) or other is node:
-        return None
-    own, added = fake_result(node), fake_result(other)
-    if not isinstance(added, torch.Tensor) or not isinstance(own, torch.Tensor):
-        return None
-    return "residual" if same_shape(added.shape, own.shape) else "bias"
+    names = {product.site: product.steps for product in products.values()}
+    calls = out_of_place_calls(graph) if products else None
+    if calls is None:
+        return names
+    values = dict(products)
+    for node in graph.nodes:
+        for value in node.all_input_nodes if node not in values else ():
+            before = values.get(value)
+            if before is None or len(value.users) != 1:
+                continue
+            step = step_of(node, value, before.steps, before.features, calls.get(node))
+            if step is not None:
+                steps = (*before.steps, step.name) if step.name else before.steps
+                values[node], names[before.site] = before._replace(steps=steps), steps
+                break
+    return names

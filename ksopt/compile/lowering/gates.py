@@ -16,8 +16,9 @@ from ksopt import ops
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.symbolic import same
 from ksopt.compile.lowering.emit import Emitter
-from ksopt.compile.lowering.layer import Layer, are_alike, vector
+from ksopt.compile.lowering.layer import Layer, vector
 from ksopt.compile.lowering.operations import MULTIPLICATIONS
+from ksopt.compile.lowering.steps import are_alike
 from ksopt.epilogue import gate_of
 from ksopt.kernels.problem import Epilogue, Problem
 

@@ -10,7 +10,7 @@ and a value that is read twice are written as the author wrote them.
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -22,7 +22,12 @@ from ksopt.compile.capture.interpreter import makes_new_tensor
 from ksopt.compile.capture.nodes import fake_result, on_fakes
 from ksopt.compile.capture.symbolic import same, same_shape
 from ksopt.compile.lowering.fusion_context import is_product
-from ksopt.compile.lowering.operations import ADDITIONS, MULTIPLICATIONS, activation_of_node
+from ksopt.compile.lowering.operations import (
+    ADDITIONS,
+    MULTIPLICATIONS,
+    Call,
+    activation_of_node,
+)
 
 STATE_SWITCHES = frozenset(
     {
@@ -42,14 +47,6 @@ _OUT_OF_PLACE: dict[Any, Any] = {
 }
 _WITH_INPLACE = (F.relu, F.silu)
 """Activations whose second argument is ``inplace``."""
-
-
-class Call(NamedTuple):
-    """A node's call."""
-
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 def out_of_place(node: fx.Node) -> Call | None:
@@ -72,17 +69,27 @@ def remove_in_place(gm: fx.GraphModule) -> bool:
     Returns:
         Whether the graph writes nothing in place now.
     """
-    writing = [node for node in gm.graph.nodes if may_write(node)]
-    calls = [out_of_place(node) for node in writing]
-    if None in calls:
+    calls = out_of_place_calls(gm.graph)
+    if calls is None:
         return False
-    for node, call in zip(writing, calls, strict=True):
-        assert call is not None
+    for node, call in calls.items():
         node.target, node.args, node.kwargs = call
         node.meta["val" if "val" in node.meta else "example_value"] = _result(call)
-    if writing:
+    if calls:
         gm.recompile()
     return True
+
+
+def out_of_place_calls(graph: fx.Graph) -> dict[fx.Node, Call] | None:
+    """The out-of-place call of each node that writes in place; None if one must."""
+    calls: dict[fx.Node, Call] = {}
+    for node in graph.nodes:
+        if may_write(node):
+            call = out_of_place(node)
+            if call is None:
+                return None
+            calls[node] = call
+    return calls
 
 
 def switches_state(node: fx.Node) -> bool:

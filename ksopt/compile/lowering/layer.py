@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
 from ksopt import ops
 from ksopt.compile.capture.nodes import fake_result
-from ksopt.compile.capture.symbolic import is_contiguous, same
 from ksopt.compile.lowering.decomposed_activation import decomposed_activation
 from ksopt.compile.lowering.emit import Emitter
-from ksopt.compile.lowering.operations import ADDITIONS, activation_of_node, reshapes
+from ksopt.compile.lowering.steps import are_alike, step_of
 from ksopt.epilogue import Activation
 from ksopt.kernels.operands import size_hint
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
@@ -154,24 +153,20 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
     """A layer extended by the operation of its only reader."""
     for value in node.all_input_nodes:
         layer = layers.get(value)
-        if layer is None or len(value.users) != 1 or not isinstance(fake_result(node), Tensor):
+        if layer is None or len(value.users) != 1:
+            continue
+        problem = layer.problem
+        step = step_of(node, value, problem.epilogue.names, problem.chain.out_features)
+        if step is None:
             continue
         inner = (*layer.inner, node)
-        if reshapes(node) and node.args[0] is value:
+        if not step.name:
             return replace(layer, reshapes=(*layer.reshapes, node), inner=inner)
-        before, after = fake_result(value).shape, fake_result(node).shape
-        if not are_alike(node, value) or len(before) != len(after):
-            continue
-        if not all(map(same, before, after)):  # it is broadcast
-            continue
-        activation = activation_of_node(node)
-        if activation is not None and node.args[0] is value:
-            if layer.activation == "none" and layer.residual is None:
-                return replace(layer, activation=activation, inner=inner)
-        elif node.target in ADDITIONS and len(node.args) == 2 and not node.kwargs:
-            added = node.args[1] if node.args[0] is value else node.args[0]
-            if isinstance(added, fx.Node) and added is not value and are_alike(added, value):
-                return _with_summand(layer, value, added, inner)
+        if step.name == "bias":
+            return replace(layer, bias=step.summand, inner=inner)
+        if step.name == "residual":
+            return replace(layer, residual=step.summand, inner=inner)
+        return replace(layer, activation=cast("Activation", step.name), inner=inner)
     return None
 
 
@@ -183,30 +178,6 @@ def with_decomposed(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Lay
     if decomposed is not None:
         inner = (*layer.inner, *decomposed.nodes)
         yield decomposed.nodes[-1], replace(layer, activation=decomposed.activation, inner=inner)
-
-
-def _with_summand(
-    layer: Layer, value: fx.Node, added: fx.Node, inner: tuple[fx.Node, ...]
-) -> Layer | None:
-    """The layer plus a bias, if one value for each feature is added, or plus a residual."""
-    own, other = fake_result(value), fake_result(added)
-    features = layer.problem.chain.out_features
-    if own.dim() == other.dim() and all(map(same, own.shape, other.shape)):
-        if layer.residual is None and is_contiguous(other):
-            return replace(layer, residual=added, inner=inner)
-        return None
-    trailing = list(other.shape)
-    while trailing and same(trailing[0], 1):
-        trailing.pop(0)
-    count = 1
-    for size in trailing:
-        count = count * size
-    is_bias = same(count, features) and all(
-        map(same, trailing, own.shape[own.dim() - len(trailing) :])
-    )
-    if is_bias and is_contiguous(other) and _is_bare(layer):
-        return replace(layer, bias=added, inner=inner)
-    return None
 
 
 def _is_bare(layer: Layer) -> bool:
@@ -245,12 +216,3 @@ def _is_of_floats(node: fx.Node) -> bool:
 
 def _are_nodes(*values: Any) -> bool:
     return all(isinstance(value, fx.Node) for value in values)
-
-
-def are_alike(*nodes: fx.Node) -> bool:
-    """Whether all hold tensors of one dtype on one device."""
-    first, *others = (fake_result(node) for node in nodes)
-    return isinstance(first, Tensor) and all(
-        isinstance(one, Tensor) and one.dtype == first.dtype and one.device == first.device
-        for one in others
-    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -62,6 +62,14 @@ _GELU: dict[tuple[Any, ...], Activation] = {
     ("none",): "gelu",
     ("tanh",): "gelu_tanh",
 }
+
+
+class Call(NamedTuple):
+    """A node's call."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 def reshapes(node: fx.Node) -> bool:

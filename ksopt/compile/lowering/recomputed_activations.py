@@ -29,10 +29,10 @@ from ksopt.compile.lowering.layer import (
     CHAINS,
     PRODUCTS,
     SIBLINGS,
-    are_alike,
     arguments_of_chain,
 )
 from ksopt.compile.lowering.operations import MULTIPLICATIONS, RESHAPES, activation_of_node
+from ksopt.compile.lowering.steps import are_alike
 from ksopt.kernels.operands import size_hint
 
 _PRODUCTS = PRODUCTS | {torch.ops.ksopt.ks_mm_once, ops.ks_mm_once}

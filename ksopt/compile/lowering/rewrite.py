@@ -46,11 +46,11 @@ from ksopt.compile.lowering.weight_lifetime import Stored, Weights
 
 def lower(
     gm: fx.GraphModule, tracker: Tracker, usage: Uses, chosen: Collection[Root]
-) -> list[fx.Node]:
+) -> tuple[list[fx.Node], dict[Root, fx.Node]]:
     """Insert the operators, replace the exits, erase nodes without readers.
 
     Returns:
-        The new nodes.
+        The new nodes, and the one that computes each product.
 
     Raises:
         CannotLowerError: a product cannot be rewritten; the graph is unchanged.
@@ -73,7 +73,10 @@ def lower(
         views_to_reshapes(gm.graph)
         restore_strides(gm.graph, {new[node] for node in lowering.changed}, tracker.trace)
     _close_empty_vmaps(gm.graph)
-    return emitted
+    built = lowering.built.items()
+    return emitted, {
+        root: node for root, (node, _) in built if isinstance(root.origin, Contraction)
+    }
 
 
 @dataclass(frozen=True)
