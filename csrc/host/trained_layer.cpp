@@ -61,6 +61,82 @@ c10::TypedOperatorHandle<Signature> operator_of(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+// The gradient of a factor's weight by torch's products, of two-dimensional grad and x.
+struct WeightGradient {
+  int64_t a, b, c, d;
+  bool batch_last;
+
+  Tensor operator()(const Tensor& grad, const Tensor& x) const {
+    const int64_t rows = x.size(batch_last ? 1 : 0);
+    if (d > 1 && is_small(rows, x.is_cuda())) return of_whole_blocks(grad, x);
+    const int64_t parts = parts_of(rows, x);
+    if (parts > 1) return in_order(in_parts(grad, x, parts));
+    Tensor of_weight = d > 1 ? at::empty({a, d, b, c}, x.options()) : at::empty({a, b, c, 1}, x.options());
+    Tensor out = of_weight.view({a * d, b, c});
+    at::bmm_out(out, groups(grad, b), groups(x, c).mT());
+    return d == 1 ? of_weight : in_order(of_weight);
+  }
+
+ private:
+  // One product for each i instead of each i and j, by what is in memory already, takes d times the operations, but
+  // three launches less.
+  bool is_small(int64_t rows, bool is_cuda) const {
+    constexpr int64_t CUDA_OPERATIONS = 1 << 26, CPU_OPERATIONS = 1 << 17, ELEMENTS = 1 << 18;
+    const int64_t elements = a * b * c * d * d;
+    return elements <= ELEMENTS && rows * elements <= (is_cuda ? CUDA_OPERATIONS : CPU_OPERATIONS);
+  }
+
+  Tensor of_whole_blocks(const Tensor& grad, const Tensor& x) const {
+    const auto blocks = [&](const Tensor& t, int64_t n) {  // [a, n*d, rows]
+      return batch_last ? t.view({a, n * d, -1}) : t.view({-1, a, n * d}).permute({1, 2, 0});
+    };
+    return at::bmm(blocks(grad, b), blocks(x, c).mT()).view({a, b, d, c, d}).diagonal(0, 2, 4).contiguous();
+  }
+
+  // [a*d, n, rows] with the fewest copies, as ksopt/ops/weight_gradient.py.
+  Tensor groups(const Tensor& t, int64_t n) const {
+    if (batch_last) return t.view({a, n, d, -1}).transpose(1, 2).reshape({a * d, n, -1});
+    if (d == 1) return t.view({-1, a, n}).permute({1, 2, 0});
+    return t.view({-1, a, n, d}).transpose(2, 3).reshape({-1, a * d, n}).contiguous().permute({1, 2, 0});
+  }
+
+  // The sums over equal parts of the rows, added up, and over the rows left over: [a*d, b, c].
+  Tensor in_parts(const Tensor& grad, const Tensor& x, int64_t parts) const {
+    const int64_t dim = batch_last ? 1 : 0, rows = x.size(dim) / parts, left_over = x.size(dim) - parts * rows;
+    const auto split = [&](const Tensor& t, int64_t n) {  // [parts*a*d, n, rows]
+      const Tensor whole = t.narrow(dim, 0, parts * rows);
+      if (batch_last) {
+        return whole.reshape({a, n, d, parts, rows}).permute({3, 0, 2, 1, 4}).reshape({parts * a * d, n, rows});
+      }
+      const Tensor by_part = whole.reshape({parts, rows, a, n, d}).permute({0, 2, 4, 1, 3});
+      return by_part.reshape({parts * a * d, rows, n}).mT();
+    };
+    Tensor total = at::bmm(split(grad, b), split(x, c).mT()).view({parts, a * d, b, c}).sum(0);
+    if (left_over > 0) {
+      const auto rest = [&](const Tensor& t) { return t.narrow(dim, parts * rows, left_over).contiguous(); };
+      total.add_(at::bmm(groups(rest(grad), b), groups(rest(x), c).mT()));
+    }
+    return total;
+  }
+
+  // As _parts_of_rows in ksopt/ops/weight_gradient.py, which says why.
+  int64_t parts_of(int64_t rows, const Tensor& x) const {
+    constexpr int64_t BLOCKS = 264, BLOCK_OUTPUTS = 128, BLOCK_SUMS = 64, LEAST_ROWS = 256;
+    if (!x.is_cuda() || x.element_size() < 4 || a * d == 1) return 1;
+    const int64_t tiles = a * d * ((b + BLOCK_OUTPUTS - 1) / BLOCK_OUTPUTS) * ((c + BLOCK_SUMS - 1) / BLOCK_SUMS);
+    const int64_t most = std::min(BLOCKS / tiles, rows / LEAST_ROWS);
+    if (most < 2) return 1;
+    int64_t even = most;
+    while (rows % even != 0) --even;
+    return 2 * even >= most ? even : most;
+  }
+
+  // The matrices of each i and j in the order of the weight's elements.
+  Tensor in_order(const Tensor& matrices) const {
+    return d == 1 ? matrices.view({a, b, c, 1}) : matrices.view({a, d, b, c}).permute({0, 2, 3, 1}).contiguous();
+  }
+};
+
 // Products that autograd does not see.
 struct Known {
   const Form& form;
@@ -166,21 +242,11 @@ struct Known {
 
   // As weight_grad_decomposed, with fewer calls.
   Tensor by_torch(const Tensor& grad, const Tensor& x, const Tensor& weight) const {
-    const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
-    Tensor weight_grad = d > 1 ? at::empty({a, d, b, c}, x.options()) : at::empty({a, b, c, 1}, x.options());
-    Tensor out = weight_grad.view({a * d, b, c});
-    if (d == 1 && !form.batch_last) {
-      at::bmm_out(out, grad.reshape({-1, a, b}).permute({1, 2, 0}), x.reshape({-1, a, c}).transpose(0, 1));
-    } else if (form.batch_last) {
-      at::bmm_out(out, grad.reshape({a, b, d, -1}).transpose(1, 2).reshape({a * d, b, -1}),
-                  x.reshape({a, c, d, -1}).transpose(1, 2).reshape({a * d, c, -1}).mT());
-    } else {
-      const auto groups = [&](const Tensor& rows, int64_t size) {
-        return rows.reshape({-1, a, size, d}).transpose(2, 3).reshape({-1, a * d, size}).contiguous();
-      };
-      at::bmm_out(out, groups(grad, b).permute({1, 2, 0}), groups(x, c).transpose(0, 1));
-    }
-    return d == 1 ? weight_grad : weight_grad.permute({0, 2, 3, 1}).contiguous();
+    const WeightGradient of{weight.size(0), weight.size(1), weight.size(2), weight.size(3), form.batch_last};
+    const auto as_matrix = [&](const Tensor& t) {
+      return form.batch_last ? t.reshape({t.size(0), -1}) : t.reshape({-1, t.size(-1)});
+    };
+    return of(as_matrix(grad), as_matrix(x));
   }
 };
 

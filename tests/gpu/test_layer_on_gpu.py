@@ -64,6 +64,27 @@ def test_compiled_is_eager(mode):
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [7, 512, 4_099, 25_216])
+@pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_an_eager_step_are_the_references(dtype, layout, rows):
+    """Weights' gradients by PyTorch: of few rows by whole blocks, of many in parts."""
+    assert host.load() is None
+    model = layer(dtype=dtype, activation="gelu", layout=layout)
+    exact = copy.deepcopy(model).double()
+    shape = (64, rows) if layout == "batch_last" else (rows, 64)
+    x = torch.randn(shape, device="cuda", dtype=dtype)
+    y = model(x)
+    assert "TrainedLayer" in y.grad_fn.name()
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    exact(x.double()).backward(grad.double())
+    eps = 1e-6 if dtype == torch.float32 else 2**-7
+    for one, truth in zip(model.parameters(), exact.parameters(), strict=True):
+        error = (one.grad.double() - truth.grad).norm() / truth.grad.norm()
+        assert error <= 4 * eps
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("activation", ["none", "gelu"])
 def test_steps_through_a_frozen_layer_run_no_python(activation, dtype, monkeypatch):
