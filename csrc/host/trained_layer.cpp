@@ -68,7 +68,6 @@ struct WeightGradient {
 
   Tensor operator()(const Tensor& grad, const Tensor& x) const {
     const int64_t rows = x.size(batch_last ? 1 : 0);
-    if (d > 1 && is_small(rows, x.is_cuda())) return of_whole_blocks(grad, x);
     const int64_t parts = parts_of(rows, x);
     if (parts > 1) return in_order(in_parts(grad, x, parts));
     Tensor of_weight = d > 1 ? at::empty({a, d, b, c}, x.options()) : at::empty({a, b, c, 1}, x.options());
@@ -78,21 +77,6 @@ struct WeightGradient {
   }
 
  private:
-  // One product for each i instead of each i and j, by what is in memory already, takes d times the operations, but
-  // three launches less.
-  bool is_small(int64_t rows, bool is_cuda) const {
-    constexpr int64_t CUDA_OPERATIONS = 1 << 26, CPU_OPERATIONS = 1 << 17, ELEMENTS = 1 << 18;
-    const int64_t elements = a * b * c * d * d;
-    return elements <= ELEMENTS && rows * elements <= (is_cuda ? CUDA_OPERATIONS : CPU_OPERATIONS);
-  }
-
-  Tensor of_whole_blocks(const Tensor& grad, const Tensor& x) const {
-    const auto blocks = [&](const Tensor& t, int64_t n) {  // [a, n*d, rows]
-      return batch_last ? t.view({a, n * d, -1}) : t.view({-1, a, n * d}).permute({1, 2, 0});
-    };
-    return at::bmm(blocks(grad, b), blocks(x, c).mT()).view({a, b, d, c, d}).diagonal(0, 2, 4).contiguous();
-  }
-
   // [a*d, n, rows] with the fewest copies, as ksopt/ops/weight_gradient.py.
   Tensor groups(const Tensor& t, int64_t n) const {
     if (batch_last) return t.view({a, n, d, -1}).transpose(1, 2).reshape({a * d, n, -1});

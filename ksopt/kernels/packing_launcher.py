@@ -34,11 +34,16 @@ class PreparingLauncher(Launcher):
         self._number = weight_table.number_of(form, problem.pattern.weight_shape, problem.dtype)
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        if self.make_fallback is not None and not self.takes(x):
-            return self.fallback(x, weight, out)
+        launcher = self.for_rows(x)
+        if launcher is not self:
+            return launcher(x, weight, out)
         return self.multiply(
             x, weight_table.prepared(weight, self.form, self._number, self.pack), out
         )
+
+    def for_rows(self, x: Tensor) -> Launcher:
+        """What multiplies x: this launcher, or its fallback."""
+        return self if self.make_fallback is None or self.takes(x) else self.fallback
 
     def compile_fallback(self) -> None:
         super().compile_fallback()

@@ -99,10 +99,10 @@ def test_as_close_to_float64_as_pytorch(case):
 
 @pytest.mark.parametrize("family", ANY_SIZE, ids=lambda one: one.name)
 def test_its_choice_is_known_to_the_host_library_whatever_rows_begin_at(family):
-    for shape, any_rows in (((3, 45, 35, 5), True), ((2, 9, 24, 5), False)):
+    for shape in ((3, 45, 35, 5), (2, 9, 24, 5)):  # the second with a fallback
         problem = problem_of(shape, torch.bfloat16)
         launch = family.launcher(problem, chosen(family, shape, torch.bfloat16)[0], 0)
         entry = launch.entry()
         if entry is None:
             pytest.skip("there is no host library")
-        assert entry.any_rows == any_rows
+        assert entry.any_rows

@@ -68,7 +68,7 @@ def test_compiled_is_eager(mode):
 @pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_an_eager_step_are_the_references(dtype, layout, rows):
-    """Weights' gradients by PyTorch: of few rows by whole blocks, of many in parts."""
+    """Weights' gradients by PyTorch: of many rows in parts."""
     assert host.load() is None
     model = layer(dtype=dtype, activation="gelu", layout=layout)
     exact = copy.deepcopy(model).double()

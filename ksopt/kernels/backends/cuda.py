@@ -34,6 +34,7 @@ from ksopt.kernels.decisions import Decider, Question, by_rule, known_record, lo
 from ksopt.kernels.host_products import run_known, run_known_repacked
 from ksopt.kernels.launcher import NO_PACKING, TORCH, Enterable
 from ksopt.kernels.operands import Operands
+from ksopt.kernels.packing_launcher import PreparingLauncher
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.accuracy import checking
@@ -49,7 +50,10 @@ _registered: set[_Key] = set()  # decisions registered with the host library
 
 def _register_with_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
     for repacked, choice in ((False, decision.cached), (True, decision.repacked)):
-        entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
+        call = (
+            choice.call.for_rows(x) if isinstance(choice.call, PreparingLauncher) else choice.call
+        )
+        entry = call.entry() if isinstance(call, Enterable) else None
         if entry is not None and repacked:
             # No prepared form of a changing weight is cached: each call prepares it.
             entry = replace(entry, repacks=True) if entry.kind == TORCH else entry
