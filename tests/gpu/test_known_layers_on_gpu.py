@@ -7,6 +7,7 @@ import torch
 
 from ksopt import ops
 from ksopt.bench.random_subjects import draw
+from ksopt.jit import host
 from ksopt.kernels import host_plans, host_products
 from ksopt.patterns.chain import Chain
 
@@ -24,6 +25,7 @@ def is_small(chain: Chain, rows: int) -> bool:
 @pytest.mark.parametrize("batch_last", [False, True])
 @pytest.mark.parametrize("share", range(SHARES))
 def test_layers_of_the_day(share: int, batch_last: bool, dtype: torch.dtype, monkeypatch) -> None:
+    assert host.load() is None
     monkeypatch.setenv("KSOPT_TUNE", "model")
     seed = int(datetime.date.today().strftime("%Y%m%d")) + 10_000 * share
     print(f"seed {seed}")
