@@ -96,7 +96,8 @@ DELIBERATE = (
         "sites/.*",
         r"^.(.*rows of \w+, )epilogue \['[^]]*\].* -> .\1",
         "The report names what a launch could compute behind the product in the rewritten graph; "
-        "before, also what is behind a copy or a permutation, and where the graph writes in place (e1f08d17).",
+        "before, also what is behind a copy or a permutation, and where the graph writes in "
+        "place (e1f08d17).",
     ),
     Deliberate(
         "doctor",
