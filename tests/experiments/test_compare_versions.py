@@ -87,6 +87,14 @@ def test_a_reason_in_other_words_is_deliberate_with_the_same_numbers_only() -> N
         assert len(sorted_out("search", [one], DELIBERATE)[0]) == unexpected
 
 
+def test_a_part_of_a_text_may_change_and_the_rest_may_not() -> None:
+    site = "a.py:3 lowered: (2,16,16,1) as linear, {} rows of float32{}, fused ['behind']"
+    before = site.format(33, ", epilogue ['bias', 'gelu']")
+    for rows, epilogue, unexpected in ((33, "", 0), (33, ", epilogue ['bias']", 0), (5, "", 1)):
+        one = Difference("sites/a/0", before, site.format(rows, epilogue))
+        assert len(sorted_out("explain", [one], DELIBERATE)[0]) == unexpected
+
+
 def test_every_kind_of_one_case_names_a_case_that_there_is() -> None:
     cases = {(one.command, one.title) for one in CASES}
     assert {(one.command, one.title) for one in DELIBERATE if one.title} <= cases

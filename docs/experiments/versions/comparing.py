@@ -49,6 +49,7 @@ class Deliberate:
         reason: the reason, and the commit.
         title: the title of their only case; empty for all cases of the command.
         at_most: the largest change of a number, as a share of the larger one; None for any.
+        but_for: a regular expression: without what it matches both sides are equal; empty for any.
     """
 
     command: str
@@ -57,6 +58,7 @@ class Deliberate:
     reason: str
     title: str = ""
     at_most: float | None = None
+    but_for: str = ""
 
     def covers(self, command: str, one: Difference, title: str = "") -> bool:
         """Whether a difference, in the case of a title, is of this kind."""
@@ -67,6 +69,7 @@ class Deliberate:
             and re.fullmatch(self.place, one.path) is not None
             and re.search(self.change, change) is not None
             and (self.at_most is None or _are_near(one, self.at_most))
+            and (not self.but_for or _are_equal_but_for(one, self.but_for))
         )
 
 
@@ -74,6 +77,11 @@ def _are_near(one: Difference, share: float) -> bool:
     sides = (one.before, one.now)
     are_numbers = all(isinstance(each, (int, float)) for each in sides)
     return are_numbers and math.isclose(*sides, rel_tol=share)
+
+
+def _are_equal_but_for(one: Difference, pattern: str) -> bool:
+    before, now = (re.sub(pattern, "", str(each)) for each in (one.before, one.now))
+    return before == now
 
 
 def differences(before: Any, now: Any, path: str = "") -> Iterator[Difference]:

@@ -94,10 +94,11 @@ DELIBERATE = (
     Deliberate(
         "explain",
         "sites/.*",
-        r"^.(.*rows of \w+, )epilogue \['[^]]*\].* -> .\1",
+        "epilogue",
         "The report names what a launch could compute behind the product in the rewritten graph; "
         "before, also what is behind a copy or a permutation, and where the graph writes in "
         "place (e1f08d17).",
+        but_for=r", epilogue \[[^]]*\]",
     ),
     Deliberate(
         "doctor",
