@@ -49,7 +49,7 @@ def check(problem, rows, tiles, draw):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
-@pytest.mark.parametrize("chain", map(Chain.parse, CHAINS), ids=str)
+@pytest.mark.parametrize("chain", [Chain.parse(text) for text in CHAINS], ids=str)
 def test_values_of_tiles_tails_and_epilogues(chain, last, kind):
     draw = random.Random(f"{chain} {last} {kind}")
     for rows in BATCHES:
