@@ -78,11 +78,15 @@ def view(item: Item, results: Results, request: SavedRequest) -> View:
 
 
 def _others(item: Item, by_dtype: Mapping[str, object], request: SavedRequest) -> tuple[str, ...]:
-    """The dtypes that the paper lacks, beside float32, or beside float16 if only that is shown."""
-    is_beside = any(one.dtypes == ("float32",) for one in request.items if one.needs == item.needs)
-    if item.dtypes == ("float16",) and is_beside:
+    """The measured dtypes that neither the paper's own table or figure has nor its twin shows.
+
+    Of twins that are both requested, the one in float32 shows what the paper lacks.
+    """
+    twins = [one for one in request.items if one.kind == item.kind and one.number in item.twins]
+    if twins and item.dtypes == ("float16",):
         return ()
-    return tuple(dtype for dtype in by_dtype if dtype not in ("float32", "float16"))
+    own = {dtype for one in (item, *twins) for dtype in one.dtypes}
+    return tuple(dtype for dtype in by_dtype if dtype not in own)
 
 
 def _head(item: Item) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -191,16 +192,28 @@ def test_every_number_of_the_paper_is_that_of_a_cell() -> None:
 
 def test_dtypes_that_the_paper_lacks_stand_beside_its_own_once() -> None:
     products = dict.fromkeys(("float32", "float16", "bfloat16"), (FAST, SLOW))
-    results = Results(products, {}, {}, {})
+    energies = {dtype: products[dtype] for dtype in ("float16", "bfloat16")}
+    results = Results(products, energies, {}, {})
 
-    def settings(*numbers: int) -> dict[str, set[str]]:
-        saved = SavedRequest(items(numbers, (), False), False, (), {"products": 2, "energy": 1})
+    def settings(tables: Sequence[int], figures: Sequence[int] = ()) -> dict[str, set[str]]:
+        saved = SavedRequest(items(tables, figures, False), False, (), {"products": 2, "energy": 1})
         _, cells = report.sections(results, saved)
         return {name: {one.setting for one in cells if one.item == name}
                 for name in {one.item for one in cells}}  # fmt: skip
 
-    assert settings(3, 8) == {"Table 3": {"float32", "bfloat16"}, "Table 8": {"float16"}}
-    assert settings(8) == {"Table 8": {"float16", "bfloat16"}}
+    every = {"float32", "float16", "bfloat16"}
+    assert settings([3, 8]) == {"Table 3": {"float32", "bfloat16"}, "Table 8": {"float16"}}
+    assert settings([8]) == {"Table 8": every}
+    assert settings([5, 8]) == {"Table 5": every, "Table 8": every}
+    # Energy has no table in float16: none of its dtypes may be measured and not shown.
+    assert settings([8], [7]) == {"Table 8": every, "Figure 7": every}
+
+
+def test_twins_are_each_others() -> None:
+    pairs = {(one.kind, one.number, twin) for one in ITEMS for twin in one.twins}
+    assert {(kind, twin, number) for kind, number, twin in pairs} == pairs
+    of_half = {one.number for one in ITEMS if one.dtypes == ("float16",) and one.twins}
+    assert of_half == {8, 13, 14, 15, 16, 17}
 
 
 def test_the_heuristic_is_judged_by_regret() -> None:
