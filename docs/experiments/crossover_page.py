@@ -2,9 +2,9 @@
 
     python docs/experiments/crossover_page.py
 
-docs/data/crossover-h100.csv and docs/data/crossover-fp8-h100.csv are crossover.csv of runs of
-`ksopt bench crossover`. The page has each map of the first over dense, and those of 16 bit over FP8
-dense, with their pictures; of the second it has a line for each measured layer.
+docs/data/crossover-h100.csv, crossover-h200.csv and crossover-fp8-h100.csv are crossover.csv of
+runs of `ksopt bench crossover`. The page has each map of the first two over dense, and those of 16
+bit over FP8 dense, with their pictures; of the third it has a line for each measured layer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ksopt.bench.crossover import report, views
@@ -26,6 +27,7 @@ from ksopt.report.tables import Table
 
 DOCS = Path(__file__).resolve().parents[1]
 MAPS, LAYERS = DOCS / "data" / "crossover-h100.csv", DOCS / "data" / "crossover-fp8-h100.csv"
+MAPS_H200, SUFFIX_H200 = DOCS / "data" / "crossover-h200.csv", "-h200"
 PAGE, PICTURES = DOCS / "crossover.md", DOCS / "pictures"
 BEGIN, END = "<!-- begin {} -->\n", "<!-- end {} -->"
 _COLUMNS = {
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.parse_args(arguments)
-    for _, _, figure in shown_maps():
+    for _, _, figure in (*shown_maps(MAPS), *shown_maps(MAPS_H200, SUFFIX_H200)):
         text = drawing_style.standalone(figure.wide)
         (PICTURES / f"{figure.name}.svg").write_text(text, encoding="utf-8")
     text = PAGE.read_text(encoding="utf-8")
@@ -56,7 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def blocks() -> dict[str, str]:
     """The generated parts of the page, by name."""
-    return {"maps": maps(), "layers": layers().markdown() + "\n"}
+    return {
+        "maps": maps(shown_maps(MAPS)),
+        "h200": maps(shown_maps(MAPS_H200, SUFFIX_H200)),
+        "layers": layers().markdown() + "\n",
+    }
 
 
 def read(file: Path) -> list[Line]:
@@ -96,25 +102,26 @@ def request_of(lines: Sequence[Line]) -> CrossoverRequest:
     return request.with_grids([grid])
 
 
-def shown_maps() -> Iterator[tuple[str, Table, Figure]]:
+def shown_maps(file: Path, suffix: str = "") -> Iterator[tuple[str, Table, Figure]]:
     """Each map over dense, and over FP8 dense where that was measured: its words, table, picture.
 
-    The words name the map and its rival.
+    The words name the map and its rival. The pictures' names end in ``suffix``.
     """
-    lines = read(MAPS)
+    lines = read(file)
     request, cells = request_of(lines), list(cells_of(lines).values())
     for plane in request.planes:
         own = [cell for cell in cells if cell.site.plane == plane]
         for rival, words in RIVALS.items():
             if any(cell.best(rival) is not None for cell in own):
                 table = views.map_table(plane, own, request, rival)
-                yield f"{plane}, over {words}", table, report.drawn(plane, own, request, rival)
+                figure = report.drawn(plane, own, request, rival)
+                yield f"{plane}, over {words}", table, replace(figure, name=figure.name + suffix)
 
 
-def maps() -> str:
-    """The maps as markdown."""
+def maps(shown: Iterable[tuple[str, Table, Figure]]) -> str:
+    """Maps as markdown."""
     parts = []
-    for words, table, figure in shown_maps():
+    for words, table, figure in shown:
         parts += [f"### {words[0].upper()}{words[1:]}", table.markdown()]
         parts.append(f"![Speed-up by width and rows: {words}](pictures/{figure.name}.svg)")
     return "\n\n".join(parts) + "\n"

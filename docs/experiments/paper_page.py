@@ -3,7 +3,8 @@
     python docs/experiments/paper_page.py                # reads docs/data/paper, writes the page
     python docs/experiments/paper_page.py --rows rows-*  # prints a table
 
-docs/data/paper is the ``--out`` of a run: asked.json, and rows.jsonl and setting.json of each part.
+docs/data/paper is the ``--out`` of a run: asked.json, and rows.jsonl and setting.json of each part;
+energy in 16 bit and the ViTs of Table 6 in TF32 and bfloat16 are of two later runs, copied into it.
 The page compares the paper's own dtypes with the paper, and has our numbers of the others;
 docs/data/paper.csv has all, with intervals. That run measured a sample of the patterns; a second
 part of the page, "All 627 patterns", is from docs/data/kernels-DTYPE-LAYOUT.csv. With --rows it
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import re
 import shutil
 import sys
@@ -22,13 +24,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ksopt.bench import results_log
 from ksopt.bench.reproduction import heuristic, paper_comparison, product_tables, report
 from ksopt.bench.reproduction.paper_comparison import Cell
 from ksopt.bench.reproduction.product_tables import RIVALS
 from ksopt.bench.reproduction.products import FIRST, KERNEL, LAST, NAMES, Product
 from ksopt.bench.reproduction.results import Results
 from ksopt.bench.reproduction.saved_request import SavedRequest
-from ksopt.bench.reproduction.tables_and_figures import ENERGY, SIZES, Item
+from ksopt.bench.reproduction.tables_and_figures import ENERGY, Item
 from ksopt.measure.measurement import quantile
 from ksopt.patterns.chain import Chain
 from ksopt.report import tables
@@ -41,11 +44,6 @@ FULL_BEGIN, FULL_END = "<!-- begin full -->\n", "<!-- end full -->"
 _TITLES = ("The heuristic", "The cost models", "Sparsity")
 _PAPERS = ("float32", "float16")
 _FEW = 2
-_SIZES_TEXT = (
-    "TF32 and bfloat16 are missing: `--all` adds them to products and modules only. The four ViTs, "
-    "all of whose layers are dense, are measured in the paper's own dtypes, or in those of "
-    "`--table 6 --dtypes tf32,bfloat16`."
-)
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def results(folder: Path) -> str:
     """The section of the page: devices, the paper's numbers beside ours, figures, heuristic."""
     run, saved = Results.read(folder), SavedRequest.read(folder)
     page, cells = report.sections(run, saved)
-    blocks = [_devices(run), *_counts(run), "### Each dtype", overview(run).markdown()]
+    blocks = [_devices(folder), *_counts(run), "### Each dtype", overview(run).markdown()]
     blocks += _losses(run)
     blocks += _shown(page, report.ABSENT)
     drawn = pictures(folder)
@@ -128,8 +126,6 @@ def results(folder: Path) -> str:
         if item.kind == "figure":
             blocks += [f"![{item.name}](pictures/paper-{name}.svg)"
                        for name in drawn if name.startswith(number)]  # fmt: skip
-        if item.needs == SIZES:
-            blocks.append(_SIZES_TEXT)
         if item.needs == ENERGY:
             blocks += _energy(run, page, item)
     # In the paper's dtypes: the page is long, and a report of the command has the others.
@@ -147,14 +143,13 @@ def _shown(page: Sequence[Section], titles: str | tuple[str, ...]) -> Iterator[s
 
 def _energy(run: Results, page: Sequence[Section], item: Item) -> Iterator[str]:
     """Idle power, and the energy of a call and of a token."""
-    yield f"Energy was measured in {', '.join(run.energies) or 'no dtype'} only."
     for section in page:
         if section.title.startswith(f"{item.name} ("):
             yield from section.paragraphs
     yield (
         "In the next table a token is a row of x, numbers are medians of the patterns, and each "
-        "way is in its better layout. Where bsr has no energy on some patterns, its medians are of "
-        "the others, and not comparable."
+        "way is in its better layout. Medians of other numbers of patterns are not comparable: "
+        "bsr has no energy on some patterns, and some dtypes were measured on fewer."
     )
     for section in page:
         if section.title.startswith("Energy of a call") and section.table is not None:
@@ -169,7 +164,9 @@ def _plain(table: tables.Table) -> tables.Table:
 
 def _in_others(cells: Sequence[Cell]) -> Iterator[str]:
     """Our numbers in the dtypes that the paper lacks: a sentence if they are few, or a table."""
-    table = paper_comparison.by_setting(cells)
+    # Table 6 has the dtype in the name of its numbers, too: a column for each dtype is enough.
+    named = [replace(one, column=one.column.removeprefix(f"{one.setting} ")) for one in cells]
+    table = paper_comparison.by_setting(named)
     if len(table.rows) > _FEW:
         yield from ("In other dtypes:", table.markdown())
         return
@@ -193,13 +190,20 @@ def pictures(folder: Path) -> list[str]:
             if section.figure is not None and section.figure.name in names]  # fmt: skip
 
 
-def _devices(run: Results) -> str:
-    devices = dict.fromkeys(
-        f"{one['device']['name']} (torch {one['device']['torch']}, driver "
-        f"{one['device']['driver']}, commit {one['device']['commit']})"
-        for one in run.runs
-    )
-    return f"Measured on {'; '.join(devices)}."
+def _devices(folder: Path) -> str:
+    """The devices and commits of the runs, and which parts each but the first measured."""
+    parts: dict[str, list[str]] = {}
+    for path in sorted(folder.glob(f"*/{results_log.SETTING}")):
+        for one in json.loads(path.read_text(encoding="utf-8"))["runs"]:
+            device = one["device"]
+            name = (
+                f"{device['name']} (torch {device['torch']}, driver {device['driver']}, "
+                f"commit {device['commit']})"
+            )
+            parts.setdefault(name, []).append(path.parent.name)
+    first, *others = sorted(parts, key=lambda name: len(parts[name]), reverse=True)
+    later = "".join(f"; {', '.join(dict.fromkeys(parts[one]))} on {one}" for one in others)
+    return f"Measured on {first}{later}."
 
 
 def _counts(run: Results) -> Iterator[str]:

@@ -17,7 +17,8 @@ def test_the_page_shows_the_runs(
     monkeypatch.setattr(measuring, "_SECONDS", 0.001)
     monkeypatch.setattr(measuring, "_FEWEST", 3)
     page = tmp_path / "crossover.md"
-    for where, precision in (("MAPS", "float32"), ("LAYERS", "bfloat16")):
+    runs = (("MAPS", "float32"), ("MAPS_H200", "float16"), ("LAYERS", "bfloat16"))
+    for where, precision in runs:
         out = tmp_path / precision
         words = ("--passes", "inference", "--budgets", "25%,12.5%", "--precisions", precision)
         assert main.main([*RUN, *words, "--out", str(out)]) == 0
@@ -25,8 +26,8 @@ def test_the_page_shows_the_runs(
     monkeypatch.setattr(crossover_page, "PAGE", page)
     monkeypatch.setattr(crossover_page, "PICTURES", tmp_path)
     page.write_text(
-        "a\n<!-- begin maps -->\nold\n<!-- end maps -->\nb\n<!-- begin layers -->\n"
-        "<!-- end layers -->\nc\n"
+        "a\n<!-- begin maps -->\nold\n<!-- end maps -->\nb\n<!-- begin h200 -->\n"
+        "<!-- end h200 -->\n<!-- begin layers -->\n<!-- end layers -->\nc\n"
     )
     assert crossover_page.main([]) == 0
     text = page.read_text("utf-8")
@@ -35,10 +36,12 @@ def test_the_page_shows_the_runs(
     assert "old" not in text
     # The table is the command's own.
     table = (tmp_path / "float32" / "crossover.md").read_text("utf-8")
-    lines = [line for line in text.split("begin layers")[0].splitlines() if line.startswith("| ")]
+    lines = [line for line in text.split("begin h200")[0].splitlines() if line.startswith("| ")]
     assert len(lines) == 3
     assert all(line in table for line in lines)
     assert "pictures/crossover-inference-float32.svg" in text
+    assert "pictures/crossover-inference-float16-h200.svg" in text.split("begin h200")[1]
+    assert (tmp_path / "crossover-inference-float16-h200.svg").exists()
     drawing = tmp_path / "crossover-inference-float32.svg"
     own = tmp_path / "float32" / "maps" / "crossover-inference-float32.svg"
     assert drawing.read_text("utf-8") == own.read_text("utf-8")
