@@ -53,6 +53,16 @@ def test_calls_one_after_another() -> None:
     assert min(times) > 0
 
 
+def test_a_layer_is_called_by_the_kernels_that_are_named() -> None:
+    chain = Chain.monarch(16, 16, p=4)
+    call, chosen = profile_products.layer(chain, torch.randn(3, 16), False)
+    result = call()
+    assert isinstance(result, Tensor)
+    assert result.shape == (3, 16)
+    assert not result.requires_grad
+    assert chosen()
+
+
 def test_a_projection_is_timed_several_times() -> None:
     seconds, projection = projection_time.timed(torch.randn(4, 4), Chain.monarch(4, 4, p=2))
     assert len(seconds) == projection_time.RUNS
