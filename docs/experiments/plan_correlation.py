@@ -1,16 +1,17 @@
 """Rank correlation of the planner's predicted times with measured ones, of whole layers.
 
-    python docs/experiments/plan_correlation.py [FILE]
+    python docs/experiments/plan_correlation.py
+    python docs/experiments/plan_correlation.py docs/data/crossover-h200.csv --gpu H200
 
 Reads the layers y = gelu(x W^T + bias) that a crossover map has measured for inference (by default
-docs/data/crossover-h100.csv), and predicts each by its plan: one launch, or several and PyTorch's
-operations behind them. No cost model was fitted to these layers. Needs no GPU.
+docs/data/crossover-h100.csv, of an H100), and predicts each by its plan: one launch, or several and
+PyTorch's operations behind them. No cost model was fitted to these layers. Needs no GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
-import sys
 from pathlib import Path
 
 from ksopt.bench.reproduction.statistics import rank_correlation
@@ -30,9 +31,9 @@ Case = tuple[str, bool, float, float]
 """Precision, whether one launch is planned, microseconds predicted and measured."""
 
 
-def cases(file: Path) -> list[Case]:
-    """The measured layers of a map."""
-    spec = GPUS["H100"]
+def cases(file: Path, gpu: str = "H100") -> list[Case]:
+    """The measured layers of a map of a GPU."""
+    spec = GPUS[gpu]
     several: list[Case] = []
     with file.open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
@@ -75,4 +76,8 @@ def summary(several: list[Case]) -> str:
 
 
 if __name__ == "__main__":
-    print(summary(cases(Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED)))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("file", nargs="?", type=Path, default=MEASURED)
+    parser.add_argument("--gpu", default="H100", choices=tuple(GPUS))
+    args = parser.parse_args()
+    print(summary(cases(args.file, args.gpu)))
