@@ -1,6 +1,7 @@
 """The host's time of a call, without waiting for the device, broken down by part.
 
     python docs/experiments/host_time.py [cpu|cuda]
+    python docs/experiments/host_time.py [cpu|cuda] --steps   # eager training steps, with a profile
 
 Prints microseconds per call, the least of 10 rounds of 500. First come the products and layers that
 compiled graphs call, by the host library's own kernels and by Python's above its tables. Then come
@@ -13,15 +14,17 @@ has a clock of its own because ksopt.measure times the device, or waits for it.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
 from torch.nn import functional as F
+from torch.profiler import profile, supported_activities
 
 from ksopt import ops
 from ksopt.jit import host
@@ -49,6 +52,7 @@ LAYERS = [
     ("(1,192,48,2)*(2,48,192,1)", torch.float32),
     ("(1,192,48,2)*(2,48,192,1)", torch.bfloat16),
 ]
+PROFILED, MOST_OPERATORS = 20, 25  # steps, and lines of a profile
 MANY, MANY_TEXT = 12, "(1,8,8,8)*(8,8,8,1)"
 Calls = Iterator[tuple[str, Callable[[], object]]]
 
@@ -235,6 +239,40 @@ def print_layers(device: str) -> None:
             print(f"  {what}: {host_us(call):.1f} us", flush=True)
 
 
+def steps_of(text: str, dtype: torch.dtype, device: str) -> Calls:
+    """Eager training steps of a layer of two factors with bias and GELU, and of a dense one."""
+    for what, call in of_layers(text, dtype, device):
+        if what.endswith("eager, forward and backward"):
+            yield what, call
+
+
+def print_steps(device: str) -> None:
+    """Print each eager step's time, its kernels, and the operators that take most of the host's.
+
+    The profiler's own work is part of the operators' times, not of the step's.
+    """
+    print(f"{torch.get_num_threads()} threads, host library: {host.load() or 'loaded'}")
+    for text, dtype in LAYERS:
+        for what, call in steps_of(text, dtype, device):
+            name = str(dtype).removeprefix("torch.")
+            print(f"{name}, {text}, {ROWS} rows, {device}: {what}: {host_us(call):.1f} us")
+            with profile(activities=supported_activities()) as profiled:
+                for _ in range(PROFILED):
+                    call()
+                if device == "cuda":
+                    torch.cuda.synchronize()
+            print_profile(profiled)
+
+
+def print_profile(profiled: profile) -> None:
+    of_device = [one for one in profiled.events() if one.device_type != DeviceType.CPU]
+    print(f"  {len(of_device) / PROFILED:.1f} kernels and copies on the device per step")
+    averages = [one for one in profiled.key_averages() if one.device_type == DeviceType.CPU]
+    for one in sorted(averages, key=lambda one: -one.self_cpu_time_total)[:MOST_OPERATORS]:
+        us = one.self_cpu_time_total / PROFILED
+        print(f"  {us:6.1f} us, {one.count / PROFILED:4.1f} times per step: {one.key}", flush=True)
+
+
 def print_many(device: str) -> None:
     """Print the time of a forward and a backward pass of many compiled layers in sequence."""
     x = torch.randn(ROWS, 64, device=device)
@@ -269,7 +307,14 @@ def print_factors() -> None:
 
 
 def main() -> None:
-    device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("device", nargs="?", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--steps", action="store_true", help="eager training steps alone")
+    args = parser.parse_args()
+    device = args.device
+    if args.steps:
+        print_steps(device)
+        return
     print_operators(device)
     print_layers(device)
     print_many(device)

@@ -10,6 +10,7 @@ from torch import Tensor
 import chain_kernels
 import chain_weight_gradients
 import compare_kernels
+import host_time
 import input_gradients
 import layer_time
 import profile_products
@@ -61,6 +62,20 @@ def test_a_layer_is_called_by_the_kernels_that_are_named() -> None:
     assert result.shape == (3, 16)
     assert not result.requires_grad
     assert chosen()
+
+
+def test_eager_steps_are_profiled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host_time, "ROUNDS", 1)
+    monkeypatch.setattr(host_time, "CALLS", 2)
+    monkeypatch.setattr(host_time, "PROFILED", 2)
+    monkeypatch.setattr(host_time, "LAYERS", host_time.LAYERS[:1])
+    host_time.print_steps("cpu")
+    text = capsys.readouterr().out
+    assert "KSLinear, eager, forward and backward: " in text
+    assert "nn.Linear, eager, forward and backward: " in text
+    assert " us,  1.0 times per step: aten::gelu_backward" in text
 
 
 def test_a_projection_is_timed_several_times() -> None:
