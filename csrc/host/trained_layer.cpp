@@ -91,7 +91,7 @@ struct Known {
 
   // As ksopt/ops/implementation.py, weight_grad; where of_bias is, and a kernel sums the rows of grad too, there.
   Tensor weight_gradient(const Tensor& grad, const Tensor& x, const Tensor& weight, Tensor* of_bias) const {
-    if (!x.is_cuda() || form.batch_last || x.element_size() != 2 || x.numel() == 0) return by_torch(grad, x, weight);
+    if (!x.is_cuda() || form.batch_last || x.element_size() > 4 || x.numel() == 0) return by_torch(grad, x, weight);
     Tensor of_y = grad, rows = x;
     const auto known = ksopt::weight_gradient_known(reinterpret_cast<AtenTensorHandle>(&of_y),
                                                     reinterpret_cast<AtenTensorHandle>(&rows), weight.size(0),

@@ -18,7 +18,7 @@ import argparse
 import ctypes
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -58,16 +58,23 @@ Calls = Iterator[tuple[str, Callable[[], object]]]
 
 
 def host_us(call: Callable[[], object]) -> float:
-    for _ in range(5):
-        call()
-    best = math.inf
-    for _ in range(ROUNDS):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(CALLS):
+    return host_us_in_turns([call])[0]
+
+
+def host_us_in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Of each call; the rounds take turns, because a host's speed changes within a run."""
+    for call in calls:
+        for _ in range(5):
             call()
-        best = min(best, (time.perf_counter() - began) / CALLS * 1e6)
+    best = [math.inf] * len(calls)
+    for _ in range(ROUNDS):
+        for at, call in enumerate(calls):
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            best[at] = min(best[at], (time.perf_counter() - began) / CALLS * 1e6)
     return best
 
 
@@ -253,9 +260,11 @@ def print_steps(device: str) -> None:
     """
     print(f"{torch.get_num_threads()} threads, host library: {host.load() or 'loaded'}")
     for text, dtype in LAYERS:
-        for what, call in steps_of(text, dtype, device):
+        steps = list(steps_of(text, dtype, device))
+        times = host_us_in_turns([call for _, call in steps])
+        for (what, call), us in zip(steps, times, strict=True):
             name = str(dtype).removeprefix("torch.")
-            print(f"{name}, {text}, {ROWS} rows, {device}: {what}: {host_us(call):.1f} us")
+            print(f"{name}, {text}, {ROWS} rows, {device}: {what}: {us:.1f} us")
             with profile(activities=supported_activities()) as profiled:
                 for _ in range(PROFILED):
                     call()

@@ -5,6 +5,8 @@
 Prints, for the dense model under Inductor and the sparse one under ksopt, the kernels with the
 longest total in one replay of a CUDA graph, by torch.profiler, and their sum. ``--train`` profiles
 a forward and a backward pass; ``--mode default`` records no graph, and times a step without one.
+``--recorded`` records all of a step, the optimizer's too, in one graph, as a training loop of few
+rows may do: then a step costs the host one launch.
 ``--autocast`` computes in a dtype with weights of ``--dtype``, as in mixed-precision training. The
 time of a step, in the title, is by the host's clock over ten in a row: what a training loop waits
 for, host included, where ksopt.measure times the device alone.
@@ -44,6 +46,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=14, help="how many of them are shown")
     parser.add_argument("--train", action="store_true", help="forward and backward pass")
     parser.add_argument("--mode", default="reduce-overhead", help="of torch.compile")
+    parser.add_argument("--recorded", action="store_true", help="the whole step in one graph")
     parser.add_argument("--host", type=int, default=0, help="functions of the host's profile, too")
     parser.add_argument("--ways", nargs="+", default=list(_WAYS), choices=_WAYS)
     options = parser.parse_args()
@@ -58,7 +61,8 @@ def main() -> None:
         torch._dynamo.reset()
         backend = _WAYS[twin]
         model = built.twin(twin).train(options.train)
-        run = torch.compile(model, backend=backend, mode=options.mode)
+        mode = "default" if options.recorded else options.mode
+        run = torch.compile(model, backend=backend, mode=mode)
         forward = autocast(partial(run, built.inputs))
         step = partial(_step, forward, model, built) if options.train else forward
         with contextlib.nullcontext() if options.train else torch.inference_mode():
@@ -68,6 +72,8 @@ def main() -> None:
                 step()
                 if at == 0:
                     print(f"{twin}: the first took {time.perf_counter() - began:.1f} s", flush=True)
+            if options.recorded:
+                step = _recorded(step, model)
             took = _step_us(step)
             with profile(activities=[ProfilerActivity.CUDA]) as profiled:
                 torch.compiler.cudagraph_mark_step_begin()
@@ -81,6 +87,26 @@ def main() -> None:
 def _step(forward: Callable[[], Any], model: torch.nn.Module, built: Built) -> None:
     model.zero_grad()
     loss(forward(), built.targets).backward()
+
+
+def _recorded(step: Callable[[], object], model: torch.nn.Module) -> Callable[[], object]:
+    """A replay of a step and, behind it, of an optimizer's, if there are gradients."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    def whole() -> None:
+        step()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            whole()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        whole()
+    return graph.replay
 
 
 def _step_us(step: Callable[[], object], times: int = 10) -> float:

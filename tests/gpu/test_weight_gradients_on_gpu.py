@@ -40,17 +40,20 @@ def operand(rows: int, features: int, dtype: torch.dtype) -> Tensor:
     return memory[:, 8 : 8 + features]
 
 
+UNIT = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-24}
+
+
 def assert_right(dk: Tensor, grad: Tensor, x: Tensor, p: Pattern) -> None:
     truth = weight_grad_decomposed(grad.double(), x.double(), p.a, p.d, False)
     sizes = weight_grad_decomposed(grad.abs().double(), x.abs().double(), p.a, p.d, False)
-    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dk.dtype]
+    unit = UNIT[dk.dtype]
     wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes + 1e-6)
     assert not wrong.any(), f"{int(wrong.sum())} of {p.nnz} are wrong"
 
 
 def assert_sums(of_bias: Tensor, grad: Tensor) -> None:
     truth, sizes = grad.double().sum(0), grad.abs().double().sum(0)
-    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[of_bias.dtype]
+    unit = UNIT[of_bias.dtype]
     assert ((of_bias.double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes).all()
 
 
@@ -67,13 +70,16 @@ def test_random_patterns_rows_and_tiles(spec: DeviceSpec) -> None:
         p = Pattern(draw.randint(1, 6), b, c, d)
         if p.nnz * 8 > 2**26:
             continue
-        rows = draw.choice((1, 63, 64, 65, 777, 3000, 10_000))
+        rows = draw.choice((1, 17, 63, 64, 65, 400, 777, 3000, 10_000))
         if rows * (p.in_features + p.out_features) > 2**28:
             continue
-        dtype = draw.choice((torch.float16, torch.bfloat16))
+        dtype = draw.choice((torch.float16, torch.bfloat16, torch.float32))
         grad, x = operand(rows, p.out_features, dtype), operand(rows, p.in_features, dtype)
         name = str(dtype).removeprefix("torch.")
-        launch = draw.choice(weight_gradients.launches(p, name, rows, spec))
+        launches = weight_gradients.launches(p, name, rows, spec)
+        if not launches:  # of many rows in float32
+            continue
+        launch = draw.choice(launches)
         with_bias = draw.random() < 0.5
         kernel = WeightGradient(p, name, launch, 0, with_bias)
         dk, of_bias = kernel(grad, x)
@@ -164,6 +170,52 @@ def test_compiled_and_eager_training_sum_the_rows_for_the_bias(
         assert_sums(layer.bias.grad, grad)
         names = [event.key for event in profiled.key_averages()]
         assert "ksopt_weight_grad_wgmma16_bfloat16_1_192_64_2_bias" in names
+
+
+@pytest.mark.parametrize("p", [Pattern(1, 192, 48, 2), Pattern(3, 20, 12, 5)], ids=str)
+@pytest.mark.parametrize("rows", [1, 16, 77, 512])
+def test_few_rows_by_every_tile(spec: DeviceSpec, p: Pattern, rows: int) -> None:
+    torch.manual_seed(rows)
+    grad, x = (operand(rows, n, torch.float32) for n in (p.out_features, p.in_features))
+    tried = 0
+    for launch in weight_gradients.launches(p, "float32", rows, spec):
+        dk, of_bias = WeightGradient(p, "float32", launch, 0, with_bias=True)(grad, x)
+        assert_right(dk, grad, x, p)
+        assert of_bias is not None
+        assert_sums(of_bias, grad)
+        tried += 1
+    assert tried > 8
+
+
+def test_few_rows_of_eager_training_in_float32_need_no_python(
+    spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch for each weight, the bias's gradient beside it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from ksopt import KSLinear
+    from ksopt.jit import host
+
+    assert host.load() is None
+    torch.manual_seed(5)
+    layer = KSLinear(384, 384, "(1,192,48,2)*(2,48,192,1)", activation="gelu").cuda()
+    twin = KSLinear(384, 384, "(1,192,48,2)*(2,48,192,1)", activation="gelu").cuda().double()
+    twin.load_state_dict(layer.state_dict())
+    x, grad = (torch.randn(18, 384, device="cuda") for _ in range(2))
+    for at in range(2):
+        layer.zero_grad()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled, monkeypatch.context() as no:
+            if at:
+                no.setattr(weight_gradients, "run", None)
+            layer(x).backward(grad)
+            torch.cuda.synchronize()
+    names = [event.key for event in profiled.key_averages()]
+    assert "ksopt_weight_grad_fma_float32_1_192_48_2_bias" in names
+    assert "ksopt_weight_grad_fma_float32_2_48_192_1" in names
+    assert not any("reduce_kernel" in name for name in names)
+    twin(x.double()).backward(grad.double())
+    for mine, truth in zip(layer.parameters(), twin.parameters(), strict=True):
+        assert (mine.grad - truth.grad).abs().max() <= 1e-5 * truth.grad.abs().max()
 
 
 def test_it_can_be_captured(spec: DeviceSpec) -> None:

@@ -240,7 +240,7 @@ def test_names_are_used_once() -> None:
         gradient_base.unregister_gradient_family("toy_weight_grad")
     names = {kind: {one.name for one in gradient_families(kind)} for kind in gradient_base.KINDS}
     assert names == {
-        "weight": {"weight_grad_mma16", "weight_grad_wgmma16"},
+        "weight": {"weight_grad_fma", "weight_grad_mma16", "weight_grad_wgmma16"},
         "chain_weights": {"chain_grads_wgmma16"},
         "chain_input": {"input_grad_wgmma16"},
     }

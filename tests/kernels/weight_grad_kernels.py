@@ -18,6 +18,10 @@ from ksopt.patterns.chain import Pattern
 Case = tuple[Pattern, Tile, str, bool]
 """A pattern, a tile, a dtype, and whether the bias's gradient is computed."""
 DTYPES = ("bfloat16", "float16")
+UNIT = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-22}
+"""Rounding of a result; in float32 of its sum, too."""
+SHARED_ROWS = ((1, 64), (100, 64), (64, 64), (390, 128))
+"""Numbers of rows, and those of a share: one share and several, whole and not."""
 
 
 class _Block:
@@ -85,17 +89,22 @@ def computed(
     return result.view(p.weight_shape), bias
 
 
-def assert_right(kernel: Any, adding: Any, case: Case) -> None:
-    """Compare with float64, for numbers of rows with one share and several, whole and not."""
+def assert_right(
+    kernel: Any,
+    adding: Any,
+    case: Case,
+    shared_rows: Sequence[tuple[int, int]] = SHARED_ROWS,
+) -> None:
+    """Compare with float64, for numbers of rows and of those of a share."""
     p, tile, dtype, with_bias = case
-    for rows, of_share in ((1, 64), (100, 64), (64, 64), (390, 128)):
+    for rows, of_share in shared_rows:
         grad = operand(rows, p.out_features, dtype, rows)
         x = operand(rows, p.in_features, dtype, rows + 1)
         launch = Launch(tile, -(-rows // of_share), of_share)
-        dk, bias = computed(kernel, adding[dtype], case, launch, grad, x)
+        dk, bias = computed(kernel, adding.get(dtype), case, launch, grad, x)
         truth = weight_grad_decomposed(grad.double(), x.double(), p.a, p.d, False)
         sizes = weight_grad_decomposed(grad.abs().double(), x.abs().double(), p.a, p.d, False)
-        unit = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+        unit = UNIT[dtype]
         wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 1e-6 * sizes + 1e-6)
         assert not wrong.any(), f"{rows} rows: {int(wrong.sum())} of {p.nnz} are wrong"
         assert (bias is not None) == with_bias
@@ -109,7 +118,8 @@ def assert_infinities_stay(kernel: Any, adding: Any, case: Case) -> None:
     p, tile, dtype, _ = case
     grad, x = operand(70, p.out_features, dtype, 0), operand(70, p.in_features, dtype, 1)
     x[3, 5] = float("inf")
-    dk, _ = computed(kernel, adding[dtype], case, Launch(tile, 2, 64), grad, x)
+    launch = Launch(tile, 2, 64) if dtype in adding else Launch(tile, 1, 128)
+    dk, _ = computed(kernel, adding.get(dtype), case, launch, grad, x)
     expected = weight_grad_decomposed(grad.double(), x.double(), p.a, p.d, False)
     assert torch.equal(dk.isfinite(), expected.isfinite())
     assert not dk.isfinite().all()

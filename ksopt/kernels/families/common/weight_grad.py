@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.codegen import kernel_name
-from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.base import ANY_TYPE, HALF
 from ksopt.kernels.families.gradient_base import Gradient, GradientFamily, GradientProblem
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
@@ -138,13 +138,13 @@ def source(p: Pattern, tile: Tile, dtype: str, with_bias: bool = False) -> str:
         'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
         f"{_name(p, tile, dtype, with_bias)}(const __grid_constant__ WeightGradArguments "
         "arguments) {\n"
-        f"  {tile.family}_kernel<{HALF[dtype]}, Support, Tile, {int(with_bias)}>(arguments);\n"
+        f"  {tile.family}_kernel<{ANY_TYPE[dtype]}, Support, Tile, {int(with_bias)}>(arguments);\n"
         "}\n"
     )
 
 
 def adding_source(dtype: str) -> str:
-    """The generated file of the kernel that adds shares."""
+    """The generated file of the kernel that adds shares, of 16 bits."""
     return (
         '#include "common/weight_grad_shares.cuh"\n'
         f'extern "C" __global__ void __launch_bounds__({ADDING_THREADS})\n'
@@ -239,8 +239,10 @@ class WeightGradient:
         self._shared = launch.tile.shared_bytes(p)
         self._blocks = launch.tile.tiles(p) * launch.shares
         self._elements = p.nnz + (p.out_features if with_bias else 0)
-        code = nvrtc.cubin(adding_source(dtype), target).data
-        self._adding = driver.load_kernel(code, _adding_name(dtype), 0, device_index)
+        self._adding = 0
+        if launch.shares > 1:
+            code = nvrtc.cubin(adding_source(dtype), target).data
+            self._adding = driver.load_kernel(code, _adding_name(dtype), 0, device_index)
 
     def entry(self, rows: int) -> tuple[int, ...]:
         """As for `EnterableGradient`, on the rows that it was made for."""
