@@ -5,7 +5,8 @@
     ncu --clock-control none --section SpeedOfLight --launch-skip 20 --launch-count 6 \\
         python docs/experiments/profile_products.py float16 "(1,768,192,48)" --calls 4
 
-One factor is a product by ``ks_mm``; a chain of several is a `KSLinear` with its bias, in
+A chain may have its number of rows behind it, ``(1,5,720,5)@238``, in the place of ``--batch``. One
+factor is a product by ``ks_mm``; a chain of several is a `KSLinear` with its bias, in
 inference. Prints, for each, the kernels that were chosen, the spread of the times one after
 another with caches as they are, and the device's clock, power and reasons for slowing down during
 them, by nvidia-smi.
@@ -46,13 +47,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     args = parser.parse_args()
     for text in args.chains:
-        one(Chain.parse(text), args)
+        chain, _, rows = text.partition("@")
+        one(Chain.parse(chain), int(rows or args.batch), args)
         torch.cuda.empty_cache()
 
 
-def one(chain: Chain, args: argparse.Namespace) -> None:
+def one(chain: Chain, rows: int, args: argparse.Namespace) -> None:
     last = args.layout == "batch_last"
-    shape = (chain.in_features, args.batch) if last else (args.batch, chain.in_features)
+    shape = (chain.in_features, rows) if last else (rows, chain.in_features)
     x = torch.randn(shape, device="cuda", dtype=getattr(torch, args.dtype))
     call, chosen = product(chain[0], x, last) if len(chain) == 1 else layer(chain, x, last)
     call()  # chooses
@@ -62,7 +64,7 @@ def one(chain: Chain, args: argparse.Namespace) -> None:
         for _ in range(args.calls):
             call()
         torch.cuda.synchronize()
-        print(f"{args.dtype} {args.layout} {chain}: {way}", flush=True)
+        print(f"{args.dtype} {args.layout} {chain}, {rows} rows: {way}", flush=True)
         return
     query = ["nvidia-smi", "-i", str(torch.cuda.current_device()), "-lms", "100"]
     query += [f"--query-gpu={_QUERIED}", "--format=csv,noheader,nounits"]
@@ -74,7 +76,7 @@ def one(chain: Chain, args: argparse.Namespace) -> None:
     spread = ", ".join(f"{quantile(sorted(times), share):.0f}" for share in (0, 0.1, 0.5, 0.9, 1))
     clocks, watts = ([float(row[place]) for row in seen] for place in (0, 1))
     print(
-        f"{args.dtype} {args.layout} {chain}: {way}\n"
+        f"{args.dtype} {args.layout} {chain}, {rows} rows: {way}\n"
         f"  {len(times)} calls, us: least, p10, median, p90, most {spread}; the first ten "
         f"{[round(us) for us in times[:10]]}\n"
         f"  MHz {min(clocks):.0f} to {max(clocks):.0f}, W {min(watts):.0f} to {max(watts):.0f}, "

@@ -158,7 +158,7 @@ def _gradient_operands(problem: GradientProblem, rows: int) -> list[Any]:
     """As the launchers of `GradientFamily` take them."""
 
     def drawn(*size: int) -> torch.Tensor:
-        return torch.randn(*size, device="cuda").bfloat16()
+        return torch.randn(*size, device="cuda").to(getattr(torch, problem.dtype))
 
     left, *others = problem.factors
     if problem.gradient == "weight":
@@ -180,16 +180,17 @@ def run_gradients(kind: Gradient) -> int:
     ran, device = 0, DeviceSpec.of_device(0)
     few = replace(device, multiprocessors=2)  # where blocks have more rows
     cases, several, most = GRADIENTS[kind]
-    for (text, siblings, activation), rows in itertools.product(cases, several):
+    every = itertools.product(cases, several, ("bfloat16", "float32"))
+    for (text, siblings, activation), rows, dtype in every:
         factors = tuple(map(Pattern.parse, text.split("*")))
         with_bias = kind != "chain_input"
-        problem = GradientProblem(kind, factors, "bfloat16", with_bias, siblings, activation)
+        problem = GradientProblem(kind, factors, dtype, with_bias, siblings, activation)
         for family in gradient_families(kind):
             if family.unsupported_reason(problem, device) is not None:
                 continue
             launches = [it for one in (device, few) for it in family.launches(problem, rows, one)]
             launches = list(dict.fromkeys(launches))
-            for launch in launches[:: -(-len(launches) // most)]:
+            for launch in launches[:: max(1, -(-len(launches) // most))]:
                 print(f"{problem}: {launch}, {rows} rows", flush=True)
                 results = family.launcher(problem, launch, 0)(*_gradient_operands(problem, rows))
                 assert not any(torch.isnan(one).any() for one in results), (text, launch)

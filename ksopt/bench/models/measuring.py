@@ -38,6 +38,8 @@ from ksopt.bench.models.results import (
 from ksopt.compile import backend
 from ksopt.compile.sites import Report, Verdict
 from ksopt.errors import first_line
+from ksopt.kernels.cuda_graph_weights import prepared_weights
+from ksopt.measure.cuda_graphs import Replay
 from ksopt.measure.timed_call import TimedCall
 from ksopt.measure.timing import Measurement, measure
 
@@ -74,7 +76,8 @@ class How:
 
     Args:
         is_step: a training step rather than a forward pass.
-        is_graphs: whether to run in CUDA graphs.
+        is_graphs: whether to run in CUDA graphs of torch.compile's.
+        is_recorded: whether to record the whole call, an optimizer's step too, in one CUDA graph.
         dynamic: whether to compile for any batch and length.
         fresh_caches: whether to compile each way with empty caches of torch.
         tune: ksopt's option.
@@ -84,6 +87,7 @@ class How:
 
     is_step: bool
     is_graphs: bool = False
+    is_recorded: bool = False
     dynamic: bool = False
     fresh_caches: bool = False
     tune: str | None = None
@@ -92,7 +96,7 @@ class How:
 
 
 def implementations(how: How) -> list[Implementation]:
-    """The implementations of a case. Uncompiled models have no CUDA graphs."""
+    """The implementations of a case. Uncompiled models have no CUDA graphs of torch.compile's."""
     mode = "reduce-overhead" if how.is_graphs else "default"
     most = "max-autotune" if how.is_graphs else "max-autotune-no-cudagraphs"
     all_ways = [
@@ -192,7 +196,40 @@ def _outputs(model: nn.Module, run: Run, inputs: Tensor, targets: Tensor, how: H
 def _timed_call(built: Built, twin: str, run: Run, how: How) -> Callable[[], object]:
     """The timed form of a pass: a step ends with plain SGD."""
     optimizer = torch.optim.SGD(built.twin(twin).parameters(), lr=_LEARNING_RATE)
-    return _plain_call(built, twin, run, how, optimizer.step)
+    call = _plain_call(built, twin, run, how, optimizer.step)
+    return _recorded(call, built.inputs, how) if how.is_recorded else call
+
+
+def _recorded(call: Callable[[], object], inputs: Tensor, how: How) -> Replay:
+    """A call as one CUDA graph. In inference it reads weights that were prepared before."""
+    with ExitStack() as stack:
+        if not how.is_step:
+            stack.enter_context(prepared_weights())
+            stack.enter_context(torch.inference_mode())
+        return Replay([lambda _: call()], inputs)
+
+
+def _replayed(built: Built, twin: str, run: Run, how: How) -> Outputs:
+    """The results of a replay of a recorded pass."""
+    model, inputs, targets = built.twin(twin).train(how.is_step), built.inputs, built.targets
+    results: dict[str, Any] = {}
+
+    def whole() -> None:
+        model.zero_grad()
+        results["logits"] = run(inputs)
+        if how.is_step:
+            results["loss"] = loss(results["logits"], targets)
+            results["loss"].backward()
+            results["gradients"] = gradients_of(model)
+
+    _recorded(whole, inputs, how)()
+    _wait(inputs.device)
+    logits = results["logits"].detach().clone()
+    if not how.is_step:
+        return Outputs(logits)
+    gradients = {name: one.clone() for name, one in results["gradients"].items()}
+    model.zero_grad()
+    return Outputs(logits, results["loss"].detach().clone(), gradients)
 
 
 def _plain_call(
@@ -246,8 +283,9 @@ def _first_calls(
         first()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        plain = _plain_call(built, way.twin, run, how, lambda: None)
+        plain = _plain_call(built, way.twin, run, how, _do_nothing)
         with _pass(how):
+            plain = _recorded(plain, built.inputs, how) if how.is_recorded else plain
             for _ in range(_CALLS - 1):
                 plain()
         _wait(device)
@@ -255,7 +293,7 @@ def _first_calls(
     if device.type == "cuda":  # the same memory holds other models
         own = sum(one.numel() * one.element_size() for one in model.parameters())
         peak = torch.cuda.max_memory_allocated(device) - before + own
-    outputs = call()
+    outputs = _replayed(built, way.twin, run, how) if how.is_recorded else call()
     result = replace(result, first_s=first.us / 1e6, peak_bytes=peak)
     if way.backend == "ksopt":
         total = _sum(reports)

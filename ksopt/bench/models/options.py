@@ -27,7 +27,10 @@ class ModelsOptions:
     )
     passes: str = option("forward,step", "forward, step (a training step), or both", _WHAT)
     modes: str = option(
-        "default,graphs", "default, graphs (CUDA graphs: mode reduce-overhead), or both", _WHAT
+        "default,graphs",
+        "some of default, graphs (CUDA graphs: mode reduce-overhead), recorded (the whole call, a "
+        "step's optimizer too, in one CUDA graph), with commas",
+        _WHAT,
     )
     chain: str = option(
         "half",

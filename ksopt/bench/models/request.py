@@ -18,7 +18,8 @@ from ksopt.system.suggest import known_words
 
 DTYPES = ("float32", "bfloat16", "float16")
 PASSES = ("forward", "step")
-MODES = ("default", "graphs")
+MODES = ("default", "graphs", "recorded")
+_GRAPHS = ("graphs", "recorded")
 TUNES = ("measure", "model", "off")
 
 
@@ -75,17 +76,17 @@ class ModelsRequest:
             raise InvalidInputError("--plan takes the place of --chain: give one of them")
         remarks: tuple[str, ...] = ()
         if device.type != "cuda":
-            remarks = (
-                "On a CPU there are no CUDA graphs: the mode graphs is left out.",
-                "On a CPU peak memory is not counted: it is left out.",
+            remarks = tuple(
+                f"On a CPU there are no CUDA graphs: the mode {mode} is left out."
+                for mode in modes
+                if mode in _GRAPHS
             )
-            if "graphs" not in modes:
-                remarks = remarks[1:]
-            elif len(modes) == 1:
+            if len(remarks) == len(modes):
                 raise InvalidInputError(
-                    f"--modes graphs replays CUDA graphs; the device is {device}"
+                    f"--modes {','.join(modes)}: these replay CUDA graphs; the device is {device}"
                 )
-            modes = tuple(mode for mode in modes if mode != "graphs")
+            remarks = (*remarks, "On a CPU peak memory is not counted: it is left out.")
+            modes = tuple(mode for mode in modes if mode not in _GRAPHS)
         return cls(
             options=options,
             subjects=tuple(

@@ -34,7 +34,7 @@ class Subject:
         model: its name.
         dtype: torch's name of its element type.
         pass_: "forward", without gradients, or "step": forward, loss, backward, plain SGD.
-        mode: "default", or "graphs": CUDA graphs.
+        mode: "default"; "graphs": torch.compile's CUDA graphs; "recorded": all in one graph.
     """
 
     model: str

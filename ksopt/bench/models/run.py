@@ -94,6 +94,7 @@ def _measured(request: ModelsRequest, subject: Subject, progress: Progress) -> C
     how = How(
         is_step=subject.pass_ == "step",
         is_graphs=subject.mode == "graphs",
+        is_recorded=subject.mode == "recorded",
         dynamic=options.dynamic,
         fresh_caches=options.fresh_caches,
         tune=options.tune,

@@ -337,8 +337,9 @@ def test_without_the_library_there_is_a_sentence(monkeypatch, capsys, tmp_path):
         (["--models", "bert"], "'bert' is unknown, it must be of vit, gpt2, llama"),
         (["--dtypes", "float64"], "it must be of float32, bfloat16, float16"),
         (["--passes", "backward"], "--passes backward: 'backward' is unknown"),
-        (["--modes", "eager"], "it must be of default, graphs"),
-        (["--modes", "graphs"], "--modes graphs replays CUDA graphs; the device is cpu"),
+        (["--modes", "eager"], "it must be of default, graphs, recorded"),
+        (["--modes", "graphs"], "--modes graphs: these replay CUDA graphs; the device is cpu"),
+        (["--modes", "recorded,graphs"], "recorded,graphs: these replay CUDA graphs"),
         (["--ways", "eager"], "it must be of max-autotune, uncompiled, inductor, ksopt, kslinear"),
         (["--layers", "0"], "--layers 0: it must be at least 1"),
         (["--batch", "0"], "--batch 0: it must be at least 1"),
@@ -378,7 +379,7 @@ def test_ways_in_cuda_graphs_are_all_compiled_for_them():
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["default", "graphs"])
+@pytest.mark.parametrize("mode", ["default", "graphs", "recorded"])
 def test_on_a_gpu_memory_is_counted_and_graphs_are_replayed(mode, tmp_path):
     out = tmp_path / "out"
     small = ["--small", "--layers", "1", "--models", "gpt2", "--dtypes", "bfloat16"]
