@@ -38,7 +38,7 @@ def test_a_recorded_step_trains(
     batches = [torch.randn(rows, 384, device="cuda").bfloat16() for _ in range(6)]
     x = batches[0].clone()
     run = torch.compile(model, backend="ksopt") if is_compiled else model
-    optimizer, of_twin = (torch.optim.SGD(one.parameters(), lr=0.5) for one in (model, twin))
+    optimizer, of_twin = (torch.optim.SGD(one.parameters(), lr=4.0) for one in (model, twin))
 
     def step(function: object, of_step: torch.optim.Optimizer, x: Tensor) -> Tensor:
         of_step.zero_grad(set_to_none=True)
@@ -67,4 +67,4 @@ def test_a_recorded_step_trains(
         losses.append(loss.item())
     truth = [step(twin, of_twin, batch.double()).item() for batch in batches]
     assert truth[-1] < 0.9 * truth[0]
-    assert losses == pytest.approx(truth, rel=0.02)
+    assert losses == pytest.approx(truth, rel=0.05)
