@@ -125,6 +125,8 @@ def _energy(
 ) -> list[Cell]:
     cells = []
     absent = "no energy was measured: it is read from an NVIDIA GPU's counter"
+    if not products:
+        absent = "nothing was measured for it"
     if any(one.energy_mj for one in products):
         absent = "the device drew no more than its idle power: the calls are too short"
     common: dict[str, Any] = {"is_papers": is_papers, "absent": absent}

@@ -179,6 +179,16 @@ def test_the_papers_numbers_do_not_stand_beside_small_models() -> None:
     assert all(one.paper is None for one in small)
 
 
+def test_energy_that_nobody_measured_says_so() -> None:
+    """No products in a dtype, and products on a device without a counter."""
+    for products, words in (
+        ([], "nothing was measured"),
+        ([FAST, SLOW], "an NVIDIA GPU's counter"),
+    ):
+        cells = figures.cells_of(item("figure", 7), products, "float32", 2, True)
+        assert {words in one.absent for one in cells if one.column == "median ratio"} == {True}
+
+
 def test_every_number_of_the_paper_is_that_of_a_cell() -> None:
     empty = Results({}, {}, {}, {})
     saved = SavedRequest(ITEMS, False, (), {"products": 627, "energy": 651})
