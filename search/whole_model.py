@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ksopt.conversion.empty_chains import insert_empty_chains
+from ksopt.conversion.model_call import ModelCall
 from ksopt.conversion.plan import Plan
 from ksopt.conversion.resolve import resolve
 from ksopt.errors import InvalidInputError
@@ -17,7 +18,6 @@ from ksopt.measure import timing
 from ksopt.nn import KSLinear
 from ksopt.operators.linear import StructuredLinear
 from ksopt.search import device_locks
-from ksopt.search.model_call import ModelCall
 from ksopt.search.results import WholeModel
 
 _SECONDS = 4.0

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ksopt.conversion.apply import Conversion, convert
 from ksopt.conversion.layers import find
+from ksopt.conversion.model_call import ModelCall, evaluating
 from ksopt.conversion.plan import Plan
 from ksopt.conversion.resolve import resolve
 from ksopt.errors import InvalidInputError
@@ -24,7 +25,6 @@ from ksopt.optimization.selection import slight_layers, uncalled_layers
 from ksopt.optimization.speed import Speed, measure_calls, measure_steps, own_loss
 from ksopt.patterns.size import Dims
 from ksopt.search.layers import words
-from ksopt.search.model_call import ModelCall, evaluating
 from ksopt.search.model_layers import batch_of, layers_of_model, placement
 from ksopt.search.one_call import search
 from ksopt.search.plan import plan_of

@@ -22,11 +22,11 @@ from ksopt.compile.graph_breaks import graph_breaks
 from ksopt.compile.lowering import gates, siblings
 from ksopt.compile.lowering.layer import Layer, with_decomposed, with_next
 from ksopt.conversion.layers import Place, find
+from ksopt.conversion.model_call import ModelCall
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.patterns.surroundings import Surroundings
 from ksopt.precision import dtype_name
-from ksopt.search.model_call import ModelCall
 
 _SHOWN = 4
 """Names that a sentence lists."""
