@@ -166,12 +166,13 @@ def sentence(around: Surroundings, chosen: Finalist, standing: Sequence[Finalist
         chosen: The chain with its times there.
         standing: The layer's finalists alone.
     """
-    alone = next((one for one in standing if one.facts.chain == chosen.facts.chain), None)
-    before = "" if alone is None else f", alone {phrases.times(alone.ratio)} dense"
-    return (
-        f"{_placed(around)}, {chosen.facts.chain} is {phrases.times(chosen.ratio)} "
-        f"{_dense(around)}{before}: {use(around)}."
-    )
+    chain = chosen.facts.chain
+    alone = next((one for one in standing if one.facts.chain == chain), None)
+    there = f"{phrases.times(chosen.ratio)} {_dense(around)}: {use(around)}."
+    if alone is None:
+        text = placed(around)
+        return f"{text[:1].upper()}{text[1:]}, {chain} is {there}"
+    return f"Alone, {chain} is {phrases.times(alone.ratio)} dense; {placed(around)}, {there}"
 
 
 def judged(layer: LayerResult) -> list[str]:
@@ -183,7 +184,7 @@ def judged(layer: LayerResult) -> list[str]:
         if answer.chosen is not None
     ]
     lost = [
-        f"{one.around} ({1 / min(finalist.ratio for finalist in one.finalists):.2f}x)"
+        f"{placed(one.around)} ({1 / min(finalist.ratio for finalist in one.finalists):.2f}x)"
         for one in layer.surrounded
         if one.finalists and one.around not in [around for around, _ in won]
     ]
@@ -191,12 +192,9 @@ def judged(layer: LayerResult) -> list[str]:
         nor = "It was also timed" if sentences else "Nor is a chain worth using"
         tail = ": there no chain is worth using" if sentences else ""
         sentences.append(f"{nor} {'; '.join(lost)}{tail}.")
-    sentences += [f"It was not timed {one.around}: {one.reason}." for one in _unmeasured(layer)]
+    unmeasured = [one for one in layer.surrounded if one.reason]
+    sentences += [f"It was not timed {placed(one.around)}: {one.reason}." for one in unmeasured]
     return sentences
-
-
-def _unmeasured(layer: LayerResult) -> list[SurroundedResult]:
-    return [one for one in layer.surrounded if one.reason]
 
 
 def use(around: Surroundings) -> str:
@@ -214,9 +212,14 @@ def use(around: Surroundings) -> str:
     return f"use it where {where[-1] if where else 'layers are so'}"
 
 
-def _placed(around: Surroundings) -> str:
-    text = str(around)
-    return f"As {text}" if around.siblings > 1 else text[:1].upper() + text[1:]
+def placed(around: Surroundings) -> str:
+    """Surroundings as an adverbial phrase.
+
+    Example:
+        >>> placed(Surroundings(("bias",), siblings=3))
+        'as 3 on one input, followed by a bias'
+    """
+    return f"as {around}" if around.siblings > 1 else str(around)
 
 
 def _dense(around: Surroundings) -> str:
