@@ -128,12 +128,13 @@ def with_sentences(
     """
     longer = []
     for answer in answers:
-        texts = [
-            sentence(one.around, there.chosen, standing)
+        won = [
+            (one.around, there)
             for one in surrounded
             for there in one.recommendations
-            if there.budget == answer.budget and is_won(there) and there.chosen is not None
+            if there.budget == answer.budget and is_won(there)
         ]
+        texts = _sentences(won, standing)
         longer.append(replace(answer, sentence=" ".join([answer.sentence, *texts])))
     return tuple(longer)
 
@@ -158,31 +159,10 @@ def winners(layer: LayerResult) -> tuple[tuple[Surroundings, Recommendation], ..
     return tuple(best)
 
 
-def sentence(around: Surroundings, chosen: Finalist, standing: Sequence[Finalist]) -> str:
-    """What a chain is good for in some surroundings, beside its time alone.
-
-    Args:
-        around: The surroundings.
-        chosen: The chain with its times there.
-        standing: The layer's finalists alone.
-    """
-    chain = chosen.facts.chain
-    alone = next((one for one in standing if one.facts.chain == chain), None)
-    there = f"{phrases.times(chosen.ratio)} {_dense(around)}: {use(around)}."
-    if alone is None:
-        text = placed(around)
-        return f"{text[:1].upper()}{text[1:]}, {chain} is {there}"
-    return f"Alone, {chain} is {phrases.times(alone.ratio)} dense; {placed(around)}, {there}"
-
-
 def judged(layer: LayerResult) -> list[str]:
     """Sentences on the surroundings in which a layer was timed too: where a chain wins, or not."""
     won = winners(layer)
-    sentences = [
-        sentence(around, answer.chosen, layer.finalists)
-        for around, answer in won
-        if answer.chosen is not None
-    ]
+    sentences = _sentences(won, layer.finalists)
     lost = [
         f"{placed(one.around)} ({1 / min(finalist.ratio for finalist in one.finalists):.2f}x)"
         for one in layer.surrounded
@@ -194,6 +174,27 @@ def judged(layer: LayerResult) -> list[str]:
         sentences.append(f"{nor} {'; '.join(lost)}{tail}.")
     unmeasured = [one for one in layer.surrounded if one.reason]
     sentences += [f"It was not timed {placed(one.around)}: {one.reason}." for one in unmeasured]
+    return sentences
+
+
+def _sentences(
+    won: Sequence[tuple[Surroundings, Recommendation]], standing: Sequence[Finalist]
+) -> list[str]:
+    """What each chain is good for in the surroundings in which it wins, beside its time alone."""
+    by_chain: dict[str, list[tuple[Surroundings, Finalist]]] = {}
+    for around, answer in won:
+        assert answer.chosen is not None
+        by_chain.setdefault(str(answer.chosen.facts.chain), []).append((around, answer.chosen))
+    sentences = []
+    for chain, places in by_chain.items():
+        # The chains of these finals are finalists.
+        alone = next(one for one in standing if str(one.facts.chain) == chain)
+        uses = [
+            f"{placed(around)}, {phrases.times(there.ratio)} {_dense(around)}: {use(around)}"
+            for around, there in places
+        ]
+        text = "; ".join([f"Alone, {chain} is {phrases.times(alone.ratio)} dense", *uses])
+        sentences.append(f"{text}.")
     return sentences
 
 
