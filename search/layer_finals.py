@@ -1,4 +1,7 @@
-"""Final of a layer's run: its finalists are timed against each other, and measured again."""
+"""Final of a layer's run: its finalists are timed against each other, and measured again.
+
+Where no chain wins, the best are also timed in the surroundings that such layers usually have.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from dataclasses import replace
 
 import torch
 
-from ksopt.search import finals, metrics, recommend, trial_records
+from ksopt.kernels.compile_ahead import Compilers
+from ksopt.search import finals, metrics, recommend, surrounded_finals, trial_records
 from ksopt.search.layer_record import LayerRecord
 from ksopt.search.progress import Progress
+from ksopt.search.report import phrases
 from ksopt.search.worker_pool import Share
 from ksopt.search.worker_processes import SpareProcess
 
@@ -19,6 +24,7 @@ def run_final(
     record: LayerRecord,
     device: torch.device,
     spare: SpareProcess,
+    compilers: Compilers,
     stopped: str | None,
     progress: Progress,
     began: float,
@@ -51,6 +57,21 @@ def run_final(
                     record = replace(
                         record, final_values={**record.final_values, metric.name: again}
                     )
+            standing = recommend.finalists(elected, final)
+            answers = recommend.recommend(
+                share.space, standing, request.max_error, request.min_speedup, dense_us
+            )
+            few = surrounded_finals.chains_of(request, device, share.space.steps, answers, standing)
+            if few:
+                # If Ctrl-C ends the next step, the final is not lost.
+                until_now = time.monotonic() - began
+                replace(record, stopped=stopped, seconds=until_now).save(share.study)
+                progress.note(
+                    f"timing {phrases.chains(len(few))} of {request.size} as in a model: with a "
+                    "bias and an activation or a residual, and three on one input"
+                )
+                others = surrounded_finals.measure(request, device, few, compilers, progress.note)
+                record = replace(record, surrounded=others)
         except KeyboardInterrupt:
             stopped = "interrupted"
     record = replace(record, stopped=stopped, seconds=time.monotonic() - began)

@@ -15,11 +15,12 @@ from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
 from ksopt.operators import registry
 from ksopt.patterns.size import Budget
-from ksopt.search import recommend, study_store, trial_records
+from ksopt.search import recommend, study_store, surrounded, trial_records
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.results import SCHEMA, LayerResult, SpaceRecord
 from ksopt.search.space.space import Space, Step
 from ksopt.search.storage_url import without_password
+from ksopt.search.surrounded import SurroundedTimes
 
 _KEY = "report"
 
@@ -42,6 +43,7 @@ class LayerRecord:
         final_seconds: Duration of its final; None if there was none.
         final_values: Metrics that were measured after the final, by their names: each by the
             finalist's chain, and of "dense".
+        surrounded: Times of the best chains in other surroundings, if they were measured.
     """
 
     request: LayerRequest
@@ -56,6 +58,7 @@ class LayerRecord:
     seconds: float = 0.0
     final_seconds: float | None = None
     final_values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    surrounded: tuple[SurroundedTimes, ...] = ()
 
     @classmethod
     def begin(
@@ -97,6 +100,7 @@ class LayerRecord:
             "seconds": self.seconds,
             "final_seconds": self.final_seconds,
             "final_values": self.final_values,
+            "surrounded": [one.to_json() for one in self.surrounded],
         }
         study.set_user_attr(_KEY, value)
 
@@ -145,6 +149,8 @@ class LayerRecord:
             value["seconds"],
             value["final_seconds"],
             value["final_values"],
+            # Studies of earlier versions have none.
+            tuple(map(SurroundedTimes.from_json, value.get("surrounded", ()))),
         )
 
 
@@ -194,6 +200,16 @@ def layer_result(study: optuna.Study, record: LayerRecord, replayed: bool = Fals
     if record.final is not None:  # others may have measured more since
         elected = [trial for trial in elected if str(trial.facts.chain) in record.final]
     standing = recommend.finalists(elected, record.final, record.final_values)
+    others = surrounded.results(record.surrounded, request, space, elected, record.roofline)
+    answers = recommend.recommend(
+        space,
+        standing,
+        request.max_error,
+        request.min_speedup,
+        trial_records.dense_us(trials),
+        not_admitted=len(trials) - len(admitted),
+        trials=admitted,
+    )
     return LayerResult(
         request=request,
         run=record.run,
@@ -206,17 +222,10 @@ def layer_result(study: optuna.Study, record: LayerRecord, replayed: bool = Fals
         sampler=record.sampler,
         trials=trials,
         finalists=standing,
-        recommendations=recommend.recommend(
-            space,
-            standing,
-            request.max_error,
-            request.min_speedup,
-            trial_records.dense_us(trials),
-            not_admitted=len(trials) - len(admitted),
-            trials=admitted,
-        ),
+        recommendations=surrounded.with_sentences(answers, standing, others),
         stopped=record.stopped,
         seconds=record.seconds,
         replayed=replayed,
         final_seconds=record.final_seconds,
+        surrounded=others,
     )

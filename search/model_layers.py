@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from ksopt.conversion.layers import Place, find
+from ksopt.conversion.model_call import ModelCall, evaluating
+from ksopt.conversion.model_surroundings import surroundings_of_model
 from ksopt.conversion.resolve import tied_to_others
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.size import Dims
 from ksopt.patterns.surroundings import ALONE, Surroundings
 from ksopt.precision import dtype_name
 from ksopt.search.layers import Layer, Layers, chosen, grouped
-from ksopt.search.model_call import ModelCall, evaluating
-from ksopt.search.model_surroundings import surroundings_of_model
 
 
 def layers_of_model(

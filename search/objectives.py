@@ -155,6 +155,17 @@ class Objective:
                     values[metric.name] = value
         return values
 
+    def check(self, chain: Replacement) -> None:
+        """Check a chain that was measured in other surroundings: other kernels compute it here.
+
+        Raises:
+            WrongResultError: Its product is wrong.
+            KsoptError, RuntimeError: It does not run here.
+        """
+        operator = operator_of(chain)
+        x, weights = self._input(), self._weights(operator)
+        ProductCheck(operator, x, weights, self._request, self._layer).errors()
+
     def final(
         self, chains: Sequence[Replacement], seconds: float = FINAL_SECONDS
     ) -> dict[str, Measurement]:

@@ -107,7 +107,7 @@ def _of_model(
     import torch
     from torch import nn
 
-    from ksopt.search.model_call import ModelCall, evaluating
+    from ksopt.conversion.model_call import ModelCall, evaluating
     from ksopt.search.model_layers import batch_of, layers_of_model, placement
     from ksopt.search.study import ToMeasure
 

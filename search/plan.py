@@ -9,6 +9,8 @@ from ksopt.conversion.plan import Plan, Rule
 from ksopt.errors import InvalidInputError
 from ksopt.operators.registry import Replacement
 from ksopt.patterns.size import Budget, Dims
+from ksopt.patterns.surroundings import Surroundings
+from ksopt.search import surrounded
 from ksopt.search.layers import Group
 from ksopt.search.results import Finalist, LayerResult, Recommendation, SearchResult, Verdict
 
@@ -84,18 +86,39 @@ def plan_of(result: SearchResult) -> Plan:
     """The plan of a result: a rule for each group of a model's layers, or for each size.
 
     Of a size's budgets whose chain is faster than dense it takes the largest, which preserves the
-    most of a layer's weights. If there is none the layers stay dense.
+    most of a layer's weights. If there is none the layers stay dense, except in surroundings in
+    which a chain was measured to be faster: a rule with that condition precedes.
     """
     model = result.request.model
     if model is None:
         named = [(dims, "*") for dims in result.request.sizes]
     else:
         named = [(group.dims, match) for group in model.groups for match in group.matches]
-    rules = [
-        Rule(_chains(choice(result, dims)), match, dims.in_features, dims.out_features)
-        for dims, match in dict.fromkeys(named)
-    ]
+    rules: list[Rule] = []
+    for dims, match in dict.fromkeys(named):
+        rules += _conditional_rules(result, dims, match)
+        chains = _chains(choice(result, dims))
+        rules.append(Rule(chains, match, dims.in_features, dims.out_features))
     return Plan(tuple(rules), made_by=result.request.command)
+
+
+def _conditional_rules(result: SearchResult, dims: Dims, match: str) -> list[Rule]:
+    """The rules for layers that are surrounded as a chain that wins there was timed.
+
+    Siblings were timed against one dense product of all their outputs. One layer of that size, a
+    fused q, k and v, is that product: its rule has a chain for each part, unless the size was
+    searched by itself, or it is one of a model, whose layers are all searched.
+    """
+    layer, rules = result.of(dims), []
+    n_in, n_out = dims.in_features, dims.out_features
+    for around, answer in () if layer is None else surrounded.winners(layer):
+        chains, count = _chains(answer), around.siblings
+        rules.append(Rule(chains, match, n_in, n_out, where=around))
+        fused = Dims(n_in, count * n_out)
+        if count > 1 and result.request.model is None and fused not in result.request.sizes:
+            where = Surroundings(around.epilogue)
+            rules.append(Rule(chains * count, match, n_in, count * n_out, where=where))
+    return rules
 
 
 def choice(result: SearchResult, dims: Dims) -> Recommendation | None:

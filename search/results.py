@@ -13,6 +13,7 @@ from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Comparison, Measurement, compare
 from ksopt.operators.registry import Replacement
 from ksopt.patterns.size import Budget, Dims
+from ksopt.patterns.surroundings import Surroundings
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.request import SearchRequest
 
@@ -175,6 +176,23 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
+class SurroundedResult:
+    """The best chains of a layer in other surroundings than those it was searched in.
+
+    Args:
+        around: The surroundings, in which dense layer and chains were timed.
+        finalists: The chains, with times of all siblings.
+        recommendations: One for each step of the ladder that has such a chain.
+        reason: Why nothing was measured; empty if something was.
+    """
+
+    around: Surroundings
+    finalists: tuple[Finalist, ...]
+    recommendations: tuple[Recommendation, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class SpaceRecord:
     """Size of the searched space.
 
@@ -212,6 +230,8 @@ class LayerResult:
         seconds: Duration of the run.
         replayed: Whether it was read from the study, without measuring.
         final_seconds: For how long the final held the device; None if there was none.
+        surrounded: Its best chains in the surroundings in which such layers usually occur; empty if
+            a chain wins without, or this was not measured.
     """
 
     request: LayerRequest
@@ -228,6 +248,7 @@ class LayerResult:
     seconds: float
     replayed: bool = False
     final_seconds: float | None = None
+    surrounded: tuple[SurroundedResult, ...] = ()
 
     @property
     def size(self) -> Dims:

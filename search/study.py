@@ -153,7 +153,7 @@ def _run(
         layers: list[LayerResult] = []
         for share, run in zip(shares, runs, strict=True):
             with spare if not layers else SpareProcess.of(device) as fresh:
-                ended = run_final(share, run, device, fresh, stopped, progress, began)
+                ended = run_final(share, run, device, fresh, compilers, stopped, progress, began)
             stopped = ended.stopped
             layers.append(layer_result(share.study, ended))
         search_record = replace(search_record, stopped=stopped, seconds=layers[-1].seconds)

@@ -1,4 +1,4 @@
-"""Surroundings of a model's layers: where they come from. Pure Python: no torch."""
+"""Surroundings of layers: where a search takes them from. Pure Python: no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,32 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ksopt.patterns.surroundings import ALONE, Surroundings
+
+USUAL = (
+    Surroundings(("bias", "gelu")),
+    Surroundings(("bias", "residual")),
+    Surroundings(("bias",), siblings=3),
+)
+"""Surroundings in which the layers of transformers occur: the first layer of an MLP, the last one
+of an attention or an MLP, and q, k and v."""
+
+
+def may_be_surrounded(options: Mapping[str, Any]) -> bool:
+    """Whether a search times layers alone, so that it says nothing of layers that are not.
+
+    Not with an epilogue or siblings, of the options or of a model's graph, for a step of training,
+    and in batch_last, which the layers of models do not take.
+
+    Args:
+        options: Of `ksopt.search.options.SearchOptions`, by name.
+
+    Example:
+        >>> may_be_surrounded({"batch": 4}), may_be_surrounded({"siblings": 3})
+        (True, False)
+    """
+    around = Surroundings(tuple(options.get("epilogue", ())), options.get("siblings", 1))
+    is_first = options.get("layout", "batch_first") == "batch_first"
+    return around == ALONE and is_first and not options.get("train")
 
 
 def reads_surroundings(options: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ksopt.conversion.empty_chains import insert_empty_chains
+from ksopt.conversion.model_call import ModelCall
 from ksopt.conversion.plan import Plan
 from ksopt.conversion.resolve import resolve
 from ksopt.errors import InvalidInputError
@@ -17,7 +18,6 @@ from ksopt.measure import timing
 from ksopt.nn import KSLinear
 from ksopt.operators.linear import StructuredLinear
 from ksopt.search import device_locks
-from ksopt.search.model_call import ModelCall
 from ksopt.search.results import WholeModel
 
 _SECONDS = 4.0
@@ -57,7 +57,7 @@ def measure(
         raise InvalidInputError(
             f"{_OPTION}: the model cannot be copied: {type(error).__name__}: {error}"
         ) from error
-    converted = at_random(planned, plan)
+    converted = at_random(planned, plan, call)
     # Output of the model must not mix with the lines of a result.
     with torch.inference_mode(), device_locks.device(device), redirect_stdout(sys.stderr):
         rows = call.rows(model)
@@ -89,9 +89,15 @@ def check(model: nn.Module, inputs: object, device: torch.device, dtype: torch.d
             model.to("cpu")
 
 
-def at_random(model: nn.Module, plan: Plan) -> int:
-    """Replace a model's layers by chains with random weights; return their number."""
-    choices, _ = resolve(model, plan, (), ())
+def at_random(model: nn.Module, plan: Plan, call: ModelCall | None = None) -> int:
+    """Replace a model's layers by chains with random weights; return their number.
+
+    Args:
+        model: The model; changed in place.
+        plan: Which layers become which chains.
+        call: Inputs of the model, for a plan with conditions.
+    """
+    choices, _ = resolve(model, plan, (), (), call)
     for new in insert_empty_chains(model, choices):
         for part in new.modules():
             if isinstance(part, (KSLinear, StructuredLinear)):

@@ -1,7 +1,8 @@
 """``python -m ksopt.search.worker``: a process that measures for a search.
 
 It reads one JSON document, the task, from stdin and answers with JSON lines. Tasks are: a share of
-the trials of studies; the final, and the finalists' energy after it, each in its own process. It
+the trials of studies; the final, and after it the finalists' energy and the times of the best in
+other surroundings, each in its own process. It
 ends with stdin, so it does not outlive its parent.
 """
 
@@ -27,7 +28,7 @@ from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.operators import registry
 from ksopt.patterns.size import Budget
-from ksopt.search import keyboard_interrupts, study_store, write_errors
+from ksopt.search import keyboard_interrupts, study_store, surrounded_finals, write_errors
 from ksopt.search.device_locks import Presence
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
@@ -110,7 +111,12 @@ def energy(task: Mapping[str, Any], answer: Answer) -> None:
     answer({"millijoules": objective.energy(chains)})
 
 
-TASKS = {"trials": trials, "final": final, "energy": energy}
+def surrounded(task: Mapping[str, Any], answer: Answer) -> None:
+    """Time chains in several surroundings; answers ``{"surrounded": [SurroundedTimes]}``."""
+    answer({"surrounded": surrounded_finals.measured(task, _request(task))})
+
+
+TASKS = {"trials": trials, "final": final, "energy": energy, "surrounded": surrounded}
 
 
 def main() -> int:

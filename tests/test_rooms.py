@@ -23,10 +23,11 @@ ops
 tune functional projection
 nn
 operators
-conversion
-integrations compile.capture
+compile.capture
 compile.lowering
 compile
+conversion
+integrations
 bench
 search
 optimization

@@ -12,7 +12,7 @@ from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError
 from ksopt.report import tables
 from ksopt.system.atomic_files import check_new_folder
-from ksopt.system.user_code import build_model, import_plugins
+from ksopt.system.user_code import build_model, call_factory, import_plugins
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
     from torch import nn
@@ -25,15 +25,19 @@ the plan:
   written by `ksopt search`, or by hand: {"schema": "ksopt.plan/1", "layers": [
     {"match": "head", "chain": null},                                   stays dense
     {"match": "*", "in_features": 768, "out_features": 3072, "chain": "(1,1536,384,2)*(..)"}]}
-  the first entry that matches a layer's name (* stands for any text) and size decides.
+  the first entry that matches a layer's name (* stands for any text) and size decides. An entry
+  with "where": {"siblings": 3, "epilogue": ["bias"]} counts only for layers that are so in the
+  model: --inputs lets it run once, to see which are.
 
---model runs code: MODULE is imported, from the current folder too, and FACTORY is called without
-arguments; it returns the model. Files of weights are read as tensors, never as code.
+--model and --inputs run code: MODULE is imported, from the current folder too, and FACTORY is
+called without arguments; it returns the model, or its inputs. Files of weights are read as
+tensors, never as code.
 
 examples:
   ksopt convert --model mymodel:build --plan ksopt-report-.../plan.json --out converted
   ksopt convert --model mymodel:build --weights model.safetensors --plan plan.json --out converted
   ksopt convert --model mymodel:build --plan up/plan.json down/plan.json --out converted
+  ksopt convert --model mymodel:build --inputs mymodel:inputs --plan plan.json --out converted
   ksopt convert --model mymodel:build --plan plan.json --dry-run      # what would be converted
 
 then, in Python:
@@ -59,6 +63,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="load these into the model first (.safetensors or its index, or of torch.save); by "
         "default the factory's own",
+    )
+    what(
+        "--inputs",
+        metavar="MODULE:FACTORY",
+        help="what returns inputs of the model (a tensor, a tuple or a mapping); needed for "
+        "entries of a plan that count only where layers share an input, or something follows them",
     )
     what("--include", nargs="+", default=[], metavar="NAME", help="only these layers; * allowed")
     what("--exclude", nargs="+", default=[], metavar="NAME", help="not these layers; * allowed")
@@ -102,13 +112,19 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_new_folder(Path(args.out))
     model = build_model(args.model, sys.stderr)
-    return _dry_run(model, plan, args) if args.dry_run else _convert(model, plan, args)
+    inputs = None if args.inputs is None else call_factory("--inputs", args.inputs, sys.stderr)
+    if args.inputs is not None and inputs is None:
+        raise InvalidInputError(f"--inputs {args.inputs}: the function returned None, no inputs")
+    does = _dry_run if args.dry_run else _convert
+    return does(model, plan, inputs, args)
 
 
-def _dry_run(model: nn.Module, plan: Plan, args: argparse.Namespace) -> int:
+def _dry_run(model: nn.Module, plan: Plan, inputs: object, args: argparse.Namespace) -> int:
+    from ksopt.conversion.model_call import ModelCall
     from ksopt.conversion.resolve import resolve
 
-    choices, dense = resolve(model, plan, args.include, args.exclude)
+    call = ModelCall.of_model(model, inputs, "--inputs")
+    choices, dense = resolve(model, plan, args.include, args.exclude, call)
     rows = [
         [
             choice.place.name,
@@ -128,7 +144,7 @@ def _dry_run(model: nn.Module, plan: Plan, args: argparse.Namespace) -> int:
     return 0
 
 
-def _convert(model: nn.Module, plan: Plan, args: argparse.Namespace) -> int:
+def _convert(model: nn.Module, plan: Plan, inputs: object, args: argparse.Namespace) -> int:
     from ksopt.conversion.apply import convert
     from ksopt.conversion.folder import CONFIG, save_converted
     from ksopt.measure import device as devices
@@ -147,6 +163,7 @@ def _convert(model: nn.Module, plan: Plan, args: argparse.Namespace) -> int:
         weights=args.weights,
         refine=args.refine,
         max_error=args.max_error,
+        example_inputs=inputs,
         progress=None if args.quiet else _say,
     )
     folder = save_converted(done, args.out, source=args.model)

@@ -18,7 +18,7 @@ from ksopt.search.surroundings import reads_surroundings
 if TYPE_CHECKING:
     from torch import nn
 
-    from ksopt.search.model_call import ModelCall
+    from ksopt.conversion.model_call import ModelCall
     from ksopt.search.study import ToMeasure
 
 
@@ -71,7 +71,7 @@ def _call(model: nn.Module, inputs: object) -> ModelCall | None:
     """A call of the model on its own device; None if the model has no values."""
     import torch
 
-    from ksopt.search.model_call import ModelCall
+    from ksopt.conversion.model_call import ModelCall
     from ksopt.search.model_layers import placement
 
     placed = placement(model)

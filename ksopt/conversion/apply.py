@@ -22,6 +22,7 @@ from ksopt.conversion.layers import (
     set_module,
     share_hooks,
 )
+from ksopt.conversion.model_call import ModelCall
 from ksopt.conversion.plan import Plan
 from ksopt.conversion.resolve import Choice, resolve
 from ksopt.conversion.weights import load_weights
@@ -197,6 +198,7 @@ def convert(
     weights: str | Path | Mapping[str, Tensor] | None = None,
     refine: int = 0,
     max_error: float | None = None,
+    example_inputs: object = None,
     progress: Callable[[str], None] | None = None,
 ) -> Conversion:
     """Replace linear layers of a model by chains whose products are near their weights.
@@ -221,13 +223,18 @@ def convert(
             (read with weights_only=True), or a state_dict.
         refine: Steps of gradient refinement of chains of three factors or more.
         max_error: Layers whose relative error would be larger stay dense.
+        example_inputs: Inputs of the model: a tensor, a tuple of arguments or a mapping of keyword
+            arguments. Rules with a condition need them: the model runs once, and its graph shows
+            which layers are siblings, and what follows each. Without them such rules convert
+            nothing, and `Conversion.dense` has the reason.
         progress: Called with a line of text before each layer.
 
     Returns:
         The conversion, with `Conversion.revert`.
 
     Raises:
-        InvalidInputError: The plan does not fit the model, a layer has no values (meta device) or
+        InvalidInputError: The plan does not fit the model, the model does not take the inputs, a
+            layer has no values (meta device) or
             values that are not finite, or the weights do not fit.
 
     Example:
@@ -240,7 +247,8 @@ def convert(
     """
     if max_error is not None and not max_error >= 0:
         raise InvalidInputError(f"max_error {max_error!r}: give a relative error, 0 or more")
-    choices, dense = resolve(model, Plan.of(plan), _words(include), _words(exclude))
+    call = ModelCall.of_model(model, example_inputs, "convert: example_inputs")
+    choices, dense = resolve(model, Plan.of(plan), _words(include), _words(exclude), call)
     if weights is not None:
         load_weights(model, weights)
     before = _count(model)

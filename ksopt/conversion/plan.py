@@ -20,6 +20,7 @@ from ksopt.operators.base import StructuredOperator
 from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.chain_texts import chain_of, is_named
+from ksopt.patterns.surroundings import Surroundings
 from ksopt.report import document, tables
 from ksopt.report.document import Section
 from ksopt.report.tables import Table
@@ -30,7 +31,8 @@ SCHEMA = "ksopt.plan/1"
 
 _REPLACEMENTS = (Chain, StructuredOperator)
 _DIMS = re.compile(r"([0-9]{1,9})[xX×]([0-9]{1,9})")
-_RULE_KEYS = {"match", "in_features", "out_features", "chain", "chains"}
+_RULE_KEYS = {"match", "in_features", "out_features", "chain", "chains", "where"}
+_WHERE_KEYS = {"epilogue", "siblings"}
 _PLAN_KEYS = {"schema", "layers", "made_by"}
 
 
@@ -46,6 +48,7 @@ class Rule:
             text, ``?`` for a character and ``[...]`` for one of some.
         in_features: If set, it matches only layers with this many inputs.
         out_features: If set, it matches only layers with this many outputs.
+        where: If set, it holds only for layers with these surroundings in the model, see `holds`.
 
     Raises:
         InvalidInputError: Chains of different inputs, or of other sizes than the rule matches.
@@ -60,6 +63,7 @@ class Rule:
     match: str = "*"
     in_features: int | None = None
     out_features: int | None = None
+    where: Surroundings | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chains", tuple(self.chains))
@@ -105,6 +109,21 @@ class Rule:
             and self.in_features in (None, in_features)
             and self.out_features in (None, out_features)
         )
+
+    def holds(self, around: Surroundings | None) -> bool:
+        """Whether the rule's condition is true of a layer with these surroundings.
+
+        Args:
+            around: The layer's surroundings in its model; None if they are not known, which
+                fulfils no condition.
+
+        Example:
+            >>> siblings = Surroundings(("bias",), siblings=3)
+            >>> rule = Rule((Chain.monarch(8, 8, p=2),), where=siblings)
+            >>> rule.holds(siblings), rule.holds(Surroundings(("bias",))), rule.holds(None)
+            (True, False, False)
+        """
+        return self.where is None or (around is not None and self.where.is_alike(around))
 
     def check(self, name: str, in_features: int, out_features: int) -> None:
         """Raise InvalidInputError if the rule's chains do not fit a layer that it matches."""
@@ -191,13 +210,23 @@ class Plan:
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {error}") from None
 
+    @property
+    def has_conditions(self) -> bool:
+        """Whether a rule depends on what surrounds a layer in its model."""
+        return any(rule.where is not None for rule in self.rules)
+
     def table(self) -> Table:
-        """One row for each rule."""
+        """One row for each rule; a column for conditions, if a rule has one."""
+        heads = ["layers", ">in_features", ">out_features", "become"]
         rows = [
-            (rule.match, str(rule.in_features or "any"), str(rule.out_features or "any"), rule.text)
+            [rule.match, str(rule.in_features or "any"), str(rule.out_features or "any"), rule.text]
             for rule in self.rules
         ]
-        return tables.of(("layers", ">in_features", ">out_features", "become"), rows)
+        if self.has_conditions:
+            heads.append("where they are")
+            for row, rule in zip(rows, self.rules, strict=True):
+                row.append("" if rule.where is None else str(rule.where))
+        return tables.of(heads, rows)
 
     def __str__(self) -> str:
         return self.table().plain()
@@ -254,6 +283,8 @@ def _rule_to_json(rule: Rule) -> dict[str, Any]:
         value["chains"] = texts
     else:
         value["chain"] = texts[0] if texts else None
+    if rule.where is not None:
+        value["where"] = rule.where.to_json()
     return value
 
 
@@ -281,7 +312,25 @@ def _rule_from_json(value: Any) -> Rule:
         raise InvalidInputError(f"the plan's rule for {match!r}: a list belongs in 'chains'")
     columns, rows = sizes
     known = None if columns is None or rows is None else (columns, rows)
-    return Rule(_chains(chains, match, known), match, columns, rows)
+    where = _where(value["where"], match) if "where" in value else None
+    return Rule(_chains(chains, match, known), match, columns, rows, where)
+
+
+def _where(value: Any, match: str) -> Surroundings:
+    """The condition of a rule."""
+    rule = f"the plan's rule for {match!r}"
+    if not isinstance(value, dict):
+        raise InvalidInputError(
+            f"{rule}: 'where' is an object with 'epilogue' and 'siblings', got {value!r}"
+        )
+    _no_other_keys(value, _WHERE_KEYS, f"'where' of {rule}")
+    steps, siblings = value.get("epilogue", []), value.get("siblings", 1)
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
+        raise InvalidInputError(f"{rule}: 'epilogue' is a list of texts, got {steps!r}")
+    try:
+        return Surroundings.checked(steps, siblings, "where")
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{rule}: {error}") from None
 
 
 def _chains(value: Any, name: str, size: tuple[int, int] | None) -> tuple[Replacement, ...]:

@@ -1,4 +1,8 @@
-"""Resolution of a plan: the chains of each layer, before the model is changed."""
+"""Resolution of a plan: the chains of each layer, before the model is changed.
+
+A rule with a condition needs to know what surrounds a layer in its model. That is read from the
+graph of a call, as a search of a model reads it (`ksopt.conversion.model_surroundings`).
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ksopt.conversion.layers import Obstacle, Place, find
+from ksopt.conversion.model_call import ModelCall, evaluating
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.errors import InvalidInputError
 from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain
+from ksopt.patterns.surroundings import Surroundings
 
 # Names that an error message lists.
 _SHOWN = 8
@@ -27,18 +33,32 @@ class Choice:
 
 
 def resolve(
-    model: nn.Module, plan: Plan, include: Iterable[str], exclude: Iterable[str]
+    model: nn.Module,
+    plan: Plan,
+    include: Iterable[str],
+    exclude: Iterable[str],
+    call: ModelCall | None = None,
 ) -> tuple[list[Choice], dict[str, str]]:
     """The layers to convert, in the model's order, and by name why others are left dense.
 
-    Layers without a matching rule are omitted.
+    Layers without a matching rule are omitted. A rule with a condition that is not fulfilled, or
+    not known to be, is skipped.
+
+    Args:
+        model: The model; it runs only if the plan has conditions.
+        plan: The plan.
+        include: Names or patterns for names: only these layers are converted.
+        exclude: Names or patterns for names: these are not.
+        call: Inputs of the model, whose graph decides which conditions are fulfilled.
 
     Raises:
         InvalidInputError: A rule, or an entry of include or exclude, matches no layer; a rule's
-            chains do not fit a layer; or it names a layer that cannot be converted.
+            chains do not fit a layer; it names a layer that cannot be converted; or the model does
+            not take the inputs.
     """
     places, obstacles = find(model)
     _check_all_match(plan, places, obstacles)
+    known = _Known.of(model, plan, call)
     for word, patterns in (("include", tuple(include)), ("exclude", tuple(exclude))):
         for pattern in patterns:
             names = [name for place in places for name in place.names]
@@ -54,21 +74,20 @@ def resolve(
             continue
         if _any(place, exclude):
             continue
-        rule = _rule(plan, place)
-        if rule is None:
-            continue
-        rule.check(place.name, place.in_features, place.out_features)
-        if rule.chains:
+        rule = _rule(plan, place, known.around.get(place.name))
+        if rule is not None:
+            rule.check(place.name, place.in_features, place.out_features)
+        if rule is not None and rule.chains:
             converted[place] = rule, rule.chains
-        else:
+        elif conditions := _conditions(plan, place):
+            dense[place.name] = known.why_not(place.name, conditions)
+        elif rule is not None:
             dense[place.name] = "the plan keeps it dense"
     for other in obstacles:
-        rule = _rule(plan, other)
-        if rule is not None and rule.chains:
-            if rule.is_exact:
-                raise InvalidInputError(
-                    f"the layer {other.name} cannot be converted: {other.reason}"
-                )
+        rule = _rule(plan, other, None)
+        if rule is not None and rule.chains and rule.is_exact:
+            raise InvalidInputError(f"the layer {other.name} cannot be converted: {other.reason}")
+        if (rule is not None and rule.chains) or _conditions(plan, other):
             dense[other.name] = other.reason
     for place, reason in _torn_ties(model, converted).items():
         rule, _ = converted.pop(place)
@@ -89,8 +108,59 @@ def tied_to_others(model: nn.Module, places: Sequence[Place]) -> dict[Place, str
     return _torn_ties(model, converted)
 
 
-def _rule(plan: Plan, layer: Place | Obstacle) -> Rule | None:
-    return next((rule for rule in plan.rules if _matches(rule, layer)), None)
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the surroundings of a model's layers.
+
+    Args:
+        around: Surroundings by the layer's name.
+        unread: Why those of other layers are not known, in a sentence.
+    """
+
+    around: Mapping[str, Surroundings]
+    unread: str
+
+    @classmethod
+    def of(cls, model: nn.Module, plan: Plan, call: ModelCall | None) -> _Known:
+        """What a call shows; nothing is read for a plan without conditions.
+
+        Raises:
+            InvalidInputError: The model does not take the inputs.
+        """
+        if call is None or not plan.has_conditions:
+            return cls(
+                {},
+                "What surrounds it is not known without inputs of the model (example_inputs of "
+                "ksopt.convert, --inputs of the command)",
+            )
+        # The compiler is imported only where a plan has conditions.
+        from ksopt.conversion.model_surroundings import surroundings_in_graph
+
+        with evaluating(model):
+            around, note = surroundings_in_graph(model, call)
+            if note:
+                call.run(model)  # Dynamo's error may be the inputs' fault: then this raises
+        return cls(around, note.rstrip("."))
+
+    def why_not(self, name: str, conditions: Sequence[Surroundings]) -> str:
+        """Why a layer stays dense although the plan has chains for it under conditions."""
+        where = ", or ".join(map(str, conditions))
+        only = f"the plan has chains for such layers only where they are {where}"
+        if name not in self.around:
+            return f"{only}. {self.unread}"
+        return f"{only}; this one is {self.around[name]}"
+
+
+def _rule(plan: Plan, layer: Place | Obstacle, around: Surroundings | None) -> Rule | None:
+    """The rule that decides about a layer with these surroundings."""
+    matching = (rule for rule in plan.rules if _matches(rule, layer))
+    return next((rule for rule in matching if rule.holds(around)), None)
+
+
+def _conditions(plan: Plan, layer: Place | Obstacle) -> list[Surroundings]:
+    """The conditions under which a plan has chains for a layer."""
+    rules = [rule for rule in plan.rules if _matches(rule, layer) and rule.chains]
+    return list(dict.fromkeys(rule.where for rule in rules if rule.where is not None))
 
 
 def _matches(rule: Rule, layer: Place | Obstacle) -> bool:
@@ -106,6 +176,8 @@ def _check_all_match(plan: Plan, places: list[Place], obstacles: list[Obstacle])
     """Reject a rule that matches nothing, so that a typo in a name is noticed."""
     layers: list[Place | Obstacle] = [*places, *obstacles]
     for rule in plan.rules:
+        if rule.where is not None and rule.match == "*":
+            continue  # it is for any model that may have such layers
         if not any(_matches(rule, layer) for layer in layers):
             sizes = [
                 f"{name}={size}"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ksopt.conversion.apply import Conversion, convert
 from ksopt.conversion.layers import find
+from ksopt.conversion.model_call import ModelCall, evaluating
 from ksopt.conversion.plan import Plan
 from ksopt.conversion.resolve import resolve
 from ksopt.errors import InvalidInputError
@@ -24,7 +25,6 @@ from ksopt.optimization.selection import slight_layers, uncalled_layers
 from ksopt.optimization.speed import Speed, measure_calls, measure_steps, own_loss
 from ksopt.patterns.size import Dims
 from ksopt.search.layers import words
-from ksopt.search.model_call import ModelCall, evaluating
 from ksopt.search.model_layers import batch_of, layers_of_model, placement
 from ksopt.search.one_call import search
 from ksopt.search.plan import plan_of
@@ -124,9 +124,9 @@ def optimize(
         done = partial(
             Optimized, plan=plan, report=result.folder / "report.html", mode=mode, search=result
         )
-        _, planned_dense = resolve(model, plan, (), ())
+        _, planned_dense = resolve(model, plan, (), (), call)
         dense = _reasons(model, result, planned_dense, uncalled) | slight
-        conversion = _converted(model, plan, max_error, refine, progress)
+        conversion = _converted(model, plan, example_inputs, max_error, refine, progress)
         dense |= {name: why for name, why in conversion.dense.items() if name not in dense}
         compiled, reason = model, _why_none(result, conversion)
         speed: Speed | None = None
@@ -206,7 +206,12 @@ def _reasons(
 
 
 def _converted(
-    model: nn.Module, plan: Plan, max_error: float | None, refine: int, progress: Progress
+    model: nn.Module,
+    plan: Plan,
+    inputs: object,
+    max_error: float | None,
+    refine: int,
+    progress: Progress,
 ) -> Conversion:
     """A copy with chains; it cannot be reverted, so that its dense weights can be freed."""
     try:
@@ -220,6 +225,7 @@ def _converted(
         plan,
         refine=refine,
         max_error=max_error,
+        example_inputs=inputs,
         progress=lambda text: progress.note(f"projecting {text}"),
     )
     return replace(done, _undo=[])

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ksopt.conversion.model_call import ModelCall, evaluating
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.measure.timing import Comparison, Measurement, compare, measure
 from ksopt.search import device_locks
-from ksopt.search.model_call import ModelCall, evaluating
 
 DENSE, CHAINS = "inductor", "ksopt"
 """The compiler of each model. Tests replace them by a faster one."""

@@ -109,6 +109,22 @@ class Surroundings:
         parts = [f"{self.siblings} on one input"] if self.siblings > 1 else []
         return ", ".join([*parts, *([f"followed by {after}"] if after else [])]) or "alone"
 
+    def is_alike(self, other: Surroundings) -> bool:
+        """Whether layers are as fast in both: they differ in a bias at most.
+
+        A launch adds a bias in passing, of a chain and of a dense layer.
+
+        Example:
+            >>> three = Surroundings(("bias",), siblings=3)
+            >>> three.is_alike(Surroundings(siblings=3)), three.is_alike(Surroundings(("bias",)))
+            (True, False)
+        """
+        return self.siblings == other.siblings and self._after_bias == other._after_bias
+
+    @property
+    def _after_bias(self) -> tuple[str, ...]:
+        return tuple(step for step in self.epilogue if step != "bias")
+
     def to_json(self) -> dict[str, Any]:
         """The surroundings as JSON values, see `from_json`."""
         return {"epilogue": list(self.epilogue), "siblings": self.siblings}

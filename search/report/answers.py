@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ksopt.search import diagnostics, suspect_dense
+from ksopt.search import diagnostics, surrounded, suspect_dense
 from ksopt.search.plan import Effect, choice, effect_of
 from ksopt.search.recommend import least_speedup
 from ksopt.search.report import phrases
@@ -30,6 +30,8 @@ def _beside(result: SearchResult) -> list[str]:
         f"The layers of {dims} stay dense: {text}." for dims, text in result.unmet.items()
     ]
     sentences += result.request.notes
+    if result.request.model is not None:
+        sentences += [text for one in result.layers for text in surrounded_sentences(one)]
     if result.replayed and result.layers:
         sentences.append(phrases.replayed(result.layers[0].device))
     return sentences
@@ -161,8 +163,21 @@ def _doubtful(result: SearchResult, effect: Effect) -> list[str]:
 
 
 def _sizes_sentences(result: SearchResult) -> list[str]:
-    chosen = [(one.size, choice(result, one.size)) for one in result.layers]
-    return ["The plan:", *(f"{dims} {_choice(answer)}." for dims, answer in chosen)]
+    sentences = ["The plan:"]
+    for layer in result.layers:
+        sentences += surrounded_sentences(layer) or [
+            f"{layer.size} {_choice(choice(result, layer.size))}."
+        ]
+    return sentences
+
+
+def surrounded_sentences(layer: LayerResult) -> list[str]:
+    """Sentences on a size that becomes chains in some surroundings only; empty for others."""
+    if not surrounded.winners(layer):
+        return []
+    first, *others = surrounded.judged(layer)
+    alone = "Where it is so, the plan has the chain; elsewhere the layer stays dense."
+    return [f"{layer.size}: {first}", *others, alone]
 
 
 def _choice(answer: Recommendation | None) -> str:

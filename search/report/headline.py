@@ -8,7 +8,7 @@ from functools import partial
 from ksopt.measure.timing import Comparison, compare
 from ksopt.patterns.chain import Chain
 from ksopt.report.document import Fact, Section
-from ksopt.search import diagnostics, metrics, suspect_dense, timing_noise
+from ksopt.search import diagnostics, metrics, surrounded, suspect_dense, timing_noise
 from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.plan import Effect, choice, choice_of_layer, effect_of
 from ksopt.search.recommend import least_speedup
@@ -36,7 +36,7 @@ def of_layer(layer: LayerResult) -> Section:
         (*paragraphs, caption),
         result_tables.layer_answers_table(layer),
         figure=figure(partial(latency_plot, layer, answer), name),
-        facts=() if shown is None else tuple(_facts(layer, shown)),
+        facts=() if shown is None else (*_surrounded_facts(layer), *_facts(layer, shown)),
         command=SearchRequest.of_layer(layer.request).command if _is_unsettled(layer) else "",
         warnings=tuple(_warnings(layer, shown)),
     )
@@ -75,7 +75,9 @@ def _lead(layer: LayerResult) -> list[str]:
     size, answer = layer.size, choice_of_layer(layer)
     linear = f"nn.Linear({size.in_features}, {size.out_features})"
     if answer is None or answer.chosen is None:
-        return [f"Keep {linear} dense.", _why_dense(layer) + _alone(layer)]
+        where = [surrounded.placed(around) for around, _ in surrounded.winners(layer)]
+        but = f", but not {', or '.join(where)}" if where else ""
+        return [f"Keep {linear} dense{but}.", _why_dense(layer) + _alone(layer)]
     tried = sum(trial.ratio_seen is not None for trial in layer.trials)
     whole = sum(trial.ratio is not None for trial in layer.trials)
     to_the_end = f", {whole} of them to the end" if whole < tried else ""
@@ -173,6 +175,8 @@ def _alone(layer: LayerResult) -> str:
 
     On a GPU one launch computes several chains of one input, and what follows a product.
     """
+    if layer.surrounded:
+        return " ".join([" It was timed alone.", *surrounded.judged(layer)])
     request = layer.request
     if layer.device.type != "cuda" or request.siblings > 1 or set(request.epilogue) - {"bias"}:
         return ""
@@ -197,6 +201,18 @@ def _why_dense(layer: LayerResult) -> str:
     if not layer.finalists:
         return "No chain was measured, so there is no answer yet."
     return "None of the measured chains is measurably faster here."
+
+
+def _surrounded_facts(layer: LayerResult) -> list[Fact]:
+    """The speedup in each of the surroundings in which a chain wins that loses alone."""
+    facts = []
+    for around, answer in surrounded.winners(layer):
+        assert answer.chosen is not None
+        times = (answer.chosen.latency, answer.chosen.dense)
+        latency, dense = (phrases.microseconds(one.median_us) for one in times)
+        name = f"speedup over dense, {surrounded.placed(around)}"
+        facts.append(Fact(f"{1 / answer.chosen.ratio:.2f}x", name, f"{latency} against {dense}"))
+    return facts
 
 
 def _facts(layer: LayerResult, shown: Finalist) -> list[Fact]:
@@ -252,6 +268,9 @@ def of_search(result: SearchResult) -> Section:
         "chains are faster than dense."
     )
     used = [answer.chosen for _, answer in chosen if answer is not None and answer.chosen]
+    # A size whose chain wins in some surroundings only; the plan of a model does not count on it.
+    elsewhere = [_best_surrounded(one) for one in result.layers] if effect is None else []
+    used += [finalist for finalist in elsewhere if finalist is not None]
     facts = _of_sizes(result, used) if effect is None else _of_model(result, effect, used)
     return Section(
         "Answer",
@@ -264,13 +283,21 @@ def of_search(result: SearchResult) -> Section:
     )
 
 
+def _best_surrounded(layer: LayerResult) -> Finalist | None:
+    """The chain with the largest speedup in surroundings; None if none wins there alone."""
+    won = [answer.chosen for _, answer in surrounded.winners(layer) if answer.chosen is not None]
+    return min(won, key=lambda one: one.ratio, default=None)
+
+
 def _lead_of_search(result: SearchResult, effect: Effect | None, used: int) -> list[str]:
     if effect is not None:
         return answers.effect_sentences(result)[:1]
     sizes = len(result.request.sizes)
     if not used:
         return [f"Keep the layers of all {sizes} sizes dense: no chain is measurably faster."]
-    return [f"Use chains for {used} of {sizes} layer sizes. plan.json holds which."]
+    conditional = [str(one.size) for one in result.layers if surrounded.winners(one)]
+    some = f", of {', '.join(conditional)} only in some surroundings" if conditional else ""
+    return [f"Use chains for {used} of {sizes} layer sizes{some}. plan.json holds which."]
 
 
 def _of_model(result: SearchResult, effect: Effect, used: Sequence[Finalist]) -> list[Fact]:

@@ -8,7 +8,7 @@ from functools import partial
 from ksopt import drawing
 from ksopt.patterns.chain import Chain
 from ksopt.report.document import Section
-from ksopt.search import diagnostics, metrics
+from ksopt.search import diagnostics, metrics, surrounded
 from ksopt.search.metrics import LATENCY, Metric
 from ksopt.search.plan import choice_of_layer
 from ksopt.search.report import headline, phrases, result_tables, roofline
@@ -56,6 +56,24 @@ def evidence(result: LayerResult) -> Section:
     drift = diagnostics.drift(result)
     texts += [drift.sentence] if drift is not None else []
     return Section("Evidence for each budget", (), tuple(texts))
+
+
+@section(order=24, when=lambda result: bool(result.surrounded))
+def in_surroundings(result: LayerResult) -> Section:
+    """The best chains in the surroundings in which such layers usually occur."""
+    text = (
+        "Alone no chain is worth using, so the fastest of each budget were also timed as layers of "
+        "a model often are: one launch then computes the siblings, the bias and what follows. The "
+        "dense layer has the same: siblings are one product of all their outputs. The times are of "
+        "all siblings. plan.json has each chain that is worth using with its condition, and ksopt "
+        "convert uses it where the condition is true in the model: --inputs shows it the model."
+    )
+    return Section(
+        "In other surroundings",
+        tuple(surrounded.judged(result)),
+        (text,),
+        result_tables.surrounded_table(result),
+    )
 
 
 def _beside(answer: Recommendation) -> list[str]:

@@ -61,6 +61,27 @@ def layer_answers_table(layer: LayerResult) -> Table:
     )
 
 
+def surrounded_table(layer: LayerResult) -> Table:
+    """Table of the fastest chain of each step in each of the other surroundings."""
+    rows = [
+        [
+            str(one.around),
+            answer.budget.text,
+            _speedup(answer.chosen),
+            _verdict(answer),
+            str(answer.chosen.facts.chain),
+            f"{answer.chosen.facts.nnz:,}",
+            phrases.microseconds(answer.chosen.dense.median_us),
+            phrases.microseconds(answer.chosen.latency.median_us),
+        ]
+        for one in layer.surrounded
+        for answer in one.recommendations
+        if answer.chosen is not None
+    ]
+    heads = ("surroundings", "budget", ">speedup", "verdict", "chain", ">weights", ">dense")
+    return tables.of((*heads, ">latency"), rows)
+
+
 def _speedup(chosen: Finalist) -> str:
     if timing_noise.warning(chosen):
         return phrases.speed_span(chosen.latency, chosen.dense)

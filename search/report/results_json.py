@@ -115,6 +115,15 @@ def _layer(layer: LayerResult) -> dict[str, Any]:
             }
             for finalist in layer.finalists
         ],
+        "surrounded": [
+            {
+                **one.around.to_json(),
+                "recommendations": [_answer(answer) for answer in one.recommendations],
+                "finalists": [_finalist(finalist) for finalist in one.finalists],
+                "reason": one.reason or None,
+            }
+            for one in layer.surrounded
+        ],
         "correlations": [
             {
                 "with": one.predictor.key,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.surroundings import ACTIVATIONS
 from ksopt.report import tables
 from ksopt.report.document import Figure, Section
+from ksopt.search import surrounded
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.plan import effect_of, plan_of
 from ksopt.search.recommend import least_speedup
 from ksopt.search.report import headline, phrases, plan_tables, result_tables
 from ksopt.search.report.bars import bars
 from ksopt.search.report.sections import section
-from ksopt.search.results import SearchResult, Verdict
+from ksopt.search.results import LayerResult, Recommendation, SearchResult, Verdict
 
 
 def _has_several(result: SearchResult) -> bool:
@@ -34,8 +37,11 @@ def every_size(result: SearchResult) -> Section:
         f"{result.request.dtype}. It took turns with its dense layer. A budget that is a share is "
         "of that size's own dense weights. The plan takes the largest budget with a chain worth "
         f"using, at least {least_speedup(result.request):g} times as fast as dense. Where there is "
-        "none, the layers stay dense."
+        "none, the layers stay dense"
     )
+    if any(surrounded.winners(layer) for layer in result.layers):
+        text += ", but for surroundings in which a chain wins: see the size's own part"
+    text += "."
     return Section("Sizes and budgets", (), (text,), result_tables.answers_table(result))
 
 
@@ -76,8 +82,21 @@ def plan(result: SearchResult) -> Iterator[Section]:
 
 
 def _is_layer_used(result: SearchResult) -> bool:
-    answers = [answer for layer in result.layers for answer in layer.recommendations]
-    return result.request.is_one_layer and any(a.verdict is Verdict.USE for a in answers)
+    return result.request.is_one_layer and bool(_used(result.layers[0])[1])
+
+
+def _used(layer: LayerResult) -> tuple[LayerRequest, list[Recommendation]]:
+    """The answers of a layer that recommend a chain, and the request that they are for.
+
+    If no chain wins alone, that is the one in whose surroundings a chain gains most.
+    """
+    used = [answer for answer in layer.recommendations if answer.verdict is Verdict.USE]
+    won = surrounded.winners(layer)
+    if used or not won:
+        return layer.request, used
+    around, answer = min(won, key=lambda one: one[1].chosen.ratio if one[1].chosen else 1.0)
+    there = replace(layer.request, epilogue=around.epilogue, siblings=around.siblings)
+    return there, [answer]
 
 
 _GATE_CALLS = {
@@ -92,8 +111,7 @@ _GATE_CALLS = {
 def use_in_layer(result: SearchResult) -> Section:
     """The code that replaces the layer by a chain."""
     (layer,) = result.layers
-    used = [a for a in layer.recommendations if a.verdict is Verdict.USE]
-    request = layer.request
+    request, used = _used(layer)
     options = [] if request.layout == "batch_first" else [f'layout="{request.layout}"']
     if request.dtype != "float32":
         options.append(f"dtype=torch.{request.dtype}")
@@ -134,12 +152,13 @@ def use_in_layer(result: SearchResult) -> Section:
         "# compiled, alone or with the model that it is part of",
         'compiled = torch.compile(layer, backend="ksopt")',
     ]
+    inputs = " --inputs mymodel:inputs" if plan_of(result).has_conditions else ""
     text = (
         "A chain replaces the layer's matrix by a product of sparse factors, to be trained or "
         "fitted. This code begins with new weights. This search says nothing of the "
         "accuracy that a model reaches with it. For a trained model run ksopt convert "
-        "--model mymodel:build --plan plan.json --out converted. It puts the nearest product in "
-        "the place of each layer of this size. Then train it, or call ksopt.distil. "
+        f"--model mymodel:build --plan plan.json{inputs} --out converted. It puts the nearest "
+        "product in the place of each layer of this size. Then train it, or call ksopt.distil. "
         "Measure the accuracy."
     )
     return Section("Use it", (), (text,), code="\n".join(lines), language="python")
@@ -154,13 +173,19 @@ def use_plan(result: SearchResult) -> Section:
     """The code that converts a model."""
     model = result.request.model_options.get("model", "mymodel:build")
     module, _, factory = model.partition(":")
+    has_conditions = plan_of(result).has_conditions
+    # Its graph shows where a chain's condition is true.
+    example = ", example_inputs=inputs()" if has_conditions else ""
+    factory_inputs = ", inputs" if has_conditions else ""
+    inputs = f" --inputs {module}:inputs" if has_conditions else ""
     lines = [
         "import ksopt",
         "import torch",
-        f"from {module} import {factory}",
+        f"from {module} import {factory}{factory_inputs}",
         "",
         f"model = {factory}()",
-        'done = ksopt.convert(model, "plan.json")  # projects the weights; says how near they come',
+        f'done = ksopt.convert(model, "plan.json"{example})'
+        "  # projects the weights; says how near they come",
         "print(done)",
         'model = torch.compile(model, backend="ksopt")',
     ]
@@ -169,9 +194,9 @@ def use_plan(result: SearchResult) -> Section:
         known = "how far they are from it (weight error), and nothing of the model's accuracy"
     text = (
         "plan.json, beside this page, holds the whole plan. On the command line: "
-        f"ksopt convert --model {model} --plan plan.json --out converted. It puts the nearest "
-        "products in the place of the layers. Chains are not the trained weights: this search "
-        f"says {known}. Most models need fine-tuning after it."
+        f"ksopt convert --model {model} --plan plan.json{inputs} --out converted. It puts the "
+        "nearest products in the place of the layers. Chains are not the trained weights: this "
+        f"search says {known}. Most models need fine-tuning after it."
     )
     return Section("Use it", (), (text,), code="\n".join(lines), language="python")
 

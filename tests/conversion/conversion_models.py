@@ -56,5 +56,17 @@ def exact(chain: Chain | str, dtype: torch.dtype = torch.float32) -> Tensor:
     return product([torch.randn(p.weight_shape, dtype=torch.float64) for p in chain]).to(dtype)
 
 
+def inputs() -> Tensor:
+    return torch.arange(5).reshape(1, 5)
+
+
+def wrong_inputs() -> Tensor:
+    return torch.ones(1, 5)
+
+
+def no_inputs() -> None:
+    return None
+
+
 def not_a_model() -> int:
     return 3

@@ -15,6 +15,8 @@ from conversion_models import DOWN, UP, Tiny, tiny
 
 import ksopt
 from ksopt.cli.main import main
+from ksopt.conversion.plan import Rule
+from ksopt.patterns.surroundings import Surroundings
 
 HERE = Path(__file__).parent
 
@@ -64,6 +66,60 @@ def test_the_rules_of_several_plans_follow_each_other(
     names = [layer["name"] for layer in printed["layers"]]
     assert names == ["blocks.0.up", "blocks.1.up", "blocks.1.down"]
     assert printed["dense"] == {"blocks.0.down": "the plan keeps it dense"}
+
+
+def conditional_plan() -> None:
+    """Chains for the first layers of MLPs, where a ReLU follows them, and for the second ones."""
+    wanted = Surroundings(("bias", "relu"))
+    up = Rule((ksopt.Chain.parse(UP),), in_features=8, out_features=32, where=wanted)
+    down = Rule((ksopt.Chain.parse(DOWN),), in_features=32, out_features=8)
+    ksopt.Plan((up, down)).write("conditional.json")
+
+
+def test_inputs_show_where_a_condition_is_true(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conditional_plan()
+    words = ["convert", "--model", "usersmodel:tiny", "--plan", "conditional.json"]
+    assert main([*words, "--dry-run"]) == 0
+    without = capsys.readouterr().out
+    assert "blocks.0.up stays dense: the plan has chains for such layers only where" in without
+    assert "--inputs of the command" in without
+    words += ["--inputs", "usersmodel:inputs"]
+    assert main([*words, "--dry-run", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    names = [layer["name"] for layer in printed["layers"]]
+    assert names == ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down"]
+    assert main([*words, "--out", "out"]) == 0
+    assert "4 layers converted" in capsys.readouterr().out
+    ksopt.load_converted("out", Tiny())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ("usersmodel:nothing", "has no function nothing"),
+        ("usersmodel", "--inputs 'usersmodel': write MODULE:FACTORY"),
+        ("usersmodel:no_inputs", "the function returned None"),
+        ("usersmodel:not_a_model", "the inputs must be a tensor"),
+        ("usersmodel:wrong_inputs", "the model does not take these inputs"),
+    ],
+)
+@pytest.mark.parametrize("last", [("--dry-run",), ("--out", "out")])
+def test_wrong_inputs_are_one_sentence(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    inputs: str,
+    message: str,
+    last: tuple[str, ...],
+) -> None:
+    conditional_plan()
+    words = ["convert", "--model", "usersmodel:tiny", "--plan", "conditional.json"]
+    assert main([*words, "--inputs", inputs, *last]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err.splitlines()[-1]
+    assert "Traceback" not in printed.err
+    assert not (place / "out").exists()
 
 
 def test_weights_from_a_file(place: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ksopt import Chain, InvalidInputError
 from ksopt.conversion.plan import Plan, Rule
+from ksopt.patterns.surroundings import Surroundings
 
 MONARCH = Chain.monarch(8, 16, p=2)
 
@@ -20,6 +21,7 @@ def test_the_json_is_what_the_schema_says() -> None:
             Rule((), match="head"),
             Rule((MONARCH,), match="block.*", in_features=8, out_features=16),
             Rule((MONARCH, MONARCH), match="qk"),
+            Rule((MONARCH,), where=Surroundings(("bias", "gelu"), siblings=1)),
         ),
         made_by="ksopt search",
     )
@@ -29,6 +31,11 @@ def test_the_json_is_what_the_schema_says() -> None:
             {"match": "head", "chain": None},
             {"match": "block.*", "in_features": 8, "out_features": 16, "chain": str(MONARCH)},
             {"match": "qk", "chains": [str(MONARCH), str(MONARCH)]},
+            {
+                "match": "*",
+                "chain": str(MONARCH),
+                "where": {"epilogue": ["bias", "gelu"], "siblings": 1},
+            },
         ],
         "made_by": "ksopt search",
     }
@@ -39,6 +46,8 @@ rules = st.builds(
     st.sampled_from([(), (MONARCH,), (MONARCH, MONARCH, Chain.dense(8, 3))]),
     st.text(min_size=1, max_size=9),
     st.sampled_from([None, 8]),
+    st.none(),
+    st.sampled_from([None, Surroundings(("bias",), 3), Surroundings(("silu_gate",), 2)]),
 )
 
 
@@ -100,6 +109,27 @@ def test_the_first_match_and_patterns_for_names() -> None:
         (
             '{"schema": "ksopt.plan/1", "layers": [{"chains": ["(1,2,2,1)", "(1,2,3,1)"]}]}',
             "share their input",
+        ),
+        ('{"schema": "ksopt.plan/1", "layers": [{"chain": null, "where": 3}]}', "is an object"),
+        (
+            '{"schema": "ksopt.plan/1", "layers": [{"chain": null, "where": {"sibling": 3}}]}',
+            "has 'sibling', but may have only 'epilogue', 'siblings'",
+        ),
+        (
+            '{"schema": "ksopt.plan/1", "layers": [{"chain": null, "where": {"siblings": 9}}]}',
+            "rule for '*': siblings 9: at most 4",
+        ),
+        (
+            '{"schema": "ksopt.plan/1", "layers": [{"chain": null, "where": {"siblings": "3"}}]}',
+            "siblings must be",
+        ),
+        (
+            '{"schema": "ksopt.plan/1", "layers": [{"chain": null, "where": {"epilogue": "b"}}]}',
+            "'epilogue' is a list of texts",
+        ),
+        (
+            '{"schema": "ksopt.plan/1", "layers": [{"chain": null, "where": {"epilogue": ["b"]}}]}',
+            "epilogue 'b' is unknown",
         ),
     ],
 )

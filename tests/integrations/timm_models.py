@@ -21,7 +21,7 @@ if torch.version.cuda is None:
 import timm
 
 import ksopt
-from ksopt.search.model_call import ModelCall, evaluating
+from ksopt.conversion.model_call import ModelCall, evaluating
 
 MODELS = {
     "vit_tiny_patch16_224": {"img_size": 32, "depth": 1},

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 import ksopt
 from ksopt.cli.main import main
+from ksopt.conversion.model_call import ModelCall, evaluating
+from ksopt.conversion.model_surroundings import surroundings_of_model
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.surroundings import ALONE, Surroundings
 from ksopt.search import Dims, SearchRequest, effect_of, layers_of_model, replay
 from ksopt.search.layers import Layers
-from ksopt.search.model_call import ModelCall, evaluating
-from ksopt.search.model_surroundings import surroundings_of_model
 from ksopt.search.report import comparison, results_json
 from ksopt.search.surroundings import most_frequent
 

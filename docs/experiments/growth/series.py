@@ -129,7 +129,7 @@ def listing(blocks: int) -> Work:
 
 def searching(blocks: int) -> Work:
     """Reading a dense model for a search: its layers, and from its graph what surrounds them."""
-    from ksopt.search.model_call import ModelCall
+    from ksopt.conversion.model_call import ModelCall
     from ksopt.search.model_layers import layers_of_model
     from ksopt.search.request import SearchRequest
 

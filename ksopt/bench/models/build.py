@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from ksopt.bench.models.chains import choices
 from ksopt.bench.models.plain_layers import PlainLayer, SideBySide, plain_layer
 from ksopt.conversion.layers import set_module
+from ksopt.conversion.model_call import ModelCall
 from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.nn import KSLinear, KSStacked
@@ -153,7 +154,13 @@ def build(
     with torch.random.fork_rng(devices=on_gpu), device:
         torch.manual_seed(seed)
         dense = _MAKERS[size.family](size)
-        chosen = choices(dense, rule, plan)
+        if size.family == "vit":
+            inputs = torch.randn(size.batch, 3, size.length, size.length)
+            targets = torch.randint(size.classes, (size.batch,))
+        else:
+            inputs = torch.randint(size.classes, (size.batch, size.length))
+            targets = torch.randint(size.classes, (size.batch, size.length))
+        chosen = choices(dense, rule, plan, ModelCall((inputs,), {}, "bench models"))
         ks = copy.deepcopy(dense)
         for choice in chosen:
             has_bias = choice.place.bias is not None
@@ -167,18 +174,14 @@ def build(
         for choice in chosen:
             for name in choice.place.names:
                 set_module(linear, name, by_ks_linear(ks.get_submodule(name)))
-        if size.family == "vit":
-            inputs = torch.randn(size.batch, 3, size.length, size.length).to(dtype)
-            targets = torch.randint(size.classes, (size.batch,))
-        else:
-            inputs = torch.randint(size.classes, (size.batch, size.length))
-            targets = torch.randint(size.classes, (size.batch, size.length))
     first, second, third = (
         Logits(one).to(device=device, dtype=dtype) for one in (dense, ks, linear)
     )
     replaced = sum(one.place.in_features * one.place.out_features for one in chosen)
     nnz = sum(chain.nnz for one in chosen for chain in one.chains)
     count = sum(len(one.chains) for one in chosen)
+    if inputs.is_floating_point():
+        inputs = inputs.to(dtype)
     return Built(first, second, third, inputs, targets, count, (nnz, replaced))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from ksopt.conversion.layers import Place, find
+from ksopt.conversion.model_call import ModelCall
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.conversion.resolve import Choice, resolve
 from ksopt.errors import InvalidInputError, UnavailableError
@@ -72,13 +73,16 @@ def chain_of(rule: str, n_in: int, n_out: int) -> Chain:
     return chain
 
 
-def choices(model: nn.Module, rule: str, plan: Plan | None) -> list[Choice]:
+def choices(
+    model: nn.Module, rule: str, plan: Plan | None, call: ModelCall | None = None
+) -> list[Choice]:
     """The layers of a model to replace, and their chains.
 
     Args:
         model: of transformers.
         rule: see `chain_of`; for all layers except the head.
         plan: used instead of the rule.
+        call: inputs of the model, for a plan with conditions.
 
     Raises:
         InvalidInputError: the rule or the plan does not fit the model.
@@ -86,7 +90,7 @@ def choices(model: nn.Module, rule: str, plan: Plan | None) -> list[Choice]:
     """
     if plan is None:
         plan = Plan(tuple(_rules(find(model)[0], rule)) or _none(model))
-    chosen, _ = resolve(model, plan, (), ())
+    chosen, _ = resolve(model, plan, (), (), call)
     if not chosen:
         raise InvalidInputError("the plan keeps every layer of the model dense")
     return chosen

@@ -33,9 +33,12 @@ from ksopt.bench.models.results import (
 from ksopt.cli import main
 from ksopt.compile import backend
 from ksopt.compile.sites import Place, Report, Site, Verdict
-from ksopt.conversion.plan import Plan
+from ksopt.conversion.plan import Plan, Rule
 from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement
+from ksopt.nn import KSLinear
+from ksopt.patterns.chain import Chain
+from ksopt.patterns.surroundings import Surroundings
 
 transformers = pytest.importorskip("transformers", reason="the models come from transformers")
 CPU = torch.device("cpu")
@@ -183,6 +186,25 @@ def test_a_plan_says_which_layers_become_which_chains(quick, tmp_path):
     assert case["chains"] == 4
     assert case["weights"] == 192 * 12 + 12 * 12 + 3 * 4 * 144
     assert case["weights_replaced"] == 48 * 192 + 48 * 144
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_chain_is_where_its_condition_is_true(device):
+    square, wide = "(1,24,24,2)*(2,24,24,1)", "(1,96,24,2)*(2,24,24,1)"
+    three, activated = Surroundings(("bias",), 3), Surroundings(("bias", "gelu"))
+    rules = (
+        Rule((Chain.parse(square),), in_features=48, out_features=48, where=three),
+        Rule((Chain.parse(square),) * 3, in_features=48, out_features=144, where=activated),
+        Rule((Chain.parse(wide),), in_features=48, out_features=192, where=activated),
+        Rule((), in_features=192, out_features=48),
+    )
+    size = size_of("vit", small=True)
+    built = build(size, torch.bfloat16, torch.device(device), plan=Plan(rules))
+    names = {name for name, one in built.linear.named_modules() if isinstance(one, KSLinear)}
+    ends = {name.rpartition(".")[2] for name in names}
+    assert len(names) == built.chains == 4 * size.depth
+    assert ends == {"q_proj", "k_proj", "v_proj", "fc1"}
+    assert built.inputs.dtype == torch.bfloat16
 
 
 @pytest.mark.slow

@@ -95,6 +95,7 @@ def test_the_json_has_its_schema(result: SearchResult) -> None:
         "final_seconds",
         "roofline",
         "correlations",
+        "surrounded",
         "drift",
         "dense_layer",
         "run",

@@ -22,11 +22,11 @@ from ksopt.compile.graph_breaks import graph_breaks
 from ksopt.compile.lowering import gates, siblings
 from ksopt.compile.lowering.layer import Layer, with_decomposed, with_next
 from ksopt.conversion.layers import Place, find
+from ksopt.conversion.model_call import ModelCall
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.patterns.surroundings import Surroundings
 from ksopt.precision import dtype_name
-from ksopt.search.model_call import ModelCall
 
 _SHOWN = 4
 """Names that a sentence lists."""
@@ -56,9 +56,7 @@ class _DenseLayer(Layer):
 def surroundings_of_model(model: nn.Module, call: ModelCall) -> tuple[dict[str, Surroundings], str]:
     """Surroundings of each linear layer in a call of a model.
 
-    The model runs once, uncompiled; its buffers and the random state are restored. Of a layer that
-    is applied several times the first application counts. A layer that is not in the graph, and all
-    layers of a graph that writes in place, have only their bias.
+    As `surroundings_in_graph`, but a layer whose surroundings could not be read has only its bias.
 
     Args:
         model: The model, in the mode of the call.
@@ -74,6 +72,29 @@ def surroundings_of_model(model: nn.Module, call: ModelCall) -> tuple[dict[str, 
         >>> surroundings, _ = surroundings_of_model(model, call)
         >>> [(name, around.epilogue) for name, around in surroundings.items()]
         [('0', ('bias', 'relu')), ('2', ())]
+    """
+    seen, note = surroundings_in_graph(model, call)
+    bare = {
+        place.name: Surroundings(("bias",) if place.bias is not None else ())
+        for place in find(model)[0]
+    }
+    return bare | seen, note
+
+
+def surroundings_in_graph(model: nn.Module, call: ModelCall) -> tuple[dict[str, Surroundings], str]:
+    """Surroundings of the linear layers that the graph of a call of a model shows.
+
+    The model runs once, uncompiled; its buffers and the random state are restored. Of a layer that
+    is applied several times the first application counts. Layers that are not in the graph, and all
+    layers of a graph that writes in place, are left out.
+
+    Args:
+        model: The model, in the mode of the call.
+        call: Its inputs.
+
+    Returns:
+        Surroundings by the layer's name, and a sentence of those that could not be read; empty if
+        all could.
     """
     places = find(model)[0]
     of_parameter = {id(place.parameter): place for place in places}
@@ -98,10 +119,7 @@ def surroundings_of_model(model: nn.Module, call: ModelCall) -> tuple[dict[str, 
         first = next(iter(str(error).strip().splitlines()), "").rstrip(".")
         reason = f"its graph could not be read: {type(error).__name__}: {first}"
     unseen = [place for place in places if place.name not in seen]
-    bare = {
-        place.name: Surroundings(("bias",) if place.bias is not None else ()) for place in places
-    }
-    return bare | seen, _sentence([place.name for place in unseen], len(places), reason)
+    return seen, _sentence([place.name for place in unseen], len(places), reason)
 
 
 def _sentence(unseen: Sequence[str], count: int, reason: str) -> str:

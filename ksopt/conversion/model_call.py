@@ -62,6 +62,24 @@ class ModelCall:
             f"arguments, and are {type(inputs).__name__}"
         )
 
+    @classmethod
+    def of_model(cls, model: nn.Module, inputs: object, source: str) -> ModelCall | None:
+        """The call of a model with some inputs, on the device of its first parameter.
+
+        Args:
+            model: The model.
+            inputs: As in `of`; None is no call.
+            source: As in the class.
+
+        Raises:
+            InvalidInputError: As `of`.
+        """
+        if inputs is None:
+            return None
+        first = next(model.parameters(), None)
+        device = torch.device("cpu") if first is None else first.device
+        return cls.of(inputs, device, None, source)
+
     def caller(self, model: Callable[..., object]) -> Callable[[], object]:
         """A function that calls a model with the inputs."""
         return lambda: model(*self.args, **self.named)
