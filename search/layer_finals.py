@@ -1,6 +1,7 @@
 """Final of a layer's run: its finalists are timed against each other, and measured again.
 
-Where no chain wins, the best are also timed in the surroundings that such layers usually have.
+Where no chain wins, the best are also timed in the surroundings that such layers usually have. What
+full rank costs, which is the default, is predicted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from dataclasses import replace
 import torch
 
 from ksopt.kernels.compile_ahead import Compilers
-from ksopt.search import finals, metrics, recommend, surrounded_finals, trial_records
+from ksopt.search import (
+    finals,
+    lower_rank,
+    metrics,
+    recommend,
+    surrounded_finals,
+    trial_records,
+)
 from ksopt.search.layer_record import LayerRecord
 from ksopt.search.progress import Progress
 from ksopt.search.report import phrases
@@ -58,6 +66,8 @@ def run_final(
                         record, final_values={**record.final_values, metric.name: again}
                     )
             standing = recommend.finalists(elected, final)
+            in_order = [one.facts.chain for one in standing]
+            record = replace(record, lower_rank=lower_rank.faster(request, device, in_order))
             answers = recommend.recommend(
                 share.space, standing, request.max_error, request.min_speedup, dense_us
             )

@@ -17,6 +17,7 @@ from ksopt.operators import registry
 from ksopt.patterns.size import Budget
 from ksopt.search import recommend, study_store, surrounded, trial_records
 from ksopt.search.layer_request import LayerRequest
+from ksopt.search.lower_rank import LowerRank
 from ksopt.search.results import SCHEMA, LayerResult, SpaceRecord
 from ksopt.search.space.space import Space, Step
 from ksopt.search.storage_url import without_password
@@ -44,6 +45,7 @@ class LayerRecord:
         final_values: Metrics that were measured after the final, by their names: each by the
             finalist's chain, and of "dense".
         surrounded: Times of the best chains in other surroundings, if they were measured.
+        lower_rank: A chain of lower rank that is predicted to be faster, if there is one.
     """
 
     request: LayerRequest
@@ -59,6 +61,7 @@ class LayerRecord:
     final_seconds: float | None = None
     final_values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     surrounded: tuple[SurroundedTimes, ...] = ()
+    lower_rank: LowerRank | None = None
 
     @classmethod
     def begin(
@@ -101,6 +104,7 @@ class LayerRecord:
             "final_seconds": self.final_seconds,
             "final_values": self.final_values,
             "surrounded": [one.to_json() for one in self.surrounded],
+            "lower_rank": None if self.lower_rank is None else self.lower_rank.to_json(),
         }
         study.set_user_attr(_KEY, value)
 
@@ -124,6 +128,7 @@ class LayerRecord:
     def _read(cls, value: Mapping[str, Any]) -> LayerRecord:
         """The inverse of `save`."""
         request, space, final = LayerRequest.from_json(value["request"]), value["space"], None
+        lower = value.get("lower_rank")  # studies of earlier versions have none
         if value["final"] is not None:
             final = {name: Measurement(**times) for name, times in value["final"].items()}
         steps = (Step(Budget(**s["budget"]), s["least"], s["requested"]) for s in space["steps"])
@@ -151,6 +156,7 @@ class LayerRecord:
             value["final_values"],
             # Studies of earlier versions have none.
             tuple(map(SurroundedTimes.from_json, value.get("surrounded", ()))),
+            None if lower is None else LowerRank.from_json(lower),
         )
 
 
@@ -228,4 +234,5 @@ def layer_result(study: optuna.Study, record: LayerRecord, replayed: bool = Fals
         replayed=replayed,
         final_seconds=record.final_seconds,
         surrounded=others,
+        lower_rank=record.lower_rank,
     )

@@ -15,6 +15,7 @@ from ksopt.operators.registry import Replacement
 from ksopt.patterns.size import Budget, Dims
 from ksopt.patterns.surroundings import Surroundings
 from ksopt.search.layer_request import LayerRequest
+from ksopt.search.lower_rank import LowerRank
 from ksopt.search.request import SearchRequest
 
 SCHEMA = "ksopt.search/4"
@@ -232,6 +233,8 @@ class LayerResult:
         final_seconds: For how long the final held the device; None if there was none.
         surrounded: Its best chains in the surroundings in which such layers usually occur; empty if
             a chain wins without, or this was not measured.
+        lower_rank: A chain of lower rank than the default admits that is predicted to be clearly
+            faster than its finalists; None if there is none, or this was not predicted.
     """
 
     request: LayerRequest
@@ -249,6 +252,7 @@ class LayerResult:
     replayed: bool = False
     final_seconds: float | None = None
     surrounded: tuple[SurroundedResult, ...] = ()
+    lower_rank: LowerRank | None = None
 
     @property
     def size(self) -> Dims:

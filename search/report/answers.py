@@ -29,12 +29,32 @@ def _beside(result: SearchResult) -> list[str]:
     sentences += [
         f"The layers of {dims} stay dense: {text}." for dims, text in result.unmet.items()
     ]
-    sentences += result.request.notes
+    sentences += notes(result)
     if result.request.model is not None:
         sentences += [text for one in result.layers for text in surrounded_sentences(one)]
     if result.replayed and result.layers:
         sentences.append(phrases.replayed(result.layers[0].device))
     return sentences
+
+
+def notes(result: SearchResult) -> list[str]:
+    """What sizes were asked otherwise, and what the default rank costs them, a sentence each."""
+    return [*result.request.notes, *(text for one in result.layers for text in layer_notes(one))]
+
+
+def layer_notes(layer: LayerResult) -> list[str]:
+    """Remark on a faster chain of lower rank; empty if none is predicted."""
+    lower = layer.lower_rank
+    if lower is None:
+        return []
+    chain = lower.chain
+    share = phrases.percent(chain.nnz / layer.size.dense_parameters)
+    return [
+        f"{layer.size}: chains of lower rank are no candidates by default. {chain}, of rank "
+        f"{chain.rank_bound} and {share} of the weights, is predicted to take {lower.ratio:.2f} of "
+        f"the time of {lower.beside}. It can express less: --min-rank {chain.rank_bound} admits "
+        "such chains."
+    ]
 
 
 def stopped(result: SearchResult | LayerResult) -> list[str]:

@@ -25,7 +25,7 @@ def of_layer(layer: LayerResult) -> Section:
     answer = choice_of_layer(layer)
     used = None if answer is None else answer.chosen
     shown = used or _fastest(layer)
-    paragraphs = [*phrases.what_is_timed(layer.request)]
+    paragraphs = [*phrases.what_is_timed(layer.request), *answers.layer_notes(layer)]
     if layer.replayed:
         paragraphs.append(phrases.replayed(layer.device))
     caption = f"{_marks(layer)} {beyond(layer)}".rstrip()

@@ -70,7 +70,7 @@ def to_json(result: SearchResult) -> str:
         "whole": None if result.whole is None else _whole(result.whole),
         "layers": [_layer(layer) for layer in result.layers],
         "unmet": {str(dims): sentence for dims, sentence in result.unmet.items()},
-        "notes": list(request.notes),
+        "notes": answers.notes(result),
         "warnings": answers.warnings(result),
         "replayed": result.replayed,
         "stopped": result.stopped,
