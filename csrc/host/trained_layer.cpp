@@ -3,7 +3,8 @@
 // Weights that are trained are prepared at each call, and forms of frozen ones are cached.
 // It computes the same as the composition of ks_mm and torch's operations in ksopt/ops/chain.py. Where a gradient's
 // own gradient is needed, the backward pass is composed of those operators, too. It saves the same, except what is
-// between the factors where that would take more memory than a dense layer (see is_smaller_than_dense).
+// between the factors where that would take more memory than a dense layer (see is_smaller_than_dense). Under autocast
+// weights, bias and residual are cast here; x comes in the dtype to compute in, so that no other copy of it is saved.
 #undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is compiled with
 
 #include <ATen/Context.h>
@@ -51,7 +52,9 @@ struct Form {
   int64_t siblings;
   bool exact;  // fp32 products
   bool repacked;  // weights may change without training, too
+  int64_t dtype;  // what operands are cast to
 
+  at::ScalarType scalar_type() const { return static_cast<at::ScalarType>(dtype); }
   int64_t features_dim(const Tensor& rows) const { return batch_last ? 0 : rows.dim() - 1; }
 };
 
@@ -320,13 +323,41 @@ variable_list gradients(const Products& products, Tensor grad, at::TensorList we
   return input_grads;
 }
 
-// Saves x, the weights, the inputs of factors whose weights are trained, and what is activated with its bias.
+// Differentiable where gradients are recorded.
+Tensor in_dtype(const Tensor& one, at::ScalarType dtype) {
+  return !one.defined() || one.scalar_type() == dtype ? one : one.to(dtype);
+}
+
+// The operand in the dtype to compute in.
+Tensor cast(const Tensor& operand, const Form& form) { return in_dtype(operand, form.scalar_type()); }
+
+MaybeTensor cast(const MaybeTensor& operand, const Form& form) {
+  return operand ? MaybeTensor(cast(*operand, form)) : std::nullopt;
+}
+
+// Marks copies of trained weights as trained, or not: what a trained one is prepared to is not cached. A copy that is
+// saved with the mark would get a node of autograd's.
+void mark(const std::vector<Tensor>& copies, at::TensorList weights, bool trained) {
+  for (size_t at = 0; at < weights.size(); ++at) {
+    if (copies[at].defined() && !copies[at].is_same(weights[at]) && weights[at].requires_grad()) {
+      copies[at].set_requires_grad(trained);
+    }
+  }
+}
+
+// Saves x, the weights, the inputs of factors whose weights are trained, what is activated with its bias, and weights
+// that were cast.
 struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, const MaybeTensor& bias,
-                        const MaybeTensor& residual, int64_t activation, bool batch_last, int64_t siblings, bool exact,
-                        bool repacked) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList as_stored, const MaybeTensor& stored_bias,
+                        const MaybeTensor& stored_residual, int64_t activation, bool batch_last, int64_t siblings,
+                        bool exact, bool repacked) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const Form form{static_cast<Activation>(activation), batch_last, siblings, exact, repacked};
+    const Form form{static_cast<Activation>(activation), batch_last, siblings, exact, repacked,
+                    static_cast<int64_t>(x.scalar_type())};
+    std::vector<Tensor> weights;
+    for (const Tensor& weight : as_stored) weights.push_back(cast(weight, form));
+    mark(weights, as_stored, true);
+    const MaybeTensor bias = cast(stored_bias, form), residual = cast(stored_residual, form);
     std::vector<Tensor> inputs = factor_inputs(Known{form}, x, weights);
     Tensor y = multiply(Known{form}, inputs, weights);
     const size_t length = weights.size() / static_cast<size_t>(siblings);
@@ -340,14 +371,19 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
     }
     if (bias) y.add_(along_features(*bias, form, y.dim()));
     const bool is_activated = form.activation != Activation::none;
-    variable_list saved(weights.begin(), weights.end());
+    mark(weights, as_stored, false);
+    variable_list saved(as_stored.begin(), as_stored.end());
     saved.insert(saved.end(), inputs.begin(), inputs.end());
     saved.push_back(is_any_trained || is_activated ? x : Tensor());
     saved.push_back(is_activated ? y : Tensor());
-    saved.push_back(is_activated && bias ? *bias : Tensor());
+    saved.push_back(is_activated && bias ? *stored_bias : Tensor());
+    for (size_t at = 0; at < weights.size(); ++at) {
+      saved.push_back(weights[at].is_same(as_stored[at]) ? Tensor() : weights[at]);
+    }
     ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["form"] = std::vector<int64_t>{activation, batch_last, siblings, exact, repacked};
-    ctx->saved_data["summands"] = std::vector<int64_t>{bias.has_value(), residual.has_value()};
+    ctx->saved_data["form"] = std::vector<int64_t>{activation, batch_last, siblings, exact, repacked, form.dtype};
+    const auto dtype_of = [](const MaybeTensor& one) { return one ? static_cast<int64_t>(one->scalar_type()) : -1; };
+    ctx->saved_data["summands"] = std::vector<int64_t>{dtype_of(stored_bias), dtype_of(stored_residual)};
     y = activated(y, form.activation);
     if (residual) y = is_activated ? y.add_(*residual) : y.add(*residual);
     return y;
@@ -355,30 +391,37 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto numbers = ctx->saved_data["form"].toIntVector();
-    const Form form{static_cast<Activation>(numbers[0]), numbers[1] != 0, numbers[2], numbers[3] != 0, numbers[4] != 0};
+    const Form form{static_cast<Activation>(numbers[0]), numbers[1] != 0, numbers[2], numbers[3] != 0, numbers[4] != 0,
+                    numbers[5]};
     const auto summands = ctx->saved_data["summands"].toIntVector();
     const variable_list saved = ctx->get_saved_variables();
-    const size_t count = (saved.size() - 3) / 2;
-    const at::TensorList weights(saved.data(), count);
+    const size_t count = (saved.size() - 3) / 3;
+    const at::TensorList as_stored(saved.data(), count);
     const Tensor &x = saved[2 * count], &before_activation = saved[2 * count + 1], &bias = saved[2 * count + 2];
     const Tensor& grad = grads[0];
+    std::vector<Tensor> weights(as_stored.begin(), as_stored.end());
     Needed needed{ctx->needs_input_grad(0), std::vector<bool>(count)};
     for (size_t at = 0; at < count; ++at) needed.weights[at] = ctx->needs_input_grad(at + 1);
-    const bool is_bias_trained = summands[0] && ctx->needs_input_grad(count + 1);
+    const bool is_bias_trained = summands[0] >= 0 && ctx->needs_input_grad(count + 1);
     variable_list input_grads;
     Tensor of_sum = grad, of_bias;
     if (at::GradMode::is_enabled()) {
       const Differentiable products{form};
+      for (Tensor& weight : weights) weight = cast(weight, form);
       std::vector<Tensor> inputs(count);
       if (x.defined()) inputs = factor_inputs(products, x, weights);  // saved ones are cut off from x
       if (form.activation != Activation::none) {
         Tensor before = multiply(products, inputs, weights);
-        if (bias.defined()) before = at::add(before, along_features(bias, form, before.dim()));
+        if (bias.defined()) before = at::add(before, along_features(cast(bias, form), form, before.dim()));
         of_sum = through_activation(grad, before, form.activation);
       }
       input_grads = gradients(products, of_sum, weights, inputs, needed, nullptr);
     } else {
       const at::AutoDispatchBelowADInplaceOrView below;
+      for (size_t at = 0; at < count; ++at) {
+        if (saved[2 * count + 3 + at].defined()) weights[at] = saved[2 * count + 3 + at];
+      }
+      mark(weights, as_stored, true);
       const size_t length = count / static_cast<size_t>(form.siblings);
       std::vector<Tensor> inputs(count);
       bool is_any_missing = false;
@@ -394,8 +437,11 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
       const int64_t dim = form.features_dim(of_sum);
       of_bias = of_sum.movedim(dim, -1).reshape({-1, of_sum.size(dim)}).sum(0);
     }
-    input_grads.push_back(of_bias);
-    input_grads.push_back(summands[1] ? grad : Tensor());
+    for (size_t at = 0; at < count; ++at) {
+      input_grads[at + 1] = in_dtype(input_grads[at + 1], as_stored[at].scalar_type());
+    }
+    input_grads.push_back(summands[0] >= 0 ? in_dtype(of_bias, static_cast<at::ScalarType>(summands[0])) : of_bias);
+    input_grads.push_back(summands[1] >= 0 ? in_dtype(grad, static_cast<at::ScalarType>(summands[1])) : Tensor());
     input_grads.resize(input_grads.size() + 5);  // numbers have none
     return input_grads;
   }
@@ -407,9 +453,10 @@ bool is_plain(const Tensor& tensor) {
 
 // Whether the operands fit together; the checks that refuse others report why.
 bool fits(const Tensor& x, at::TensorList weights, const MaybeTensor& bias, const MaybeTensor& residual,
-          bool batch_last, int64_t siblings) {
+          bool batch_last, int64_t siblings, bool casts) {
   const auto is_like_x = [&](const Tensor& t) {
-    return is_plain(t) && t.scalar_type() == x.scalar_type() && t.device() == x.device();
+    const bool is_cast = casts && at::isFloatingType(t.scalar_type()) && t.scalar_type() != at::kDouble;
+    return is_plain(t) && (is_cast || t.scalar_type() == x.scalar_type()) && t.device() == x.device();
   };
   if (!is_plain(x) || x.dim() == 0 || x.numel() == 0 || siblings < 1 || weights.empty() ||
       weights.size() % static_cast<size_t>(siblings) != 0) {
@@ -432,9 +479,10 @@ bool fits(const Tensor& x, at::TensorList weights, const MaybeTensor& bias, cons
   return is_like_x(*residual) && residual->sizes() == at::IntArrayRef(shape);
 }
 
+// casts: autocast casts operands to x's dtype.
 MaybeTensor run_trained(const Tensor& x, at::TensorList weights, const MaybeTensor& bias, const MaybeTensor& residual,
-                        int64_t activation, bool batch_last, int64_t siblings, bool exact, bool repacked) {
-  if (activation < 0 || activation > 4 || !fits(x, weights, bias, residual, batch_last, siblings)) {
+                        int64_t activation, bool batch_last, int64_t siblings, bool exact, bool repacked, bool casts) {
+  if (activation < 0 || activation > 4 || !fits(x, weights, bias, residual, batch_last, siblings, casts)) {
     return std::nullopt;
   }
   const bool is_frozen = std::none_of(weights.begin(), weights.end(), [](const Tensor& t) { return t.requires_grad(); });
@@ -444,7 +492,7 @@ MaybeTensor run_trained(const Tensor& x, at::TensorList weights, const MaybeTens
   if (!is_frozen || activation == 0) return apply(activation, residual);
   // Autograd's own activation saves its input alone, also for gradients of gradients.
   const Tensor y = activated(apply(0, std::nullopt), static_cast<Activation>(activation));
-  return residual ? at::add(y, *residual) : y;
+  return residual ? at::add(y, in_dtype(*residual, y.scalar_type())) : y;
 }
 
 }  // namespace
@@ -452,7 +500,7 @@ MaybeTensor run_trained(const Tensor& x, at::TensorList weights, const MaybeTens
 TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def(
       "run_trained(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, int activation, bool batch_last, "
-      "int siblings, bool exact, bool repacked) -> Tensor?");
+      "int siblings, bool exact, bool repacked, bool casts) -> Tensor?");
 }
 
 TORCH_LIBRARY_IMPL(ksopt_host, CompositeImplicitAutograd, m) { m.impl("run_trained", TORCH_FN(run_trained)); }

@@ -6,7 +6,6 @@ It computes the same as ``ks_chain``, and saves at most as much; see csrc/host/t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -60,11 +59,9 @@ def run(
         return _result(x, list(weights), bias, residual, form)
     if any(weight.dtype != dtype and is_cast(kind, weight) for weight in frozen):
         return None
-    cast = partial(cast_by_autocast, dtype, kind)
     with torch.autocast(kind, enabled=False):
-        cast_bias = None if bias is None else cast(bias)
-        cast_residual = None if residual is None else cast(residual)
-        return _result(cast(x), [cast(one) for one in weights], cast_bias, cast_residual, form)
+        x = cast_by_autocast(dtype, kind, x)
+        return _result(x, list(weights), bias, residual, form, casts=x.dtype == dtype)
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
@@ -80,10 +77,12 @@ def _result(
     bias: Tensor | None,
     residual: Tensor | None,
     form: tuple[int, bool, int],
+    casts: bool = False,
 ) -> Tensor | None:
     exact = x.dtype is not torch.float32 or precision.is_exact()
+    repacked = weight_cache.are_marked_repacked()
     assert _run is not None
-    return _run(x, weights, bias, residual, *form, exact, weight_cache.are_marked_repacked())
+    return _run(x, weights, bias, residual, *form, exact, repacked, casts)
 
 
 def cast_by_autocast(dtype: torch.dtype, kind: str, tensor: Tensor) -> Tensor:

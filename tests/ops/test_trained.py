@@ -329,6 +329,35 @@ def test_under_autocast_it_is_the_layer_of_cast_operands(text, activation, low):
         torch.testing.assert_close(one, other)
 
 
+def test_under_autocast_weights_are_cast_inside():
+    """No node of autograd's for each cast but that of x, as torch.nn.functional.linear has one."""
+    layer = Layer(WIDE, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer.of(trained.run, "gelu")
+    names = [node.name() for node, _ in y.grad_fn.next_functions if node is not None]
+    assert [name for name in names if "ToCopy" in name] == ["ToCopyBackward0"]
+    assert len([name for name in names if "AccumulateGrad" in name]) == len(layer.leaves) - 1
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+def test_under_autocast_gradients_have_gradients(activation):
+    layer = Layer(CHAINS[0], dtype=torch.float32)
+    second = []
+    for function in (trained.run, composed):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer.of(function, activation)
+        (of_x, *others) = torch.autograd.grad(
+            y.float().square().sum(), layer.leaves, create_graph=True
+        )
+        whole = of_x.square().sum() + sum(one.square().sum() for one in others)
+        second.append(torch.autograd.grad(whole, layer.leaves, allow_unused=True))
+    for leaf, one, other in zip(layer.leaves, *second, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.dtype == leaf.dtype
+            assert (one - other).norm() <= 0.05 * other.norm()
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_meta_tensors_have_the_results_shape(autocast):
     layer = KSLinear(24, 24, "(1,6,4,4)*(4,4,6,1)", device="meta")
