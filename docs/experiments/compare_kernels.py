@@ -60,6 +60,7 @@ GRADIENTS: tuple[tuple[Any, str, bool, int, Any], ...] = (
     ("chain_input", "(1,192,64,2)*(2,64,768,1)*(1,768,64,2)", False, 1, "gelu"),
 )
 ROWS = 25_088
+FEW_ROWS = 64  # of families that take no more than a few hundred
 _CODE_SECTION = ".text"
 
 
@@ -111,7 +112,8 @@ def gradient_launchers(device: Any) -> Iterator[tuple[str, Callable[[], object]]
         problem = GradientProblem(kind, Chain.parse(text).patterns, "bfloat16", *others)
         for family in gradient_families(kind):
             if family.unsupported_reason(problem, device) is None:
-                launches = list(family.launches(problem, ROWS, device))
+                several = (family.launches(problem, rows, device) for rows in (ROWS, FEW_ROWS))
+                launches = next(filter(None, map(list, several)))
                 for launch in dict.fromkeys((launches[0], launches[-1])):
                     yield f"{problem} {family.name}", partial(family.launcher, problem, launch, 0)
 

@@ -206,7 +206,7 @@ def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | N
             ways[name] = partial(kernel, grad, x)
             errors[name] = largest_error(kernel(grad, x)[0], truth)
             predicted[name] = launch.predicted_us(p, options.rows, spec)
-    predicted["apart"] = pytorch_cost.weight_gradient_us(p, options.rows)
+    predicted["apart"] = pytorch_cost.weight_gradient_us(p, options.rows, options.dtype)
     times = timing.measure(ways, options.device, max_seconds=0.25, precision=0.02)
     floor = 2 * options.rows * (p.in_features + p.out_features) / (MEMORY_TBS * 1e6)
     words = [f"{p}: memory alone {floor:.1f} us"]

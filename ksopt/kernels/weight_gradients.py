@@ -36,7 +36,7 @@ def is_by_kernel(p: Pattern, dtype: torch.dtype, rows: int, device: torch.device
     if _is_one_matrix(p):
         return False
     problem = _problem(p, dtype_name(dtype), with_bias=False)
-    us = weight_gradient_us(p, rows)
+    us = weight_gradient_us(p, rows, problem.dtype)
     return gradient_autotuner.expected(problem, rows, device, us) is not None
 
 
@@ -65,9 +65,9 @@ def run(
     spec = gradient_autotuner.spec_of(x.device)
     kernel, is_final = None, True
     if spec is not None and not _is_one_matrix(p):
-        us = weight_gradient_us(p, rows)
-        us += bias_gradient_us(p.out_features, rows) if with_bias else 0.0
         problem = _problem(p, dtype_name(x.dtype), with_bias)
+        us = weight_gradient_us(p, rows, problem.dtype)
+        us += bias_gradient_us(p.out_features, rows) if with_bias else 0.0
         shapes = ((rows, p.out_features), (rows, p.in_features))
         without = Without("pytorch", us, by_pytorch, by_pytorch)
         question = GradientQuestion(problem, rows, x.device, spec, without, shapes)
@@ -86,7 +86,7 @@ def is_faster(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> bool:
     """Whether a kernel is predicted to be faster than PyTorch."""
     if _is_one_matrix(p):
         return False
-    us = weight_gradient_us(p, rows)
+    us = weight_gradient_us(p, rows, dtype)
     return gradient_autotuner.fastest(_problem(p, dtype), rows, spec, us) is not None
 
 
@@ -109,7 +109,7 @@ def launches(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> list[Launch
 
 def predicted_us(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> float:
     """Predicted microseconds of the faster implementation."""
-    us = weight_gradient_us(p, rows)
+    us = weight_gradient_us(p, rows, dtype)
     if _is_one_matrix(p):
         return us
     kernel = gradient_autotuner.fastest(_problem(p, dtype), rows, spec, us)

@@ -42,6 +42,10 @@ _SMOOTH = 3.0
 _GRAD_LAUNCH_US, _GRAD_US_PER_ROW, _GRAD_FLOPS_PER_US = 3.0, 1.5e-3, 5.5e8
 _GRAD_BYTES_PER_US, _GRAD_COPY_BYTES_PER_US = 2.6e6, 2.6e6
 _SLOW_COPY_D, _SLOW_COPY = 32, 3.0  # copies of pieces a d apart
+# The same in float32 of few rows, where all sums are of one part: microseconds of a row, of the
+# three copies, and bytes of the result that is copied, in a microsecond.
+_SINGLE_US_PER_ROW, _SINGLE_ROWS, _SINGLE_FLOPS_PER_US = 0.045, 512, 5e7
+_SINGLE_COPIES_US, _SINGLE_RESULT_BYTES_PER_US = 8.0, 1e6
 
 
 def product_us(
@@ -120,25 +124,34 @@ def matrix_us(problem: Problem, batch: int, multiprocessors: int) -> float:
     return us + launch_us + sum(steps)
 
 
-def weight_gradient_us(p: Pattern, rows: int) -> float:
-    """Microseconds of a weight's gradient: ``torch.bmm`` and the copies before it, in 16 bits.
+def weight_gradient_us(p: Pattern, rows: int, dtype: str = "bfloat16") -> float:
+    """Microseconds of a weight's gradient: ``torch.bmm`` and the copies around it.
 
     Fitted apart from the products above, to gradients of factors in bfloat16 of 25,088 rows, on an
     H200 and later an H100 ("apart" in docs/data/weight-gradients-bfloat16.txt and -h100.txt). Where
     a factor is not one matrix, half of the times there are over 1.12 and 1.24 times what is
-    predicted here. Other devices are predicted to take as long.
+    predicted here. Of float32 to 32 factors of 16 and 64 rows on an H200, within 6 %, from 2.2 us
+    of each (docs/data/weight-gradients-16-rows-float32.txt, -64-). Other devices are predicted to
+    take as long.
 
     Args:
         p: of the factor.
         rows: of its input and of its result's gradient.
+        dtype: of both.
     """
-    size = 2.0 * rows * (p.in_features + p.out_features)
+    element = getattr(torch, dtype).itemsize
+    size = float(element) * rows * (p.in_features + p.out_features)
+    slower = _SLOW_COPY if p.d >= _SLOW_COPY_D else 1.0
+    copies = 2 * size * slower / _GRAD_COPY_BYTES_PER_US
+    if element > 2:
+        flops_us = 2.0 * rows * p.nnz / _SINGLE_FLOPS_PER_US
+        of_rows = _SINGLE_US_PER_ROW * min(rows, _SINGLE_ROWS)
+        product = _GRAD_LAUNCH_US + max(of_rows, size / _GRAD_BYTES_PER_US, flops_us)
+        result = 2 * element * p.nnz / _SINGLE_RESULT_BYTES_PER_US
+        return product if p.d == 1 else product + _SINGLE_COPIES_US + copies + result
     flops_us = 2.0 * rows * p.nnz / _GRAD_FLOPS_PER_US
     product = _GRAD_LAUNCH_US + max(_GRAD_US_PER_ROW * rows, size / _GRAD_BYTES_PER_US, flops_us)
-    if p.d == 1:
-        return product
-    slower = _SLOW_COPY if p.d >= _SLOW_COPY_D else 1.0
-    return product + 2 * _GRAD_LAUNCH_US + 2 * size * slower / _GRAD_COPY_BYTES_PER_US
+    return product if p.d == 1 else product + 2 * _GRAD_LAUNCH_US + copies
 
 
 def bias_gradient_us(features: int, rows: int) -> float:
