@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -202,7 +203,9 @@ def _timed_call(built: Built, twin: str, run: Run, how: How) -> Callable[[], obj
 
 def _recorded(call: Callable[[], object], inputs: Tensor, how: How) -> Replay:
     """A call as one CUDA graph. In inference it reads weights that were prepared before."""
-    with ExitStack() as stack:
+    with ExitStack() as stack, warnings.catch_warnings():
+        # Steps before it ran on another stream; the replay's gradients are compared with float64.
+        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
         if not how.is_step:
             stack.enter_context(prepared_weights())
             stack.enter_context(torch.inference_mode())
