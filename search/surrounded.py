@@ -41,22 +41,27 @@ class SurroundedTimes:
         around: The surroundings.
         times: By the chain's text, and under "dense"; of all siblings. Empty if nothing was timed.
         reason: Why nothing was timed; empty if something was.
+        left_out: Chains that were not timed beside others, each with its reason.
     """
 
     around: Surroundings
     times: Mapping[str, Measurement] = field(default_factory=dict)
     reason: str = ""
+    left_out: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The times as JSON values, see `from_json`."""
         times = {name: asdict(one) for name, one in self.times.items()}
-        return {**self.around.to_json(), "times": times, "reason": self.reason}
+        left_out = list(self.left_out)
+        words = {"times": times, "reason": self.reason, "left_out": left_out}
+        return {**self.around.to_json(), **words}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SurroundedTimes:
         """The inverse of `to_json`."""
         times = {name: Measurement(**one) for name, one in value["times"].items()}
-        return cls(Surroundings.from_json(value), times, value["reason"])
+        left_out = tuple(value.get("left_out", ()))
+        return cls(Surroundings.from_json(value), times, value["reason"], left_out)
 
 
 def results(

@@ -26,7 +26,7 @@ from ksopt.search.objectives import Objective
 from ksopt.search.problems import problem_of
 from ksopt.search.results import Finalist, Recommendation, Verdict
 from ksopt.search.space.space import Step
-from ksopt.search.surrounded import SurroundedTimes, is_won
+from ksopt.search.surrounded import SurroundedTimes, is_won, placed
 from ksopt.search.surroundings import USUAL, may_be_surrounded
 from ksopt.search.worker_processes import SpareProcess
 
@@ -85,7 +85,7 @@ def measure(
         device: The device.
         chains: The chains.
         compilers: Compile their kernels while the process begins, if possible.
-        note: Called with a message if the process fails.
+        note: Called with a message if the process fails, and of each chain that is left out.
 
     Returns:
         The times in each of `USUAL`; none if the process failed.
@@ -108,7 +108,11 @@ def measure(
     except KsoptError as error:
         note(f"{request.size} was timed alone only: {error}")
         return ()
-    return tuple(map(SurroundedTimes.from_json, answer["surrounded"]))
+    times = tuple(map(SurroundedTimes.from_json, answer["surrounded"]))
+    for one in times:
+        for left_out in one.left_out:
+            note(f"{request.size}, {placed(one.around)}: left out {left_out}")
+    return times
 
 
 def measured(task: Mapping[str, Any], request: LayerRequest) -> list[dict[str, Any]]:
@@ -145,7 +149,7 @@ def _times(
                 reasons.append(f"{chain}: {_first_line(error)}")
         if not right:
             return SurroundedTimes(around, reason="; ".join(reasons))
-        return SurroundedTimes(around, objective.final(right, seconds))
+        return SurroundedTimes(around, objective.final(right, seconds), left_out=tuple(reasons))
     except torch.OutOfMemoryError as error:
         return SurroundedTimes(around, reason=_first_line(error))
 

@@ -58,14 +58,6 @@ def surroundings_of_model(model: nn.Module, call: ModelCall) -> tuple[dict[str, 
 
     As `surroundings_in_graph`, but a layer whose surroundings could not be read has only its bias.
 
-    Args:
-        model: The model, in the mode of the call.
-        call: Its inputs.
-
-    Returns:
-        Surroundings by the layer's name, and a sentence of those that could not be read; empty if
-        all could.
-
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8, bias=False))
         >>> call = ModelCall((torch.ones(4, 8),), {}, "example")

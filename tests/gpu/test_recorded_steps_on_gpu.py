@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -40,9 +41,11 @@ def test_a_recorded_step_trains(
     run = torch.compile(model, backend="ksopt") if is_compiled else model
     optimizer, of_twin = (torch.optim.SGD(one.parameters(), lr=4.0) for one in (model, twin))
 
-    def step(function: object, of_step: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    def step(
+        function: Callable[[Tensor], Tensor], of_step: torch.optim.Optimizer, x: Tensor
+    ) -> Tensor:
         of_step.zero_grad(set_to_none=True)
-        loss = (function(x) - 1).square().mean()  # type: ignore[operator]
+        loss = (function(x) - 1).square().mean()
         loss.backward()
         of_step.step()
         return loss

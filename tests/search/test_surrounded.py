@@ -224,11 +224,27 @@ def test_a_wrong_chain_has_no_time(brief: None, monkeypatch: pytest.MonkeyPatch)
         {right, wrong, "dense"},
         {right, "dense"},
     ]
+    why = f"{wrong}: WrongResultError: its product is wrong"
+    assert [one.left_out for one in every] == [(), (), (why,)]
     (alone,) = surrounded_finals.measured(
         {**task, "chains": [wrong], "surroundings": [THREE.to_json()]}, request
     )
     assert alone["times"] == {}
-    assert alone["reason"] == f"{wrong}: WrongResultError: its product is wrong"
+    assert alone["reason"] == why
+
+
+def test_a_chain_that_is_left_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ksopt.kernels.compile_ahead import Compilers
+    from ksopt.search.worker_processes import SpareProcess
+
+    one = SurroundedTimes(THREE, times_of([], 1.0), left_out=("C: its product is wrong",))
+    answer = {"surrounded": [one.to_json()]}
+    monkeypatch.setattr(SpareProcess, "ask", lambda *_: answer)
+    notes: list[str] = []
+    request = LayerRequest("8x8", batch=4, device="cpu")
+    cpu = torch.device("cpu")
+    assert surrounded_finals.measure(request, cpu, [], Compilers(), notes.append) == (one,)
+    assert notes == ["8x8, as 3 on one input, followed by a bias: left out C: its product is wrong"]
 
 
 def test_a_process_that_fails_costs_these_times_alone(monkeypatch: pytest.MonkeyPatch) -> None:
