@@ -542,8 +542,8 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
   }
 }
 
-template <typename T, typename P, typename Tile, typename Epilogue, typename First>
-__device__ __forceinline__ void chain_wgmma16_kernel_after(const ChainArguments& arguments, const First& first) {
+template <typename T, typename P, typename Tile, typename Epilogue>
+__device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& arguments) {
   using TileRing = Ring<Tile::SLOT_BYTES, Tile::STAGES>;
   extern __shared__ __align__(128) unsigned char shared[];
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
@@ -563,7 +563,6 @@ __device__ __forceinline__ void chain_wgmma16_kernel_after(const ChainArguments&
   prefetch_share<Tile::THREADS>(arguments.weights, Tile::PACKED_BYTES, blockIdx.x, gridDim.x);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
-  first();
   if (threadIdx.x < Tile::LOADERS) {
     if constexpr (Tile::AT_START < 240) setmaxnreg_dec<Tile::LOADER_REGISTERS>();
     load_chain<P, Tile, Epilogue>(arguments, TileRing(shared + Tile::RING_AT, full, empty, 1));
@@ -571,9 +570,4 @@ __device__ __forceinline__ void chain_wgmma16_kernel_after(const ChainArguments&
     if constexpr (Tile::AT_START < 240) setmaxnreg_inc<Tile::MULTIPLIER_REGISTERS>();
     multiply_chain<T, P, Tile, Epilogue>(arguments, stashes, bias, TileRing(shared + Tile::RING_AT, full, empty, 0));
   }
-}
-
-template <typename T, typename P, typename Tile, typename Epilogue>
-__device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& arguments) {
-  chain_wgmma16_kernel_after<T, P, Tile, Epilogue>(arguments, [] {});
 }
