@@ -7,6 +7,7 @@ import random_problems
 import torch
 
 CPU = torch.device("cpu")
+COUNT = 45  # of a share: 15 problems
 
 
 @pytest.mark.gpu
@@ -14,8 +15,8 @@ CPU = torch.device("cpu")
 def test_products_of_the_day(share, monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "model")
     seed = int(datetime.date.today().strftime("%Y%m%d")) + 10_000 * share
-    print(f"python tests/gpu/random_problems.py --seed {seed} --count 25")
-    done, wrong = random_problems.run(range(seed, seed + 25), torch.device("cuda"), 120)
+    print(f"python tests/gpu/random_problems.py --seed {seed} --count {COUNT}")
+    done, wrong = random_problems.run(range(seed, seed + COUNT), torch.device("cuda"), 120)
     assert done >= 5
     assert wrong == 0
 
