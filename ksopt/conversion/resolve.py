@@ -79,15 +79,15 @@ def resolve(
             rule.check(place.name, place.in_features, place.out_features)
         if rule is not None and rule.chains:
             converted[place] = rule, rule.chains
-        elif conditions := _conditions(plan, place):
-            dense[place.name] = known.why_not(place.name, conditions)
+        elif where := conditions(plan, place):
+            dense[place.name] = known.why_not(place.name, where)
         elif rule is not None:
             dense[place.name] = "the plan keeps it dense"
     for other in obstacles:
         rule = _rule(plan, other, None)
         if rule is not None and rule.chains and rule.is_exact:
             raise InvalidInputError(f"the layer {other.name} cannot be converted: {other.reason}")
-        if (rule is not None and rule.chains) or _conditions(plan, other):
+        if (rule is not None and rule.chains) or conditions(plan, other):
             dense[other.name] = other.reason
     for place, reason in _torn_ties(model, converted).items():
         rule, _ = converted.pop(place)
@@ -131,7 +131,7 @@ class _Known:
             return cls(
                 {},
                 "What surrounds it is not known without inputs of the model (example_inputs of "
-                "ksopt.convert, --inputs of the command)",
+                "ksopt.convert and KSConfig, --inputs of the command)",
             )
         # The compiler is imported only where a plan has conditions.
         from ksopt.conversion.model_surroundings import surroundings_in_graph
@@ -157,7 +157,7 @@ def _rule(plan: Plan, layer: Place | Obstacle, around: Surroundings | None) -> R
     return next((rule for rule in matching if rule.holds(around)), None)
 
 
-def _conditions(plan: Plan, layer: Place | Obstacle) -> list[Surroundings]:
+def conditions(plan: Plan, layer: Place | Obstacle) -> list[Surroundings]:
     """The conditions under which a plan has chains for a layer."""
     rules = [rule for rule in plan.rules if _matches(rule, layer) and rule.chains]
     return list(dict.fromkeys(rule.where for rule in rules if rule.where is not None))

@@ -6,7 +6,9 @@ Importing this module registers the method "ksopt": import it before loading a f
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from ksopt.conversion.apply import Conversion, convert
 from ksopt.conversion.empty_chains import insert_empty_chains
 from ksopt.conversion.layers import find
 from ksopt.conversion.plan import Plan, Rule
-from ksopt.conversion.resolve import resolve
+from ksopt.conversion.resolve import conditions, resolve
 from ksopt.errors import InvalidInputError, UnavailableError
 
 try:
@@ -31,6 +33,8 @@ except ImportError as error:
 
 METHOD = "ksopt"
 """The ``quant_method`` of a config.json."""
+_SHOWN = 4
+"""Names that a warning lists."""
 
 
 @register_quantization_config(METHOD)
@@ -46,6 +50,9 @@ class KSConfig(QuantizationConfigMixin):
             search writes.
         max_error: Layers whose relative error would be larger stay dense.
         refine: Steps of gradient refinement of chains of three factors or more.
+        example_inputs: Inputs of the model, as of `ksopt.convert`. Rules with a condition need
+            them. Layers that a condition leaves dense are named in a warning, with the reason. A
+            saved config is without inputs: its rules name the layers that became chains.
 
     Raises:
         InvalidInputError: The plan is malformed.
@@ -70,12 +77,14 @@ class KSConfig(QuantizationConfigMixin):
         plan: Plan | Mapping[str, Any] | str | Path,
         max_error: float | None = None,
         refine: int = 0,
+        example_inputs: object = None,
         **others: Any,
     ) -> None:
         unknown = sorted(set(others) - {"quant_method"})
         if unknown:
             raise InvalidInputError(
-                f"KSConfig has no {unknown[0]!r}: it takes plan, max_error and refine"
+                f"KSConfig has no {unknown[0]!r}: it takes plan, max_error, refine and "
+                "example_inputs"
             )
         # transformers writes what the attributes hold as JSON.
         self.quant_method: Any = METHOD
@@ -84,6 +93,7 @@ class KSConfig(QuantizationConfigMixin):
         self.plan = json.loads(read.to_json())
         self.max_error = max_error
         self.refine = refine
+        self.example_inputs = example_inputs
 
     @classmethod
     def of(cls, conversion: Conversion) -> KSConfig:
@@ -113,6 +123,10 @@ class KSConfig(QuantizationConfigMixin):
     def to_plan(self) -> Plan:
         """The config's plan."""
         return Plan.from_json(json.dumps(self.plan))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as JSON values, without the inputs."""
+        return deepcopy({k: v for k, v in vars(self).items() if k != "example_inputs"})
 
 
 @register_quantizer(METHOD)
@@ -145,9 +159,15 @@ class KSQuantizer(HfQuantizer):
         config: KSConfig | None = self.quantization_config
         assert config is not None
         if not self.pre_quantized:
+            plan = config.to_plan()
             done = convert(
-                model, config.to_plan(), max_error=config.max_error, refine=config.refine
+                model,
+                plan,
+                max_error=config.max_error,
+                refine=config.refine,
+                example_inputs=config.example_inputs,
             )
+            _warn_of_conditions(done, plan)
             config = KSConfig.of(done) if done.layers else None
         self.remove_quantization_config(model)
         for module in model.modules():
@@ -165,6 +185,19 @@ class KSQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """True: chains have gradients."""
         return True
+
+
+def _warn_of_conditions(done: Conversion, plan: Plan) -> None:
+    """Name the layers for which a plan has chains under conditions, and that stayed dense."""
+    by_reason: dict[str, list[str]] = {}
+    for place in find(done.model)[0]:
+        if place.name in done.dense and conditions(plan, place):
+            by_reason.setdefault(done.dense[place.name], []).append(place.name)
+    for reason, names in by_reason.items():
+        more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+        stay = "stays" if len(names) == 1 else "stay"
+        which = ", ".join([*names[:_SHOWN], *more])
+        warnings.warn(f"ksopt: {which} {stay} dense: {reason}.", stacklevel=2)
 
 
 def _leave_initialized(model: PreTrainedModel, name: str) -> None:

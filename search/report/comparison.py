@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from ksopt.patterns.surroundings import Surroundings
 from ksopt.report import document, tables
 from ksopt.report.document import Fact, Section
 from ksopt.report.tables import Table
+from ksopt.search import surrounded
 from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.options import SearchOptions
 from ksopt.search.plan import choice
@@ -83,31 +84,71 @@ def sections(searches: Searches) -> list[Section]:
 
 
 def lead(searches: Searches) -> list[str]:
-    """Sentences on which search has the fastest chain, for each size that several have."""
+    """Sentences on which search has the fastest chain, for each size that several have.
+
+    Chains that win in some surroundings only are compared with those that win in the same.
+    """
     sentences = []
+    has_conditions = False
     for size in dict.fromkeys(size for one in searches.values() for size in one.request.sizes):
-        used = dict(_used(searches, size))
-        if len(used) < 2:
-            continue
-        best = min(used, key=lambda name: used[name].latency.median_us)
-        others = [
-            f"{phrases.microseconds(one.latency.median_us)} of {name}"
-            for name, one in used.items()
-            if name != best
-        ]
-        latency = phrases.microseconds(used[best].latency.median_us)
-        sentences.append(f"{size}: the chain of {best} takes the least, {latency}.")
-        sentences.append(f"The other takes {others[0]}." if len(others) == 1 else
-                         f"The others take {', '.join(others)}.")  # fmt: skip
-    return sentences or ["No size has a chain that is faster than dense in two of the searches."]
+        used: dict[Surroundings | None, dict[str, Finalist]] = {}
+        for name, one in searches.items():
+            for use in _uses(one, size):
+                used.setdefault(use.around, {})[name] = use.finalist
+                has_conditions = has_conditions or use.around is not None
+        for around, chains in used.items():
+            if len(chains) > 1:
+                what = str(size) if around is None else f"{size}, {surrounded.placed(around)}"
+                sentences += _least(what, chains)
+    if not sentences:
+        alike = ", in the same surroundings" if has_conditions else ""
+        sentences.append(
+            f"No size has a chain that is faster than dense in two of the searches{alike}."
+        )
+    if has_conditions:
+        sentences.append(
+            "Where the table has surroundings, a chain is worth using in them only: elsewhere the "
+            "layer stays dense."
+        )
+    return sentences
 
 
-def _used(searches: Searches, size: Dims) -> Iterator[tuple[str, Finalist]]:
-    """The chain that each search uses for a size, if it has one."""
-    for name, one in searches.items():
-        answer = choice(one, size)
-        if answer is not None and answer.chosen is not None:
-            yield name, answer.chosen
+def _least(what: str, chains: Mapping[str, Finalist]) -> list[str]:
+    """Sentences on which of several searches' chains takes the least time."""
+    best = min(chains, key=lambda name: chains[name].latency.median_us)
+    others = [
+        f"{phrases.microseconds(one.latency.median_us)} of {name}"
+        for name, one in chains.items()
+        if name != best
+    ]
+    latency = phrases.microseconds(chains[best].latency.median_us)
+    return [
+        f"{what}: the chain of {best} takes the least, {latency}.",
+        f"The other takes {others[0]}." if len(others) == 1 else
+        f"The others take {', '.join(others)}.",
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A chain that a search uses for a size.
+
+    Args:
+        finalist: The chain and its times.
+        around: The surroundings in which alone it wins; None if it is used everywhere.
+    """
+
+    finalist: Finalist
+    around: Surroundings | None = None
+
+
+def _uses(result: SearchResult, size: Dims) -> list[_Use]:
+    """The chains that a search uses for a size; empty if its layers stay dense everywhere."""
+    answer, layer = choice(result, size), result.of(size)
+    if answer is not None and answer.chosen is not None:
+        return [_Use(answer.chosen)]
+    won = () if layer is None else surrounded.winners(layer)
+    return [_Use(there.chosen, around) for around, there in won if there.chosen is not None]
 
 
 def _facts(searches: Searches) -> Iterator[Fact]:
@@ -115,13 +156,14 @@ def _facts(searches: Searches) -> Iterator[Fact]:
     for name, one in searches.items():
         if not one.request.is_one_layer:
             continue
-        used = dict(_used({name: one}, one.layers[0].size)).get(name)
-        if used is None:
+        uses = _uses(one, one.layers[0].size)
+        if not uses:
             yield Fact("dense", name, "no chain is faster")
-        else:
-            latency = phrases.microseconds(used.latency.median_us)
-            share = phrases.percent(used.facts.share)
-            yield Fact(f"{1 / used.ratio:.2f}x", name, f"{latency}, {share} of the weights")
+        for use in uses:
+            latency = phrases.microseconds(use.finalist.latency.median_us)
+            detail = f"{latency}, {phrases.percent(use.finalist.facts.share)} of the weights"
+            title = name if use.around is None else f"{name}, {surrounded.placed(use.around)}"
+            yield Fact(f"{1 / use.finalist.ratio:.2f}x", title, detail)
 
 
 def _warnings(searches: Searches) -> Iterator[str]:
@@ -165,25 +207,30 @@ def _shown(value: Any) -> str:
 
 
 def table(searches: Searches) -> Table:
-    """Table of the chain that each search uses for each size, beside dense."""
-    heads = ["search", "INxOUT", ">speedup", "chain", ">weights", ">of dense", ">dense", ">latency"]
+    """Table of the chains that each search uses for each size, beside dense.
+
+    It has a column for surroundings if a chain wins in some only.
+    """
+    heads = ["search", "INxOUT", ">speedup", "chain", "surroundings", ">weights", ">of dense"]
+    heads += [">dense", ">latency", f">{WEIGHT_ERROR.title}"]
     rows = []
-    has_error = False
     for name, one in searches.items():
         for size in one.request.sizes:
-            used = dict(_used({name: one}, size)).get(name)
-            cells = ["", "dense", *[""] * 5] if used is None else _cells(used)
-            has_error = has_error or cells[-1] != ""
-            rows.append([name, str(size), *cells])
-    if has_error:
-        return tables.of([*heads, f">{WEIGHT_ERROR.title}"], rows)
-    return tables.of(heads, [row[:-1] for row in rows])
+            cells = [_cells(use) for use in _uses(one, size)] or [["", "dense", *[""] * 6]]
+            rows += [[name, str(size), *own] for own in cells]
+    optional = {"surroundings", heads[-1]}
+    shown = [
+        at for at, head in enumerate(heads) if head not in optional or any(r[at] for r in rows)
+    ]
+    return tables.of([heads[at] for at in shown], [[row[at] for at in shown] for row in rows])
 
 
-def _cells(used: Finalist) -> list[str]:
+def _cells(use: _Use) -> list[str]:
+    used = use.finalist
     return [
         f"{1 / used.ratio:.2f}x",
         str(used.facts.chain),
+        "" if use.around is None else str(use.around),
         f"{used.facts.nnz:,}",
         phrases.percent(used.facts.share),
         phrases.microseconds(used.dense.median_us),

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from transformers import (
 
 import ksopt
 from ksopt import InvalidInputError, KSConfig, KSLinear, KSStacked
+from ksopt.conversion.plan import Plan, Rule
+from ksopt.patterns.surroundings import Surroundings
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
 CONFIGS = {
@@ -162,6 +165,53 @@ def test_the_plan_may_be_a_file(gpt2: Path, tmp_path: Path) -> None:
     assert len(chains(AutoModel.from_pretrained(gpt2, quantization_config=config))) == 4
 
 
+SQUARE = ksopt.Chain.parse("(1,8,8,4)*(4,8,8,1)")
+THREE = Rule((SQUARE,), "*", 32, 32, where=Surroundings(("bias",), siblings=3))
+SIBLINGS = Plan((THREE, *Plan.of(PLAN).rules))
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """A dense model, in which q, k and v are layers of one size on one input."""
+    AutoModel.from_config(CONFIGS["llama"]).save_pretrained(tmp_path / "dense")
+    return tmp_path / "dense"
+
+
+def test_conditions_hold_for_what_the_inputs_show(llama: Path, tmp_path: Path) -> None:
+    config = KSConfig(SIBLINGS, example_inputs={"input_ids": TOKENS})
+    with pytest.warns(UserWarning, match="ksopt: ") as warned:
+        model = AutoModel.from_pretrained(llama, quantization_config=config)
+    done = ksopt.convert(
+        AutoModel.from_pretrained(llama), SIBLINGS, example_inputs={"input_ids": TOKENS}
+    )
+    assert chains(model) == chains(done.model)
+    squares = [name for name in chains(model) if "self_attn" in name]
+    assert squares == [f"layers.{at}.self_attn.{one}_proj" for at in range(2) for one in "qkv"]
+    (text,) = [str(one.message) for one in warned if "ksopt: " in str(one.message)]
+    assert text == (
+        "ksopt: layers.0.self_attn.o_proj, layers.1.self_attn.o_proj stay dense: the plan has "
+        "chains for such layers only where they are 3 on one input, followed by a bias; this one "
+        "is followed by a residual."
+    )
+    assert "example_inputs" not in repr(config)
+    model.save_pretrained(tmp_path / "chains")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = AutoModel.from_pretrained(tmp_path / "chains")
+    assert torch.equal(outputs(again), outputs(model))
+
+
+def test_without_inputs_a_warning_names_the_layers_and_the_way(llama: Path) -> None:
+    with pytest.warns(UserWarning, match="What surrounds it is not known") as warned:
+        model = AutoModel.from_pretrained(llama, quantization_config=KSConfig(SIBLINGS))
+    assert not any("self_attn" in name for name in chains(model))
+    assert len(chains(model)) == 6
+    (text,) = [str(one.message) for one in warned if "ksopt: " in str(one.message)]
+    assert "layers.0.self_attn.q_proj, layers.0.self_attn.k_proj" in text
+    assert "4 more stay dense: the plan has chains for such layers only where they are 3 on" in text
+    assert "(example_inputs of ksopt.convert and KSConfig, --inputs of the command)" in text
+
+
 @pytest.mark.parametrize(
     ("plan", "options", "words"),
     [
@@ -169,8 +219,9 @@ def test_the_plan_may_be_a_file(gpt2: Path, tmp_path: Path) -> None:
         ({"128x32": UP}, {}, "is for layers of in_features=128"),
         ({"32x128": "chain"}, {}, "the plan's rule for '32x128'"),
         ("none.json", {}, "none.json"),
-        (PLAN, {"bits": 4}, "KSConfig has no 'bits': it takes plan, max_error and refine"),
+        (PLAN, {"bits": 4}, "KSConfig has no 'bits': it takes plan, max_error, refine and"),
         (PLAN, {"max_error": -1}, "max_error -1: give a relative error"),
+        (SIBLINGS, {"example_inputs": 3}, "example_inputs: the inputs must be a tensor"),
     ],
 )
 def test_misuse_is_one_sentence(gpt2: Path, plan: Any, options: dict[str, Any], words: str) -> None:

@@ -12,11 +12,12 @@ import pytest
 from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement
+from ksopt.patterns.surroundings import Surroundings
 from ksopt.report import document
 from ksopt.search import SearchResult
 from ksopt.search.comparison import compare
 from ksopt.search.report import comparison
-from ksopt.search.results import Verdict
+from ksopt.search.results import SurroundedResult, Verdict
 
 from one_layer import with_layer  # isort: skip
 
@@ -31,6 +32,20 @@ def timed(result: SearchResult, us: float, dense_us: float) -> SearchResult:
     (answer,) = layer.recommendations
     chosen = replace(answer, verdict=Verdict.USE, chosen=finalists[0])
     return with_layer(result, finalists=finalists, recommendations=(chosen,))
+
+
+THREE = Surroundings(("bias",), siblings=3)
+
+
+def timed_as_three(result: SearchResult, us: float, dense_us: float) -> SearchResult:
+    """The result, as if its chains lost alone, and took so long as three on one input."""
+    (there,) = timed(result, us, dense_us).layers
+    (alone,) = timed(result, 106, 100).layers
+    dense = tuple(replace(one, verdict=Verdict.KEEP_DENSE) for one in alone.recommendations)
+    won = SurroundedResult(THREE, there.finalists, there.recommendations)
+    return with_layer(
+        result, finalists=alone.finalists, recommendations=dense, surrounded=(won,)
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +104,42 @@ def test_the_fastest_is_named(search: Search, tmp_path: Path) -> None:
     facts = comparison.sections(searches)[0].facts
     assert [(fact.value, fact.name) for fact in facts] == [("2.50x", "before"), ("4.50x", "after")]
     assert document.figures(comparison.sections(searches)).keys() == {"comparison"}
+
+
+def test_a_chain_that_wins_in_surroundings_only_has_them_beside_it(
+    search: Search,
+) -> None:
+    result = search(trials=2)
+    searches = {"alone": timed(result, 40, 100), "three": timed_as_three(result, 60, 90)}
+    shown = comparison.table(searches)
+    chain = str(result.layers[0].finalists[0].facts.chain)
+    assert shown.heads[2:5] == ("speedup", "chain", "surroundings")
+    assert [row[2:5] for row in shown.rows] == [
+        ("2.50x", chain, ""),
+        ("1.50x", chain, "3 on one input, followed by a bias"),
+    ]
+    only = (
+        "Where the table has surroundings, a chain is worth using in them only: elsewhere the "
+        "layer stays dense."
+    )
+    assert comparison.lead(searches) == [
+        "No size has a chain that is faster than dense in two of the searches, in the same "
+        "surroundings.",
+        only,
+    ]
+    facts = comparison.sections(searches)[0].facts
+    assert [(fact.value, fact.name) for fact in facts] == [
+        ("2.50x", "alone"),
+        ("1.50x", "three, as 3 on one input, followed by a bias"),
+    ]
+    searches["again"] = timed_as_three(result, 50, 90)
+    assert comparison.lead(searches) == [
+        "32x64, as 3 on one input, followed by a bias: the chain of again takes the least, "
+        "50.0 us.",
+        "The other takes 60.0 us of three.",
+        only,
+    ]
+    assert "| 3 on one input, followed by a bias |" in comparison.markdown(searches)
 
 
 def test_one_search_has_its_report_written_again(
