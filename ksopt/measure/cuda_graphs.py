@@ -42,7 +42,7 @@ class Replay:
         x: on a CUDA device.
     """
 
-    def __init__(self, calls: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> None:
+    def __init__(self, calls: Sequence[Callable[[Tensor], object]], x: Tensor) -> None:
         # A graph knows addresses only: what is at them must live as long as it does.
         self._alive = (tuple(calls), x)
         side = torch.cuda.Stream(x.device)
