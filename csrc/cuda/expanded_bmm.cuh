@@ -65,9 +65,10 @@ __device__ __forceinline__ void expanded_repair_kernel(const Arguments& argument
       const int64 output = first_output_of(first + lane);
       is_wrong = y.is_nan(output) || y.is_nan(output + M::OTHER_CLASS);
     }
+    const uint32 wrong = __ballot_sync(~0u, is_wrong);  // all have looked before one writes
+    if (wrong == 0) continue;
     for (int from = 0; from < 32; ++from) {
-      if (__shfl_sync(~0u, static_cast<uint32>(is_wrong), from) == 0) continue;
-      __syncwarp();  // all have looked before one writes
+      if ((wrong >> from & 1) == 0) continue;
       const int64 row = row_of(first + from), output = first_output_of(first + from);
       const ExpandedRow<const T> x{static_cast<const T*>(arguments.x) + row * arguments.x_batch_stride,
                                    arguments.x_feature_stride};

@@ -35,9 +35,9 @@ void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool ex
 
 void know_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias,
                std::optional<Tensor> residual, std::string activation, bool batch_last, int64_t siblings, bool exact,
-               int64_t of_weights, int64_t kernel, int64_t form) {
+               int64_t of_weights, int64_t kernel, int64_t form, int64_t repair) {
   const Layer layer{x, weights, bias, residual, activation_of(activation), batch_last, siblings};
-  know_plan_of(layer, exact, static_cast<Weights>(of_weights), {kernel, form});
+  know_plan_of(layer, exact, static_cast<Weights>(of_weights), {kernel, form, reinterpret_cast<void*>(repair)});
 }
 
 void know_mlp(const Tensor& x, std::vector<Tensor> weights, std::vector<Tensor> last_weights,
@@ -214,7 +214,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("forget() -> ()");
   m.def(
       "know_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
-      "int siblings, bool exact, int of_weights, int kernel, int form) -> ()");
+      "int siblings, bool exact, int of_weights, int kernel, int form, int repair) -> ()");
   m.def(
       "know_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias, Tensor? bias, Tensor? residual, "
       "str hidden_activation, str activation, bool exact, bool repacked, int kernel, int form) -> ()");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -130,6 +131,13 @@ constexpr int64_t FACTORS = -2, MERGED = -3;
 struct PlanChoice {
   int64_t kernel;
   int64_t form;
+  void* repair = nullptr;  // of MERGED, the kernel behind a product by a matrix with zeros
+};
+
+// The same struct as in csrc/cuda/chain_repair.cuh, but for what follows.
+struct ChainRepairArguments {
+  ChainPackArguments factors;
+  ChainArguments operands;
 };
 
 // How weights are prepared: cached, at each call, or, for parameters of modules, cached at any preparation cost.
@@ -253,11 +261,28 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
   return y;
 }
 
+// As ksopt/kernels/chain_repair.py: computes the rows of y again that what is not finite spoilt.
+void repair_rows(void* kernel, const Layer& layer, const Rows& x, const Tensor& y) {
+  constexpr unsigned THREADS = 256;
+  constexpr int64_t ROWS = 64, MOST_BLOCKS = std::numeric_limits<int32_t>::max();
+  ChainRepairArguments arguments{factors_of(layer.weights, 1), {}};
+  arguments.operands.x = layer.x.const_data_ptr();
+  arguments.operands.bias = layer.bias ? layer.bias->const_data_ptr() : nullptr;
+  arguments.operands.y = y.mutable_data_ptr();
+  arguments.operands.batch = x.batch;
+  arguments.operands.x_stride = layer.batch_last ? x.batch : x.features;
+  arguments.operands.y_stride = layer.batch_last ? x.batch : y.numel() / x.batch;
+  const int64_t blocks = std::min((x.batch + ROWS - 1) / ROWS, MOST_BLOCKS);
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (torch::stable::accelerator::getCurrentDeviceIndex() != x.device) guard.emplace(x.device);
+  launch_on_current_stream({kernel, THREADS, 0, true, &arguments}, x.device, static_cast<unsigned>(blocks));
+}
+
 // A product by the matrix, or the factor, that is prepared of all weights, and torch's operations behind it.
 std::optional<Tensor> run_merged(const PlanChoice& choice, const Layer& layer, const Rows& x, bool exact,
                                  const PreparedForms& forms, const std::optional<Tensor>& out) {
   const std::optional<Tensor> product = find_prepared(forms, ksopt::ALL, choice.form, x.device);
-  if (!product) return std::nullopt;
+  if (!product || (choice.repair != nullptr && layer.bias && !layer.bias->is_contiguous())) return std::nullopt;
   const AtenTensorHandle residual = layer.residual ? layer.residual->get() : nullptr;
   const AtenTensorHandle bias = layer.bias ? layer.bias->get() : nullptr;
   if (product->dim() == 4) {
@@ -272,6 +297,7 @@ std::optional<Tensor> run_merged(const PlanChoice& choice, const Layer& layer, c
     const auto [first, second] = ksopt::halves(y.get(), layer.batch_last);
     return gated(layer, Tensor(first), Tensor(second), std::nullopt, out);
   }
+  if (choice.repair != nullptr) repair_rows(choice.repair, layer, x, y);
   ksopt::add_epilogue(y.get(), nullptr, layer.activation_of_product(), residual, layer.batch_last);
   return y;
 }

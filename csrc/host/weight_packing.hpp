@@ -27,6 +27,19 @@ WeightPacking packing_of(int64_t kernel, int64_t blocks, int64_t threads, int64_
           elements_of_grad};
 }
 
+// Where the weights of factors, left to right, chain after chain, lie: in the order in which x meets them.
+ChainPackArguments factors_of(const std::vector<Tensor>& weights, size_t chains) {
+  const size_t factors = weights.size() / chains;
+  if (chains > MOST_SIBLINGS || factors > MOST_FACTORS) throw std::runtime_error("ksopt: too many weights to pack");
+  ChainPackArguments arguments{};
+  for (size_t at = 0; at < weights.size(); ++at) {
+    const size_t chain = at / factors, place = factors - 1 - at % factors;
+    arguments.weights[chain][place] = weights[at].const_data_ptr();
+    for (int64_t dim = 0; dim < 4; ++dim) arguments.strides[chain][place][dim] = weights[at].stride(dim);
+  }
+  return arguments;
+}
+
 struct PackedWeights {
   Tensor packed, of_grad;
 };
@@ -35,16 +48,9 @@ struct PackedWeights {
 // alone. weights: of the factors, left to right, chain after chain.
 void pack_weights(const WeightPacking& packing, const std::vector<Tensor>& weights, size_t chains, const Tensor& packed,
                   const Tensor* of_grad = nullptr) {
-  const size_t factors = weights.size() / chains;
-  if (chains > MOST_SIBLINGS || factors > MOST_FACTORS) throw std::runtime_error("ksopt: too many weights to pack");
-  ChainPackArguments arguments{};
+  ChainPackArguments arguments = factors_of(weights, chains);
   arguments.packed = packed.mutable_data_ptr();
   if (of_grad != nullptr) arguments.packed_of_grad = of_grad->mutable_data_ptr();
-  for (size_t at = 0; at < weights.size(); ++at) {
-    const size_t chain = at / factors, place = factors - 1 - at % factors;
-    arguments.weights[chain][place] = weights[at].const_data_ptr();
-    for (int64_t dim = 0; dim < 4; ++dim) arguments.strides[chain][place][dim] = weights[at].stride(dim);
-  }
   launch_on_current_stream({packing.kernel, packing.threads, 0, true, &arguments}, weights[0].get_device_index(),
                            packing.blocks);
 }

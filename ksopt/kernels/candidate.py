@@ -160,7 +160,7 @@ class Candidate:
 
             return ByLayers(self.problem)
         if self.name == MERGED:
-            return merged.Merged(self.problem)
+            return merged.Merged.on_device(self.problem, device_index)
         if self.family is None:
             return pytorch_ops.multiplier(self.name, self.problem)
         call = self.family.launcher(self.problem, self.tile, device_index)

@@ -18,7 +18,7 @@ from ksopt import precision
 from ksopt.jit import host
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.candidate import FACTORS, LAYERS
-from ksopt.kernels.launcher import Enterable
+from ksopt.kernels.launcher import Enterable, RepairedEntry
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.weight_cache import is_stored
 from ksopt.kernels.weight_scopes import sync_host, thread_state
@@ -79,11 +79,11 @@ def register(
     around = (activation, batch_last, siblings)
     exact = x.dtype is not torch.float32 or precision.is_exact()
     for mode in (_CACHED, _REPACKED, _STORED):
-        kernel, form = _FACTORS, 0
+        kernel, form, repair = _FACTORS, 0, 0
         if decision is not None:
             stored = decision.cached if decision.stored is None else decision.stored
-            kernel, form = _entry((decision.cached, decision.repacked, stored)[mode])
-        torch.ops.ksopt_host.know_plan(*layer, *around, exact, mode, kernel, form)
+            kernel, form, repair = _entry((decision.cached, decision.repacked, stored)[mode])
+        torch.ops.ksopt_host.know_plan(*layer, *around, exact, mode, kernel, form, repair)
     sync_host()
     _run_layer = torch.ops.ksopt_host.run_layer.default._op
 
@@ -112,20 +112,22 @@ def register_mlp(
     for repacked in (False, True):
         kernel, form = _NONE, 0
         if decision is not None:
-            kernel, form = _entry(decision.repacked if repacked else decision.cached)
+            kernel, form, _ = _entry(decision.repacked if repacked else decision.cached)
         how = (hidden_activation, activation, exact, repacked, kernel, form)
         torch.ops.ksopt_host.know_mlp(*layers, *around, *how)
     sync_host()
 
 
-def _entry(choice: Choice) -> tuple[int, int]:
-    """A plan's kernel, and the form of its weights."""
+def _entry(choice: Choice) -> tuple[int, int, int]:
+    """A plan's kernel, the form of its weights, and the kernel that repairs its product, or 0."""
     if choice.name == FACTORS:
-        return _FACTORS, 0
+        return _FACTORS, 0, 0
     if choice.name == LAYERS:  # each layer has a plan of its own
-        return _NONE, 0
+        return _NONE, 0, 0
     entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
-    return (_NONE, 0) if entry is None else (entry.plan, entry.form)
+    if entry is None:
+        return _NONE, 0, 0
+    return entry.plan, entry.form, entry.repair if isinstance(entry, RepairedEntry) else 0
 
 
 def forget() -> None:

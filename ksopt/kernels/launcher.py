@@ -140,6 +140,17 @@ class Entry:
     packing: int = NO_PACKING
 
 
+@dataclass(frozen=True)
+class RepairedEntry(Entry):
+    """The entry of a layer whose product is repaired.
+
+    Attributes:
+        repair: the driver's handle of the kernel of chain_repair.py behind the product.
+    """
+
+    repair: int = 0
+
+
 @runtime_checkable
 class Enterable(Protocol):
     """A call that the host library may be able to run without Python."""

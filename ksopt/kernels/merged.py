@@ -29,13 +29,21 @@ from ksopt.batched import within_32_bits
 from ksopt.epilogue import add_epilogue_
 from ksopt.jit import host
 from ksopt.kernels import weight_cache, weight_groups
-from ksopt.kernels.launcher import MERGED_MATRIX, Entry
-from ksopt.kernels.mergeable import factor_of, is_full, merged_pattern, product_bytes
+from ksopt.kernels.chain_repair import ChainRepair
+from ksopt.kernels.launcher import MERGED_MATRIX, Entry, RepairedEntry
+from ksopt.kernels.mergeable import (
+    factor_of,
+    holds_zeros,
+    is_full,
+    merged_pattern,
+    product_bytes,
+)
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import chain_reference
 
 _COLUMNS = 4096  # of a block of the product, computed at a time
+_MOST_VALUES = 2**26  # between the factors of such a block
 
 
 def _product_bytes(problem: Problem) -> int:
@@ -97,15 +105,17 @@ def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
         torch.Size([2, 1, 4, 2])
     """
     length, dtype = len(weights) // siblings, weights[0].dtype
-    product = merged_pattern(tuple(Pattern(*weight.shape) for weight in weights[:length]))
-    assert product is not None
+    patterns = tuple(Pattern(*weight.shape) for weight in weights[:length])
+    product = merged_pattern(patterns)
+    widest = product.a * product.d * max(one.out_features for one in patterns)
+    step = max(1, min(_COLUMNS, _MOST_VALUES // widest))
     wide = dtype if length == 2 else torch.float32
     a, b, c, d = product.weight_shape
     parts = []
     # The cached product serves later calls, which may require more than TF32.
     with precision.fp32_products("ieee"):
-        for start in range(0, c, _COLUMNS):
-            columns = torch.arange(start, min(start + _COLUMNS, c), device=weights[0].device)
+        for start in range(0, c, step):
+            columns = torch.arange(start, min(start + step, c), device=weights[0].device)
             rows = torch.zeros(len(columns), a, c, d, dtype=wide, device=weights[0].device)
             rows[columns - start, :, columns] = 1.0
             flat = rows.view(len(columns), -1)
@@ -127,9 +137,22 @@ class Merged:
 
     Attributes:
         problem: what is computed.
+        repair: the kernel behind a product by a matrix with zeros; None where it holds none.
     """
 
     problem: Problem
+    repair: ChainRepair | None = None
+
+    @classmethod
+    def on_device(cls, problem: Problem, device_index: int) -> Merged:
+        """With the kernel that it needs, compiled and loaded.
+
+        Raises:
+            UnavailableError, CompilationError: see :mod:`ksopt.jit`.
+        """
+        if not holds_zeros(problem.chain.patterns):
+            return cls(problem)
+        return cls(problem, ChainRepair(problem, device_index))
 
     def __call__(
         self,
@@ -159,6 +182,9 @@ class Merged:
             y = dispatch.multiply(x, product, p.batch_last, out)
             return add_epilogue_(y, bias, p.epilogue.activation, residual, p.batch_last)
         y = times_matrix(x, product, bias, p.batch_last, out)
+        if self.repair is not None:
+            added = None if bias is None else bias.contiguous()
+            self.repair(x.contiguous(), weights, added, y)
         return add_epilogue_(y, None, p.epilogue.activation, residual, p.batch_last)
 
     def _merge(self, weights: Sequence[Tensor]) -> Tensor:
@@ -170,7 +196,10 @@ class Merged:
             return None
         p = self.problem
         shapes = [one.weight_shape for _ in range(p.siblings) for one in p.chain]
-        return Entry(MERGED_MATRIX, weight_groups.number_of(_form(p), shapes, p.dtype))
+        form = weight_groups.number_of(_form(p), shapes, p.dtype)
+        if self.repair is None:
+            return Entry(MERGED_MATRIX, form)
+        return RepairedEntry(MERGED_MATRIX, form, repair=self.repair.launch())
 
 
 def times_matrix(

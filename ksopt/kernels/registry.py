@@ -233,10 +233,14 @@ def by_merging(problem: Problem, batch: int, device: DeviceSpec | None) -> list[
     """The product by the merged factors of a problem, if they can be merged."""
     if not mergeable.can_merge(problem):
         return []
+    is_repaired = mergeable.holds_zeros(problem.chain.patterns)
+    if device is None and is_repaired:
+        return []
     multiprocessors = 1 if device is None else device.multiprocessors
     factor = mergeable.factor_of(problem)
     if factor is None:
         us = pytorch_cost.matrix_us(problem, batch, multiprocessors)
+        us += pytorch_cost.NEXT_LAUNCH_US if is_repaired else 0.0
     else:
         us = best_predicted(factor, batch, device)[0].predicted_us
         us += behind_us(problem, batch, multiprocessors)

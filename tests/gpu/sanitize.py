@@ -8,8 +8,9 @@ as racecheck takes minutes for all. ``chains``: those of chains alone; ``chains
 0``: with the first of eight chains (racecheck takes minutes). ``mlps``: those of two layers, and
 what packs their weights; ``mlps 0``: of the first of two. ``weight_grads``: those of weight
 gradients; ``input_grads``: those of chains' input gradients; ``chain_grads``: those of chains'
-weight gradients; ``expanded``: the one behind products by matrices with zeros; ``transposes``:
-those around PyTorch's batched product.
+weight gradients; ``expanded``: the one behind products by matrices with zeros; ``repair``: the one
+behind products by chains' matrices with zeros; ``transposes``: those around PyTorch's batched
+product.
 
 The patterns are the smallest of the tests' sample, one of each d in turn, and some of odd sizes;
 the batch is small and odd: every tail is met, and the tools' slowness does not matter. (Errors of
@@ -27,6 +28,7 @@ import torch
 
 from ksopt.bench.paper_patterns import stratified_sample
 from ksopt.epilogue import Activation
+from ksopt.kernels.chain_repair import ChainRepair
 from ksopt.kernels.families import naive
 from ksopt.kernels.families.base import TemplateFamily, families, family_of
 from ksopt.kernels.families.common import input_grad_tile
@@ -215,6 +217,26 @@ def run_expanded() -> int:
     return ran
 
 
+def run_repair() -> int:
+    """Run the kernel behind products by chains' matrices with zeros, on spoilt rows; how often."""
+    ran = 0
+    for text in ("(14,3,18,2)*(4,63,6,2)", "(3,1500,4,1)*(2,6,2,1)", "(3,2,1600,1)*(2,2400,3,1)"):
+        chain = Chain.parse(text)
+        for dtype, last, bias in itertools.product(
+            ("bfloat16", "float32"), (False, True), (False, True)
+        ):
+            problem = Problem(chain, dtype, last, epilogue=Epilogue(bias))
+            operands = random_operands(problem, 70, torch.device("cuda"))
+            shape = (chain.out_features, 70) if last else (70, chain.out_features)
+            y = torch.zeros(shape, device="cuda", dtype=operands.x.dtype)
+            (y if last else y.T)[0, ::7] = torch.nan
+            repair = ChainRepair(problem, 0)
+            repair(operands.x, operands.weights, operands.bias, y)
+            assert not torch.isnan(y).any(), problem
+            ran += 1
+    return ran
+
+
 def run_transposes() -> int:
     """Run the transposes around PyTorch's batched product; how often."""
     ran, device, family = 0, DeviceSpec.of_device(0), family_of("transpose_bmm")
@@ -232,6 +254,7 @@ def run_transposes() -> int:
 OF_CHAINS: dict[str, Callable[[], int]] = {
     "transposes": run_transposes,
     "expanded": run_expanded,
+    "repair": run_repair,
     "chains": run_chains,
     "mlps": run_mlps,
     "weight_grads": partial(run_gradients, "weight"),

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.gpu
 
 CHAIN = "(1,128,128,8)*(8,128,128,1)"  # a Monarch layer of 1024 features
 TO_FACTOR = "(4,32,32,8)*(1,128,128,8)"  # (1,128,128,8)
+WITH_ZEROS = "(16,64,64,1)*(1,8,8,128)"  # no pattern has its product's support
 TO_LARGE_FACTOR = "(8,64,8,2)*(1,64,512,2)"  # (1,512,512,2), of 7 times the weights
 N = 1024
 
@@ -68,7 +69,7 @@ def check(y, model, x):
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rows", [1, 16, 256, 4096])
-@pytest.mark.parametrize("chain", [CHAIN, TO_FACTOR, TO_LARGE_FACTOR])
+@pytest.mark.parametrize("chain", [CHAIN, TO_FACTOR, TO_LARGE_FACTOR, WITH_ZEROS])
 def test_a_layer_is_as_exact_as_its_author(chain, dtype, rows, merges):
     model = layer(dtype, chain, activation="gelu")
     x = torch.randn(rows, N, device="cuda", dtype=dtype)
@@ -81,8 +82,37 @@ def test_a_layer_is_as_exact_as_its_author(chain, dtype, rows, merges):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 65, 3000])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_what_is_not_finite_reaches_what_it_reaches_in_the_chain(dtype, rows, bias, last, merges):
+    torch.manual_seed(rows)
+    layout = "batch_last" if last else "batch_first"
+    for text in (WITH_ZEROS, "(14,3,18,2)*(4,63,6,2)", "(132,3,144,1)*(36,88,2,6)"):
+        chain = ksopt.Chain.parse(text)
+        sizes = chain.in_features, chain.out_features
+        model = KSLinear(*sizes, text, bias=bias, device="cuda", dtype=dtype)
+        weights = list(model.weights)
+        x = torch.randn(rows, chain.in_features, device="cuda", dtype=dtype)
+        x[rows // 2, 3], x[rows - 1, 0] = torch.inf, torch.nan
+        x = x.T.contiguous() if last else x
+        exact = chain_reference(x.double(), [one.double() for one in weights], layout)
+        if bias:
+            exact += model.bias.double()[:, None] if last else model.bias.double()
+        finite = exact.isfinite()
+        for _ in range(2):  # by Python, and by the host library
+            y = ksopt.ks_linear(x, weights, model.bias, layout)
+            assert torch.equal(y.isfinite(), finite)
+            assert torch.equal(y.isnan(), exact.isnan())
+            off = (y.double() - exact)[finite].norm() / exact[finite].norm()
+            assert off <= {torch.bfloat16: 8e-3, torch.float32: 1e-5}[dtype]
+    assert len(merges) == 3
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-@pytest.mark.parametrize("chain", [CHAIN, TO_FACTOR])
+@pytest.mark.parametrize("chain", [CHAIN, TO_FACTOR, WITH_ZEROS])
 def test_a_compiled_layer_reads_the_weights_as_they_are(chain, mode, merges):
     model = layer(torch.bfloat16, chain, activation="gelu")
     compiled = torch.compile(model, backend="ksopt", mode=mode)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from checks import H200
 from torch._dynamo.utils import counters
 from toy_chains import SPEC, toy_device
 
@@ -32,6 +33,7 @@ from ksopt.reference import chain_reference, chain_to_dense, to_dense
 
 CHAIN = Chain.parse("(1,6,5,5)*(5,5,7,1)")
 TO_FACTOR = Chain.parse("(4,3,6,2)*(1,24,5,2)")  # (1,12,5,2)
+WITH_ZEROS = Chain.parse("(3,1,2,1)*(2,3,2,1)")  # no pattern has its product's support
 LONGER = Chain.parse("(1,6,4,3)*(3,4,3,1)*(1,9,7,1)")
 
 
@@ -103,7 +105,11 @@ def test_the_factor_is_the_product_rounded_once(chain, monkeypatch):
         (Problem(TO_FACTOR, "float32", True, True, Epilogue(True, "silu", True)), True),
         (Problem(TO_FACTOR, "float16", False), False),
         (Problem(TO_FACTOR, "float32", False, siblings=2), False),  # their product is no factor
-        (Problem(Chain.parse("(3,1,2,1)*(2,3,1,1)"), "float32", False), False),  # nor is this
+        (Problem(WITH_ZEROS, "bfloat16", True, epilogue=Epilogue(True, "silu", True)), True),
+        (Problem(WITH_ZEROS, "float16", False), False),
+        (Problem(WITH_ZEROS, "float32", False, siblings=2), False),  # one chain's rows are repaired
+        (Problem(Chain.parse("(3,1,2,1)*(2,3,2,1)*(2,2,3,1)"), "float32", False), False),
+        (Problem(Chain.parse("(3,2048,2,1)*(2,3,2048,1)"), "float32", False), False),  # too large
     ],
     ids=str,
 )
@@ -138,6 +144,39 @@ def test_every_epilogue_layout_and_place(last, chain, siblings, batch):
                 near(Merged(problem)(x, weights, *around, out), expected)
                 near(out, expected)
             near(Merged(problem)(x, weights, *around), expected)
+
+
+def by_reference(problem):
+    """Stands in for the compiled kernel: a row whose first output is not finite is added again."""
+
+    def repair(x, weights, bias, y):
+        exact = product(x, weights, last=problem.batch_last).to(y.dtype)
+        if bias is not None:
+            exact += bias[:, None] if problem.batch_last else bias
+        first = y[:1] if problem.batch_last else y[..., :1]
+        return y.copy_(torch.where(first.isfinite(), y, exact))
+
+    return repair
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("last", [False, True])
+def test_rows_that_zeros_spoil_are_repaired_before_the_activation(last):
+    weights, x = draw(WITH_ZEROS), torch.randn(*((4, 5) if last else (5, 4)))
+    (x.T if last else x)[1, 2], (x.T if last else x)[3, 0] = -torch.inf, torch.nan
+    bias, residual = torch.randn(3), torch.randn(*((3, 5) if last else (5, 3)))
+    problem = Problem(WITH_ZEROS, "float32", last, epilogue=Epilogue(True, "relu", True))
+    y = Merged(problem, by_reference(problem))(x, weights, bias, residual)
+    expected = with_epilogue(product(x, weights, last=last).float(), bias, "relu", residual, last)
+    torch.testing.assert_close(y, expected, equal_nan=True)
+    assert 0 < y.isnan().sum() < y.numel() // 5 * 2  # not all outputs of the two rows
+
+
+def test_a_matrix_with_zeros_is_for_gpus_alone():
+    wide = Problem(Chain.parse("(132,3,144,1)*(36,88,2,6)"), "bfloat16", False)
+    assert registry.candidates(wide, 1140, H200)[-1].name == MERGED
+    assert registry.best_predicted(wide, 1140, H200)[0].name == MERGED
+    assert registry.by_merging(wide, 1140, None) == []
 
 
 @torch.no_grad()

@@ -108,6 +108,23 @@ INSTRUCTION unsigned __shfl_sync(unsigned mask, unsigned value, int from) {
   return own.heard;
 }
 
+// A bit of each lane: whether its predicate is true.
+struct Vote {
+  bool is_true;
+  unsigned of_all;
+};
+INSTRUCTION void count_votes(void* const (&lanes)[32]) {
+  unsigned votes = 0;
+  for (int lane = 0; lane < 32; ++lane) votes |= unsigned(static_cast<const Vote*>(lanes[lane])->is_true) << lane;
+  for (int lane = 0; lane < 32; ++lane) static_cast<Vote*>(lanes[lane])->of_all = votes;
+}
+INSTRUCTION unsigned __ballot_sync(unsigned mask, int predicate) {
+  if (mask != 0xffffffffu) emulate::fail("__ballot_sync of a part of a warp is not emulated");
+  Vote own = {predicate != 0, 0};
+  emulate::warp_collective("__ballot_sync", &own, count_votes);
+  return own.of_all;
+}
+
 // Whether any thread of the block says so. Blocks outside clusters run one after another.
 INSTRUCTION int __syncthreads_or(int predicate) {
   static bool is_any = false;
