@@ -1,6 +1,8 @@
 """Times of layers and MLPs, `KSLinear` beside `nn.Linear`, for docs/development/chains.md.
 
     python docs/experiments/layer_time.py            # one layer with its bias; q, k, v of one input
+    python docs/experiments/layer_time.py --features 4096   # of those, layers of so many features
+    python docs/experiments/layer_time.py --siblings        # of those, q, k, v
     python docs/experiments/layer_time.py --mlps     # two layers, GELU between, residual; compiled
     python docs/experiments/layer_time.py --wide     # 4,096 rows of wider ones, and of SwiGLU
     python docs/experiments/layer_time.py --gates    # silu(a(x)) * b(x), one launch and others
@@ -13,7 +15,7 @@ measuring first.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -76,9 +78,9 @@ def medians_us(calls: Sequence[Callable[[], object]], device: str = "cuda") -> l
     return [result.median_us for result in results.values()]
 
 
-def ways_of_dense(layer: nn.Module, x: Tensor) -> list[Callable[[], object]]:
+def ways_of_dense(layer: nn.Module, x: Tensor, autotunes: bool) -> list[Callable[[], object]]:
     """A dense layer: eager, compiled by Inductor, and with max-autotune if requested."""
-    modes = (None, "max-autotune-no-cudagraphs")[: 2 if "--max-autotune" in sys.argv[1:] else 1]
+    modes = (None, "max-autotune-no-cudagraphs")[: 2 if autotunes else 1]
     compiled = [partial(torch.compile(layer, dynamic=False, mode=mode), x) for mode in modes]
     return [partial(layer, x), *compiled]
 
@@ -208,7 +210,7 @@ def time_gates() -> None:
             print(f"{text} twice, {rows} rows: {ways}; dense {dense_us:.1f}", flush=True)
 
 
-def time_siblings() -> None:
+def time_siblings(autotunes: bool) -> None:
     """Print a line for q, k, v of one input, beside one dense layer, and beside three."""
     for text in SIBLINGS:
         chain = Chain.parse(text)
@@ -219,7 +221,7 @@ def time_siblings() -> None:
         three = Apart([nn.Linear(*sizes) for _ in range(3)]).cuda().bfloat16()
         with torch.inference_mode():
             ways = (partial(stacked.cuda().bfloat16(), x), partial(three, x))
-            dense = ways_of_dense(one.cuda().bfloat16(), x)
+            dense = ways_of_dense(one.cuda().bfloat16(), x, autotunes)
             us, three_us, *one_us = medians_us([*ways, *dense])
         times = ", ".join(f"{time:.1f}" for time in one_us)
         print(
@@ -229,20 +231,11 @@ def time_siblings() -> None:
         )
 
 
-def main() -> None:
-    """Print a line for each layer."""
-    torch.manual_seed(0)
-    torch._dynamo.config.cache_size_limit = 64
-    if "--gates" in sys.argv[1:]:
-        time_gates()
-        return
-    if "--wide" in sys.argv[1:]:
-        time_wide()
-        return
-    if "--mlps" in sys.argv[1:]:
-        time_mlps()
-        return
+def time_layers(autotunes: bool, features: Sequence[int]) -> None:
+    """Print a line for each layer of so many features; of none: for all."""
     for n, m, text in LAYERS:
+        if features and n not in features:
+            continue
         x = torch.randn(ROWS, n, device="cuda", dtype=torch.bfloat16)
         dense = torch.nn.Linear(n, m).cuda().bfloat16()
         plain, gelu = (
@@ -252,7 +245,7 @@ def main() -> None:
         with torch.inference_mode():
             layers = (plain, torch.nn.Sequential(dense, torch.nn.GELU()), gelu)
             calls = [partial(layer, x) for layer in layers]
-            times = medians_us([*calls, *ways_of_dense(dense, x)])
+            times = medians_us([*calls, *ways_of_dense(dense, x, autotunes)])
         plain_us, dense_gelu_us, gelu_us, *tuned = times
         dense_us = min(tuned)
         problem = Problem(Chain.parse(text), "bfloat16", False, epilogue=Epilogue(bias=True))
@@ -264,7 +257,28 @@ def main() -> None:
             f"({gelu_us / dense_gelu_us:.2f})",
             flush=True,
         )
-    time_siblings()
+
+
+def main() -> None:
+    """Read the arguments, and measure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    kinds = parser.add_mutually_exclusive_group()
+    for kind in (time_mlps, time_wide, time_gates):
+        name = kind.__name__.removeprefix("time_")
+        kinds.add_argument(f"--{name}", dest="kind", action="store_const", const=kind)
+    kinds.add_argument("--siblings", action="store_true", help="q, k, v alone")
+    kinds.add_argument("--features", type=int, nargs="+", default=[], help="layers of these alone")
+    parser.add_argument("--max-autotune", action="store_true", help="of dense layers, too")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    torch._dynamo.config.cache_size_limit = 64
+    if arguments.kind is not None:
+        arguments.kind()
+        return
+    if not arguments.siblings:
+        time_layers(arguments.max_autotune, arguments.features)
+    if not arguments.features:
+        time_siblings(arguments.max_autotune)
 
 
 if __name__ == "__main__":
