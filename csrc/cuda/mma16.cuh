@@ -84,7 +84,7 @@ struct Mma16Tile {
   // Two units at a time hide the latency of shared memory, if registers allow.
   static constexpr int UNROLL = MT * NT * Layout::J * 4 <= 64 ? 2 : 1;
   static_assert(Layout::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
-  static_assert(P::D % JC == 0 && KL % Layout::UNIT == 0 && P::B % 8 == 0 && P::C * P::D % 8 == 0, "");
+  static_assert(P::D % JC == 0 && KL % Layout::UNIT == 0 && P::B * P::D % 8 == 0 && P::C * P::D % 8 == 0, "");
   static_assert(SPREAD <= 3 && Layout::J * Layout::STEPS % 2 == 0, "");
 };
 

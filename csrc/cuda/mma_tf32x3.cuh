@@ -70,7 +70,8 @@ struct MmaTf32x3Tile {
   static constexpr int SLICE_BYTES = 16 * SLICE_PITCH * 16;
   static constexpr int SHARED_BYTES =
       (RESIDENT ? WEIGHT_BYTES : 0) + STAGES * STAGE_BYTES + WARPS_M * WARPS_N * SLICE_BYTES;
-  static constexpr int OUTPUT_TILES = P::B / NB;
+  static constexpr int OUTPUT_TILES = (P::B + NB - 1) / NB;
+  static constexpr bool PADDED = P::B % NB != 0;  // the last tile has outputs that are none of the factor's
   static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
   // Columns whose tiles take turns. Streamed: those of one i, or if the cache has no room for their weights,
   // those that share lines of memory (32 j, or all j where d is no multiple), with as many outputs as it has
@@ -84,7 +85,7 @@ struct MmaTf32x3Tile {
                : OUTPUT_TILES;
   static constexpr int TOGETHER = RESIDENT ? COLUMNS : OUTPUTS_TOGETHER * LINE_J;
   static_assert(Layout::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
-  static_assert(P::D % JC == 0 && KL % Layout::UNIT == 0 && P::B % NB == 0 && P::C * P::D % 4 == 0, "");
+  static_assert(P::D % JC == 0 && KL % Layout::UNIT == 0 && P::B * P::D % 4 == 0 && P::C * P::D % 4 == 0, "");
   static_assert(WARPS_J <= 3 && (WARPS_J == 1 || WARPS_M * WARPS_N <= 14), "there are 16 barriers");
 };
 
@@ -339,7 +340,7 @@ __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 til
         const int e = sharer + round * SHARERS;
         const float4 result = *reinterpret_cast<const float4*>(
             slice + (e / Tile::SLICE_CHUNKS * Tile::SLICE_PITCH + e % Tile::SLICE_CHUNKS) * 16);
-        if (row_of(m, e) >= arguments.batch) continue;
+        if (row_of(m, e) >= arguments.batch || (Tile::PADDED && first_of(n, e) >= GROUP_OUT)) continue;
         if (Tile::PRODUCTS == 1 || all_finite(result)) {
           result_at(row_of(m, e), first_of(n, e)) = result;
         } else {
@@ -366,6 +367,13 @@ template <typename P>
 __device__ __forceinline__ const float* weights_of(const Arguments& arguments, const Column& column) {
   return static_cast<const float*>(arguments.weight) +
          int64(column.i * P::B + column.n0) * (P::C * P::D) + column.j0;
+}
+
+// How many outputs of a column are the factor's.
+template <typename P, typename Tile> __device__ __forceinline__ int outputs_inside(const Column& column) {
+  if constexpr (!Tile::PADDED) return Tile::NB;
+  const int left = P::B - column.n0;
+  return left < Tile::NB ? left : Tile::NB;
 }
 
 // Fills the ring's stages, tile after tile, ahead of the products.
@@ -401,8 +409,8 @@ template <typename P, typename Tile> struct Loader {
           rows_inside<Tile::BM>(arguments.batch - row0), part * Tile::KL);
       if (!Tile::RESIDENT) {
         load_rows<P, Tile, Tile::NB, Tile::KL, Tile::WEIGHT_PITCH, true>(
-            stage + Tile::BM * Tile::PITCH * 16, weights_of<P>(arguments, column), P::C * P::D, Tile::NB,
-            part * Tile::KL);
+            stage + Tile::BM * Tile::PITCH * 16, weights_of<P>(arguments, column), P::C * P::D,
+            outputs_inside<P, Tile>(column), part * Tile::KL);
       }
       if (++slot == Tile::STAGES) slot = 0;
       if (++part == Tile::STAGES_PER_TILE) {
@@ -432,7 +440,7 @@ __device__ __forceinline__ void mma_tf32x3_kernel(const Arguments& arguments) {
   Loader<P, Tile> loader(arguments, ring);
   if (Tile::RESIDENT) {  // waited for together with the first stage
     load_rows<P, Tile, Tile::NB, Tile::UNITS * Layout::UNIT, Tile::WEIGHT_PITCH, true>(
-        shared, weights_of<P>(arguments, loader.column), P::C * P::D, Tile::NB, 0);
+        shared, weights_of<P>(arguments, loader.column), P::C * P::D, outputs_inside<P, Tile>(loader.column), 0);
   }
 #pragma unroll
   for (int s = 0; s < Tile::STAGES - 1; ++s) loader.next();

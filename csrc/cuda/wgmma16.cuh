@@ -59,13 +59,14 @@ struct Wgmma16Tile {
   static constexpr int BARRIER_BYTES = 128;
   static constexpr int RING_AT = BARRIER_BYTES + WEIGHT_BYTES, SLICES_AT = RING_AT + STAGES * STAGE_BYTES;
   static constexpr int SHARED_BYTES = SLICES_AT + SLICES * SLICE_BYTES;
-  static constexpr int OUTPUT_TILES = P::B / NB;
+  static constexpr int OUTPUT_TILES = (P::B + NB - 1) / NB;
+  static constexpr bool PADDED = P::B % NB != 0;  // the last tile has outputs that are none of the factor's
   static constexpr int TEAM_J = TEAM_J_, TEAM = OUTPUT_TILES * TEAM_J;
   static constexpr int COLUMN_GROUPS = P::A * (P::D / (JC * TEAM_J));
   static constexpr int ALL_MULTIPLIERS = 15;  // a barrier's number; those of slices begin with 1
   static constexpr bool STREAMED = false;     // weights stay, for all rows of a group of columns
   static_assert(Layout::WIDE || GROUPS_J == 1, "all j of a small d belong to one warpgroup");
-  static_assert(P::D % (JC * TEAM_J) == 0 && P::B % NB == 0 && KL % Layout::UNIT == 0 && P::C * P::D % 8 == 0, "");
+  static_assert(P::D % (JC * TEAM_J) == 0 && KL % Layout::UNIT == 0 && P::B * P::D % 8 == 0 && P::C * P::D % 8 == 0, "");
   static_assert(SPREAD <= 3 && (SWAP != 0 || (STAGE_CHUNKS % 8 == 4 && SPREAD != 2)), "rows meet in banks");
   static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLICES < ALL_MULTIPLIERS, "");
 };
@@ -134,11 +135,11 @@ template <typename Tile> struct WeightTask {
 };
 
 // Regroups the weights of a block's outputs as the tensor cores read them. `w` is the weight at
-// (i, n0, 0, j0); output n of each tile of eight is `output_of_column(n)`. A thread takes what one of
+// (i, n0, 0, j0), `left` the factor's outputs from n0 on; output n of each tile of eight is `output_of_column(n)`. A thread takes what one of
 // the four that share a row of x does, so that neighbours read neighbouring chunks and write
 // neighbouring words, and asks for as much as its registers hold before it uses any.
 template <typename P, typename Tile>
-__device__ __forceinline__ void write_weights(unsigned char* weights, const uint16* w, int thread) {
+__device__ __forceinline__ void write_weights(unsigned char* weights, const uint16* w, int left, int thread) {
   using Layout = typename Tile::Layout;
   constexpr int TASKS = 4 * Tile::GROUPS_J * Tile::NB * Tile::UNITS;
   constexpr int NEEDED = (TASKS + Tile::MULTIPLIERS - 1) / Tile::MULTIPLIERS;
@@ -151,7 +152,8 @@ __device__ __forceinline__ void write_weights(unsigned char* weights, const uint
 #pragma unroll
     for (int t = 0; t < AT_ONCE; ++t) {
       const WeightTask<Tile> task(first + t * Tile::MULTIPLIERS);
-      const uint16* const from = w + int64(task.n - task.n % 8 + output_of_column<Layout>(task.n % 8)) * P::C * P::D;
+      const int output = task.n - task.n % 8 + output_of_column<Layout>(task.n % 8);
+      const uint16* const from = w + int64(output) * P::C * P::D;
 #pragma unroll
       for (int run = 0; run < Layout::RUNS; ++run)
 #pragma unroll
@@ -159,7 +161,8 @@ __device__ __forceinline__ void write_weights(unsigned char* weights, const uint
           const int l = ((task.unit * Layout::RUNS + run) * 4 + task.quarter) * Layout::RUN_L;
           const int offset = l * P::D + (Layout::WIDE ? task.group_j * 8 : c * 8);
           uint4 loaded = make_uint4(0, 0, 0, 0);
-          if (task.unit < Tile::UNITS && (P::C % Layout::UNIT == 0 || offset < P::C * P::D)) {
+          if (task.unit < Tile::UNITS && (P::C % Layout::UNIT == 0 || offset < P::C * P::D) &&
+              (!Tile::PADDED || output < left)) {
             loaded = *reinterpret_cast<const uint4*>(from + offset);
           }
           put_chunk(words[t] + (run * Layout::RUN + c) * 4, loaded);
@@ -242,9 +245,10 @@ __device__ __forceinline__ void fill_slice(unsigned char* slice, const GroupSums
   }
 }
 
-// Writes a slice to y, whole sectors at a time. `y` is y at its first row, (i, k, j0).
+// Writes a slice to y, whole sectors at a time. `y` is y at its first row, (i, k, j0), `left` the factor's outputs
+// from k on.
 template <typename P, typename Tile>
-__device__ __forceinline__ void write_slice(const unsigned char* slice, uint16* y, int rows, int thread,
+__device__ __forceinline__ void write_slice(const unsigned char* slice, uint16* y, int rows, int left, int thread,
                                             const Arguments& arguments) {
   using Walk = Steps<16, Tile::SLICE_CHUNKS, Tile::SLICE_THREADS>;
   const int m0 = thread / Walk::WIDTH;
@@ -253,6 +257,7 @@ __device__ __forceinline__ void write_slice(const unsigned char* slice, uint16* 
     const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
     const int offset = Tile::Layout::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 8
                                         : chunk * 8;
+    if (Tile::PADDED && offset >= left * P::D) continue;
     const unsigned char* const from = slice + (m0 * Tile::SLICE_PITCH + chunk) * 16;
     uint16* to = y + m0 * arguments.y_batch_stride + offset;
 #pragma unroll
@@ -266,10 +271,12 @@ __device__ __forceinline__ void write_slice(const unsigned char* slice, uint16* 
   }
 }
 
-// Stores what a warpgroup has of a complete tile. `y` is y at the block's first row, (i, n0, j0).
+// Stores what a warpgroup has of a complete tile. `y` is y at the block's first row, (i, n0, j0), `left` the factor's
+// outputs from n0 on.
 template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void store_group(const Arguments& arguments, uint16* y, int rows, unsigned char* slices,
-                                            GroupSums<Tile>& sums, const GroupPlace<Tile>& place) {
+__device__ __forceinline__ void store_group(const Arguments& arguments, uint16* y, int rows, int left,
+                                            unsigned char* slices, GroupSums<Tile>& sums,
+                                            const GroupPlace<Tile>& place) {
   const int own = (place.group_m * Tile::GROUPS_N + place.group_n) * 4 + place.warp;
   unsigned char* const slice = slices + own * Tile::SLICE_BYTES;
   const int first_row = place.group_m * 64 + place.warp * 16;
@@ -285,7 +292,8 @@ __device__ __forceinline__ void store_group(const Arguments& arguments, uint16* 
   for (int n0 = 0; n0 < Tile::NT; n0 += Tile::SLICE_TILES) {
     fill_slice<T, P, Tile>(slice, sums, n0, place);
     meet();
-    write_slice<P, Tile>(slice, first + n0 * 8 * P::D, rows - first_row, place.group_j * 32 + place.lane, arguments);
+    write_slice<P, Tile>(slice, first + n0 * 8 * P::D, rows - first_row, left - place.group_n * Tile::N - n0 * 8,
+                         place.group_j * 32 + place.lane, arguments);
     meet();
   }
 }
@@ -314,7 +322,7 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
       write_weights<P, Tile>(weights,
                              static_cast<const uint16*>(arguments.weight) +
                                  (weight_group + int64(walk.n0()) * P::D) * P::C + walk.j0(),
-                             thread);
+                             P::B - walk.n0(), thread);
       fence_view_async_shared();
       named_barrier_sync(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);
     }
@@ -380,7 +388,8 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
     const int64 row0 = walk.tile * Tile::BM;
     uint16* const y = static_cast<uint16*>(arguments.y) + row0 * arguments.y_batch_stride + weight_group +
                       walk.n0() * P::D + walk.j0();
-    store_group<T, P, Tile>(arguments, y, rows_inside<Tile::BM>(arguments.batch - row0), slices, sums, place);
+    store_group<T, P, Tile>(arguments, y, rows_inside<Tile::BM>(arguments.batch - row0), P::B - walk.n0(), slices, sums,
+                            place);
   }
 }
 

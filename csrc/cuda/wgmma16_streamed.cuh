@@ -97,6 +97,6 @@ __device__ __forceinline__ void wgmma16_streamed_pack_kernel(const Arguments& ar
     const int n0 = column % Tile::OUTPUT_TILES * Tile::NB, i = column / Tile::COLUMNS_OF_I;
     const int j0 = column / Tile::OUTPUT_TILES % Tile::PARTS_OF_J * Tile::JC;
     write_weights<P, Tile>(packed + column * Tile::COLUMN_BYTES,
-                           weight + (int64(i) * P::B + n0) * P::C * P::D + j0, threadIdx.x);
+                           weight + (int64(i) * P::B + n0) * P::C * P::D + j0, P::B - n0, threadIdx.x);
   }
 }

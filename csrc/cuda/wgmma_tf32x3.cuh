@@ -227,6 +227,7 @@ __device__ __forceinline__ void write_tile_directly(const Arguments& arguments, 
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const float(&of_j)[4][4] = sums[0][n];
+        if (Tile::PADDED && first_of(n, c) >= P::B * P::D) continue;
         const int e = half * 2 + c;
         const float4 result = make_float4(of_j[0][e], of_j[1][e], of_j[2][e], of_j[3][e]);
         if (Tile::PRODUCTS == 1 || all_finite(result)) {
@@ -348,8 +349,9 @@ __device__ __forceinline__ void mma_tf32x3_pack_kernel(const Arguments& argument
       for (int c = 0; c < Layout::RUN; ++c) {
         const int at = runs * 4 + q;
         const int offset = Layout::WIDE ? at * P::D + group_j * 4 : (at * Layout::RUN + c) * 4;
-        const float4 loaded = offset < P::C * P::D ? *reinterpret_cast<const float4*>(from + offset)
-                                                   : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const bool inside = offset < P::C * P::D && (!Tile::PADDED || output < P::B);
+        const float4 loaded =
+            inside ? *reinterpret_cast<const float4*>(from + offset) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         values[q][c * 4] = loaded.x, values[q][c * 4 + 1] = loaded.y;
         values[q][c * 4 + 2] = loaded.z, values[q][c * 4 + 3] = loaded.w;
       }

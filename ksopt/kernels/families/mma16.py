@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
 from ksopt.kernels.families.common.lane_layout import lane_layout
+from ksopt.kernels.families.common.output_tiles import may_cover, padding
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -93,10 +94,10 @@ class Mma16(TemplateFamily[Config]):
         p = problem.pattern
         if p.d % 8 != 0 and p.d not in (1, 2, 3, 4, 6, 12):
             return f"d = {p.d} is not 1, 2, 3, 4, 6, 12 or a multiple of 8"
-        if p.b % 8 != 0:
-            return f"b = {p.b} is not a multiple of 8"
-        if p.c * p.d % 8 != 0:
-            return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of a group are not aligned"
+        for name, size in (("b", p.b), ("c", p.c)):
+            if size * p.d % 8 != 0:
+                words = "is not a multiple of 8, so rows of a group are not aligned"
+                return f"{name}*d = {size * p.d} {words}"
         if next(self.configs(problem, device), None) is None:
             return "no tile's weights fit in shared memory"
         return None
@@ -112,7 +113,7 @@ class Mma16(TemplateFamily[Config]):
         ):
             warps = warps_j * warps_m * warps_n
             outputs = warps_n * nt * 8
-            if not 4 <= warps <= 16 or outputs > p.b + 7 or p.b % outputs:
+            if not 4 <= warps <= 16 or not may_cover(p.b, outputs):
                 continue
             shape = (warps_j, warps_m, warps_n, mt, nt)
             least = Config(*shape, f.unit, 3, 1, 1)
@@ -142,8 +143,8 @@ class Mma16(TemplateFamily[Config]):
         x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
         # Every block reads x for its own outputs; 16 bytes of a row cost the sector of 32.
         sector_waste = {1: 2.0, 2: 1.0, 3: 1.5}[config.warps_j] if p.d % 8 == 0 and p.d > 8 else 1.0
-        x_reads = p.b / config.outputs * sector_waste
-        steps = batch * p.nnz / 2048
+        x_reads = -(-p.b // config.outputs) * sector_waste
+        steps = batch * p.nnz / 2048 * padding(p.b, config.outputs)
         step_bytes = 512 / config.nt + 256 / config.mt  # fragments of x and of the weight
         warps = config.threads // 32 * config.blocks
         streaming = max(

@@ -12,6 +12,7 @@ from ksopt.kernels.families.base import SINGLE, TemplateFamily, register_family
 from ksopt.kernels.families.common.cost_terms import overlapped
 from ksopt.kernels.families.common.lane_layout import LaneLayout
 from ksopt.kernels.families.common.lane_layout import lane_layout as layout_of
+from ksopt.kernels.families.common.output_tiles import may_cover, padding
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -69,7 +70,7 @@ class Config:
 
     def columns(self, p: Pattern) -> int:
         """Tiles that together cover all outputs of the same rows."""
-        return p.a * (p.d // (self.warps_j * lane_layout(p.d).j)) * (p.b // self.outputs)
+        return p.a * (p.d // (self.warps_j * lane_layout(p.d).j)) * -(-p.b // self.outputs)
 
     def shared_bytes(self, p: Pattern) -> int:
         """Dynamic shared memory of a block."""
@@ -95,10 +96,10 @@ def unsupported_layout(p: Pattern) -> str | None:
     """Why the fp32 families for batch first do not compute ``p``, or None if they do."""
     if p.d % 4 != 0 and p.d not in (1, 2, 3, 6):
         return f"d = {p.d} is not 1, 2, 3, 6 or a multiple of 4"
-    if p.b % 8 != 0:
-        return f"b = {p.b} is not a multiple of 8"
-    if p.c * p.d % 4 != 0:
-        return f"c*d = {p.c * p.d} is not a multiple of 4, so rows of a group are not aligned"
+    for name, size in (("b", p.b), ("c", p.c)):
+        if size * p.d % 4 != 0:
+            words = "is not a multiple of 4, so rows of a group are not aligned"
+            return f"{name}*d = {size * p.d} {words}"
     if max(p.in_features, p.out_features, p.b * p.c * p.d) > _LARGEST_INT:
         return f"{p} has more elements in a row or a group than 32 bits count"
     return None
@@ -137,7 +138,7 @@ class MmaTf32x3(TemplateFamily[Config]):
         for warps_j, warps_m, warps_n, mt, nt in itertools.product(
             warps_js, (1, 2, 4, 8), (1, 2, 4), (1, 2), (1, 2, 3, 4, 6, 8, 12, 16)
         ):
-            if warps_j * warps_m * warps_n not in (4, 8) or p.b % (warps_n * nt * 8):
+            if warps_j * warps_m * warps_n not in (4, 8) or not may_cover(p.b, warps_n * nt * 8):
                 continue
             shape = (warps_j, warps_m, warps_n, mt, nt)
             least = Config(*shape, f.unit, 2, 1, False, 0)
@@ -173,11 +174,11 @@ class MmaTf32x3(TemplateFamily[Config]):
         x_bytes, y_bytes = 4 * batch * p.in_features, 4 * batch * p.out_features
         # 16 bytes of a row cost the sector of 32.
         waste = 2.0 if p.d % 4 == 0 and p.d > 4 and config.warps_j == 1 else 1.0
-        x_reads = p.b / config.outputs * waste
+        x_reads = -(-p.b // config.outputs) * waste
         width = config.warps_j * f.j
         weight_bytes = 4 * config.outputs * p.c * width
         streamed = 0 if config.resident else tiles * weight_bytes
-        steps = batch * p.nnz / 1024
+        steps = batch * p.nnz / 1024 * padding(p.b, config.outputs)
         demands = (
             (x_bytes + y_bytes) / _DRAM_BYTES,
             (x_bytes * x_reads + y_bytes + streamed) / _L2_BYTES,

@@ -11,6 +11,7 @@ from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
 from ksopt.kernels.families.common.cost_terms import overlapped
 from ksopt.kernels.families.common.lane_layout import LaneLayout, lane_layout
+from ksopt.kernels.families.common.output_tiles import may_cover, padding
 from ksopt.kernels.problem import RESERVED_SHARED, SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -76,11 +77,11 @@ class Config:
 
     def columns(self, p: Pattern) -> int:
         """Blocks that together cover all outputs of the same rows."""
-        return p.a * (p.d // (self.groups_j * lane_layout(p.d).j)) * (p.b // self.outputs)
+        return p.a * (p.d // (self.groups_j * lane_layout(p.d).j)) * -(-p.b // self.outputs)
 
     def team(self, p: Pattern) -> int:
         """Blocks that walk over the same bytes of x together."""
-        return p.b // self.outputs * self.team_j
+        return -(-p.b // self.outputs) * self.team_j
 
     def weight_bytes(self, p: Pattern) -> int:
         """Bytes of a block's weights in shared memory."""
@@ -131,10 +132,10 @@ def unsupported_layout(p: Pattern) -> str | None:
     """Why no tile computes ``p``, whatever fits in shared memory; None if some do."""
     if p.d % 8 != 0 and p.d not in (2, 3, 4, 6, 12):
         return f"d = {p.d} is not 2, 3, 4, 6, 12 or a multiple of 8"
-    if p.b % 8 != 0:
-        return f"b = {p.b} is not a multiple of 8"
-    if p.c * p.d % 8 != 0:
-        return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of a group are not aligned"
+    for name, size in (("b", p.b), ("c", p.c)):
+        if size * p.d % 8 != 0:
+            words = "is not a multiple of 8, so rows of a group are not aligned"
+            return f"{name}*d = {size * p.d} {words}"
     return None
 
 
@@ -150,7 +151,7 @@ def tiles(problem: Problem, kind: type[AnyConfig]) -> Iterator[AnyConfig]:
     for groups_j, groups_n, groups_m, nt in itertools.product(
         (1, 2, 3), (1, 2, 3), (1, 2, 3), _OUTPUT_TILES
     ):
-        if groups_j * groups_n * groups_m > 3 or p.b % (8 * nt * groups_n):
+        if groups_j * groups_n * groups_m > 3 or not may_cover(p.b, 8 * nt * groups_n):
             continue
         if groups_j not in _groups_j(p.d):
             continue
@@ -238,7 +239,7 @@ class Wgmma16(TemplateFamily[Config]):
         busy = min(float(device.multiprocessors), blocks / config.blocks)
 
         x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
-        reads = p.b / config.outputs
+        reads = -(-p.b // config.outputs)
         if width == p.d:  # all of a row's bytes, in one run
             sectors, request_bytes, fetched = 1.0, 128.0, 1.0
             in_pieces = 0.0
@@ -250,7 +251,7 @@ class Wgmma16(TemplateFamily[Config]):
             fetched = line / min(line, width * config.team_j)
             in_pieces = sectors * (x_bytes * reads + y_bytes)
         ring = config.stages * config.rows * config.kl * width * 2 * config.blocks
-        outputs = batch / 64 * p.nnz / 16  # of all products
+        outputs = batch / 64 * p.nnz / 16 * padding(p.b, config.outputs)  # of all products
         slower = 1.0 if config.loads_ahead(p) else _NOT_AHEAD
         times = (
             (x_bytes * fetched + y_bytes) / (_DRAM_BYTES_US * device.multiprocessors),

@@ -106,7 +106,7 @@ class Wgmma16Streamed(PackedFamily[Config]):
         rows, outputs = config.rows * (1 + config.groups_n), config.outputs * (1 + config.groups_m)
         x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
         piece = 128.0 if width == p.d else 2.0 * width
-        requests = (x_bytes * p.b / config.outputs + y_bytes) / piece
+        requests = (x_bytes * -(-p.b // config.outputs) + y_bytes) / piece
         requests += tiles * config.outputs * bytes_each / 128
         products = turns * config.rows / 64 * config.outputs * bytes_each / 32 / config.groups
         times = (

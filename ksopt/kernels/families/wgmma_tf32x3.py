@@ -10,6 +10,7 @@ from ksopt.kernels import codegen, packing_launcher
 from ksopt.kernels.families.base import SINGLE, register_family
 from ksopt.kernels.families.common.cost_terms import chains_cycles, overlapped
 from ksopt.kernels.families.common.lane_layout import LaneLayout
+from ksopt.kernels.families.common.output_tiles import may_cover
 from ksopt.kernels.families.common.packed_weight import PackedFamily
 from ksopt.kernels.families.mma_tf32x3 import (
     lane_layout,
@@ -88,7 +89,7 @@ class Config:
 
     def columns(self, p: Pattern) -> int:
         """Tiles that together cover all outputs of the same rows."""
-        return p.a * (p.d // (self.warpgroups_j * lane_layout(p.d).j)) * (p.b // self.outputs)
+        return p.a * (p.d // (self.warpgroups_j * lane_layout(p.d).j)) * -(-p.b // self.outputs)
 
     def turn(self, f: LaneLayout) -> int:
         """Values of l that a warp multiplies at a time."""
@@ -181,7 +182,7 @@ class WgmmaTf32x3(PackedFamily[Config]):
         ):
             config = Config(group_j, group_m, teams, nt, kl, 0, resident, chain, pending, 0)
             turn = config.turn(f)
-            if p.b % (nt * 8) or kl % turn or kl > max(turn, p.c):
+            if not may_cover(p.b, nt * 8) or kl % turn or kl > max(turn, p.c):
                 continue
             if config.registers(p) > _registers(config):
                 continue
@@ -199,7 +200,7 @@ class WgmmaTf32x3(PackedFamily[Config]):
         f = lane_layout(p.d)
         width = config.warpgroups_j * f.j
         products = 3 if problem.exact else 1
-        columns, output_tiles = config.columns(p), p.b // config.outputs
+        columns, output_tiles = config.columns(p), -(-p.b // config.outputs)
         row_tiles = -(-batch // config.rows)
         blocks = min(config.max_blocks, row_tiles * columns)
         if config.resident:

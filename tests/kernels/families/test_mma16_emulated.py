@@ -36,6 +36,11 @@ SHAPES = [
     (2, 24, 18, 24),
     (1, 32, 5, 40),
     (1, 24, 40, 48),
+    (2, 40, 24, 1),  # from here on b has no divisors for wide tiles
+    (1, 20, 20, 2),
+    (2, 26, 18, 4),
+    (1, 28, 20, 6),
+    (2, 33, 21, 8),
 ]
 BATCHES = (1, 7, 17, 63)
 CONFIGS_EACH = 2

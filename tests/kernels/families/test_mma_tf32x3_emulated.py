@@ -32,6 +32,11 @@ SHAPES = [
     (2, 24, 12, 12),
     (1, 48, 33, 16),
     (2, 16, 5, 20),
+    (2, 44, 20, 1),  # from here on b has no divisors for wide tiles
+    (1, 26, 18, 2),
+    (2, 20, 36, 3),
+    (1, 29, 9, 4),
+    (2, 19, 17, 8),
 ]
 BATCHES = (1, 7, 17)
 CONFIGS_EACH = 2

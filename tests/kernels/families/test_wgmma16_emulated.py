@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,11 +31,25 @@ SHAPES = [
     (1, 64, 32, 24),
     (1, 32, 48, 32),
 ]
+# b without divisors for wide tiles: tiles that compute more outputs than there are.
+PADDED = [
+    (2, 36, 20, 2),
+    (1, 40, 22, 4),
+    (2, 20, 24, 6),
+    (1, 33, 20, 8),
+    (2, 29, 17, 16),
+]
 MULTIPROCESSORS = 4
 
 
 def problem_of(shape: tuple[int, int, int, int], dtype: str = "float16") -> Problem:
     return Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
+
+
+def padded_tiles(family: Any, problem: Problem) -> list[Any]:
+    """The tiles that compute more outputs than there are."""
+    b, several = problem.pattern.b, family.configs(problem, gpu(MULTIPROCESSORS))
+    return [config for config in several if b % config.outputs]
 
 
 def cases() -> Iterator[tuple[Problem, Config]]:
@@ -47,6 +62,9 @@ def cases() -> Iterator[tuple[Problem, Config]]:
         several = [c for c in candidates if c.groups > 1]
         yield problem, draw.choice(alone or several)
         yield problem, draw.choice(several)
+    for at, shape in enumerate(PADDED):
+        problem = problem_of(shape, "bfloat16" if at % 2 else "float16")
+        yield problem, draw.choice(padded_tiles(wgmma16, problem))
 
 
 CASES = list(cases())

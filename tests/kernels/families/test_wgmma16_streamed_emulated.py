@@ -11,7 +11,7 @@ import torch
 from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulationError
 from packed_kernels import build, on_demand, without_predicates
-from test_wgmma16_emulated import MULTIPROCESSORS, SHAPES, problem_of
+from test_wgmma16_emulated import MULTIPROCESSORS, PADDED, SHAPES, padded_tiles, problem_of
 
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.wgmma16_streamed import Config
@@ -35,6 +35,10 @@ def cases() -> Iterator[tuple[Problem, Config]]:
         seen.add(ways[0])
         config = draw.choice([c for c in candidates if way(c) == ways[0]])
         yield problem, replace(config, stages=draw.choice([2, 3, config.stages]))
+    for shape in PADDED:
+        problem = problem_of(shape)
+        config = draw.choice(padded_tiles(wgmma16_streamed, problem))
+        yield problem, replace(config, stages=3)
 
 
 CASES = list(cases())

@@ -33,6 +33,12 @@ SHAPES = [
     (1, 48, 33, 16),
     (1, 16, 136, 4),  # so long that the tensor cores sum 16 l; half of the last 16 are zeros
     (1, 16, 130, 2),
+    (2, 44, 20, 1),  # from here on b has no divisors for wide tiles
+    (1, 26, 42, 2),
+    (2, 20, 36, 3),
+    (1, 29, 9, 4),
+    (2, 19, 17, 8),
+    (1, 57, 33, 16),
 ]
 
 
