@@ -134,7 +134,7 @@ struct PlanChoice {
   void* repair = nullptr;  // of MERGED, the kernel behind a product by a matrix with zeros
 };
 
-// The same struct as in csrc/cuda/chain_repair.cuh, but for what follows.
+// The same struct as in csrc/cuda/common/chain_repair.cuh, but for what follows.
 struct ChainRepairArguments {
   ChainPackArguments factors;
   ChainArguments operands;

@@ -21,7 +21,7 @@ _MOST_BLOCKS = 2**31 - 1
 
 
 class Arguments(ctypes.Structure):
-    """``ChainRepairArguments`` of csrc/cuda/chain_repair.cuh."""
+    """``ChainRepairArguments`` of csrc/cuda/common/chain_repair.cuh."""
 
     _fields_ = [("factors", weight_packer.Arguments), ("operands", chain_launcher.Arguments)]
 
@@ -38,7 +38,7 @@ def source(problem: Problem) -> str:
     left, right = (", ".join(map(str, one.weight_shape)) for one in problem.chain)
     flags = ", ".join(str(one).lower() for one in (problem.epilogue.bias, problem.batch_last))
     return (
-        '#include "chain_repair.cuh"\n'
+        '#include "common/chain_repair.cuh"\n'
         f"using Left = Pattern<{left}>;\n"
         f"using Right = Pattern<{right}>;\n"
         f'static_assert(REPAIR_THREADS == {THREADS} && REPAIR_ROWS == {ROWS}, "csrc and '

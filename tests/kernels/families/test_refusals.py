@@ -23,7 +23,12 @@ REFUSED = [
     (("mma16",), "float16", "(1,8,8,20)", f"d = 20 is not 1, {FOLDS_16}"),
     (MMA_16[1:], "float16", "(1,8,8,1)", f"d = 1 is not {FOLDS_16}"),
     (MMA_16[1:], "float16", "(1,8,8,20)", f"d = 20 is not {FOLDS_16}"),
-    (MMA_16, "float16", "(1,12,8,8)", "b = 12 is not a multiple of 8"),
+    (
+        MMA_16,
+        "float16",
+        "(1,13,16,2)",
+        "b*d = 26 is not a multiple of 8, so rows of a group are not aligned",
+    ),
     (
         MMA_16,
         "float16",
@@ -33,7 +38,12 @@ REFUSED = [
     (MMA_16[:2], "float16", "(1,8,100000,8)", "no tile's weights fit in shared memory"),
     (("wgmma16",), "float16", "(1,1024,1024,16)", "no tile's weights fit in shared memory"),
     (TF32, "float32", "(1,64,64,5)", f"d = 5 is not {FOLDS_32}"),
-    (TF32, "float32", "(1,60,64,4)", "b = 60 is not a multiple of 8"),
+    (
+        TF32,
+        "float32",
+        "(1,61,64,2)",
+        "b*d = 122 is not a multiple of 4, so rows of a group are not aligned",
+    ),
     (
         TF32,
         "float32",
