@@ -14,15 +14,16 @@ _SMALL_D = {2: (1, 2, 3, 4, 6, 12), 4: (1, 2, 3, 6)}
 class Alignment:
     """Requirements of the tiles on a pattern, by element size and layout.
 
-    In batch_first b is a multiple of 8 (the outputs of a tensor-core instruction), c*d one of 16
-    bytes (so the rows of x, and of each group in them, begin at such addresses), and d one of 16
-    bytes too, or one of 1, 2, 3, 4, 6 and 12 (float32: 1, 2, 3 and 6). All other patterns go to
-    `families.gather_mma`, which gathers its operands element by element, or to PyTorch's
-    implementations. In batch_last every pattern has tiles, which compute in steps of 16 outputs and
-    of 32 bytes along c: b and c are multiples of these, so that no padding is computed.
+    In batch_first b is a multiple of 8 (the outputs of a tensor-core instruction, so that no
+    padding is computed), c*d one of 16 bytes (so the rows of x, and of each group in them, begin at
+    such addresses), and d one of 16 bytes too, or one of 1, 2, 3, 4, 6 and 12 (float32: 1, 2, 3 and
+    6). Patterns with another d or c*d go to `families.gather_mma`, which gathers its operands
+    element by element, or to PyTorch's implementations. In batch_last every pattern has tiles,
+    which compute in steps of 16 outputs and of 32 bytes along c: b and c are multiples of these, so
+    that no padding is computed.
 
-    The rules are those of ``unsupported_shape`` of `families.mma16` and `families.mma_tf32x3` of
-    ksopt.kernels; a test compares them.
+    The rules but that of b are those of ``unsupported_shape`` of `families.mma16` and
+    `families.mma_tf32x3` of ksopt.kernels; a test compares them.
 
     Args:
         element_bytes: 2 or 4.

@@ -10,7 +10,11 @@ from dataclasses import astuple, dataclass
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
 from ksopt.kernels.families.common.lane_layout import lane_layout
-from ksopt.kernels.families.common.output_tiles import may_cover, padding
+from ksopt.kernels.families.common.output_tiles import (
+    may_cover,
+    padding,
+    unsupported_outputs,
+)
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -98,6 +102,9 @@ class Mma16(TemplateFamily[Config]):
             if size * p.d % 8 != 0:
                 words = "is not a multiple of 8, so rows of a group are not aligned"
                 return f"{name}*d = {size * p.d} {words}"
+        reason = unsupported_outputs(p.b)
+        if reason is not None:
+            return reason
         if next(self.configs(problem, device), None) is None:
             return "no tile's weights fit in shared memory"
         return None

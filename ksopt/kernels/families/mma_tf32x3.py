@@ -12,7 +12,11 @@ from ksopt.kernels.families.base import SINGLE, TemplateFamily, register_family
 from ksopt.kernels.families.common.cost_terms import overlapped
 from ksopt.kernels.families.common.lane_layout import LaneLayout
 from ksopt.kernels.families.common.lane_layout import lane_layout as layout_of
-from ksopt.kernels.families.common.output_tiles import may_cover, padding
+from ksopt.kernels.families.common.output_tiles import (
+    may_cover,
+    padding,
+    unsupported_outputs,
+)
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -102,7 +106,7 @@ def unsupported_layout(p: Pattern) -> str | None:
             return f"{name}*d = {size * p.d} {words}"
     if max(p.in_features, p.out_features, p.b * p.c * p.d) > _LARGEST_INT:
         return f"{p} has more elements in a row or a group than 32 bits count"
-    return None
+    return unsupported_outputs(p.b)
 
 
 def row_pitch(chunks: int, spread: int) -> int:

@@ -11,7 +11,11 @@ from ksopt.kernels import codegen
 from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
 from ksopt.kernels.families.common.cost_terms import overlapped
 from ksopt.kernels.families.common.lane_layout import LaneLayout, lane_layout
-from ksopt.kernels.families.common.output_tiles import may_cover, padding
+from ksopt.kernels.families.common.output_tiles import (
+    may_cover,
+    padding,
+    unsupported_outputs,
+)
 from ksopt.kernels.problem import RESERVED_SHARED, SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -136,7 +140,7 @@ def unsupported_layout(p: Pattern) -> str | None:
         if size * p.d % 8 != 0:
             words = "is not a multiple of 8, so rows of a group are not aligned"
             return f"{name}*d = {size * p.d} {words}"
-    return None
+    return unsupported_outputs(p.b)
 
 
 def tiles(problem: Problem, kind: type[AnyConfig]) -> Iterator[AnyConfig]:

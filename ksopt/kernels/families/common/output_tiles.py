@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 
-_MOST_PADDING = 1.26
+_MOST_PADDING = 1.26  # of tiles wider than the tensor cores' 8 outputs ask for
+_MOST_ROUNDING = 1.6  # of b to a multiple of 8
 
 
 @functools.lru_cache(maxsize=4096)  # called for every tile that is considered
@@ -22,13 +23,24 @@ def may_cover(b: int, outputs: int) -> bool:
         [8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 120, 128, 136, 144, 232, 240, 248, 256]
         >>> [outputs for outputs in range(8, 97, 8) if may_cover(96, outputs)]
         [8, 16, 24, 32, 48, 96]
-        >>> [outputs for outputs in range(8, 97, 8) if may_cover(5, outputs)]
-        [8]
+        >>> [[outputs for outputs in range(8, 97, 8) if may_cover(b, outputs)] for b in (4, 5)]
+        [[], [8]]
     """
-    whole = -(-b // 8) * 8
-    if whole % outputs == 0:
-        return True
+    if -(-b // 8) * 8 % outputs == 0:
+        return padding(b, outputs) <= _MOST_ROUNDING
     return not _has_all_sizes(b) and padding(b, outputs) <= _MOST_PADDING
+
+
+def unsupported_outputs(b: int) -> str | None:
+    """Why no tile covers the b outputs of a block; None if some do.
+
+    Example:
+        >>> unsupported_outputs(9), unsupported_outputs(10)
+        ('tiles of 8 outputs would compute 1.78 times b = 9', None)
+    """
+    if may_cover(b, 8):
+        return None
+    return f"tiles of 8 outputs would compute {padding(b, 8):.2f} times b = {b}"
 
 
 def padding(b: int, outputs: int) -> float:
