@@ -45,9 +45,8 @@ def run_final(
         recommend.admitted(trials, request), share.space.steps, request.max_error
     )
     if elected and stopped != "interrupted":
-        progress.note(
-            f"timing {len(elected)} finalists of {request.size} against each other and dense"
-        )
+        count = "1 finalist" if len(elected) == 1 else f"{len(elected)} finalists"
+        progress.note(f"timing {count} of {request.size} in turns with dense")
         try:
             chains = [trial.facts.chain for trial in elected]
             final_began = time.monotonic()

@@ -85,8 +85,7 @@ class SearchOptions:
 
     budgets: tuple[str, ...] = option(
         LADDER,
-        "the most weights, such as 25%% or 600k; several are steps of a ladder, and none given "
-        "means 10%% 25%% 50%%",
+        "the most weights, such as 25%% or 600k; several are steps of a ladder (10%% 25%% 50%%)",
         _CHAINS,
         flag="budget",
         nargs="*",
@@ -161,7 +160,7 @@ class SearchOptions:
         None,
         "its weight (.safetensors): how near each chain comes to it is reported; NAME may be "
         "several, joined by commas, or a pattern with *; for a model give the file of its weights "
-        "alone: its layers are found by their names",
+        "alone: layers are looked up by their names",
         _TRAINED,
         metavar="FILE[:NAME]",
     )
@@ -204,8 +203,8 @@ class SearchOptions:
     )
     min_speedup: float | None = option(
         None,
-        "how many times as fast as dense a recommended chain must be; what is asked for, the "
-        "search heeds too (1.1)",
+        "how many times as fast as dense a recommended chain must be; an explicit value "
+        "guides the sampler, too (1.1)",
         _GOAL,
         parse=number,
         metavar="TIMES",
@@ -223,7 +222,7 @@ class SearchOptions:
     )
     timeout_s: float | None = option(
         None,
-        "start no new measurement after so long (no limit)",
+        "start no new measurement after so many seconds (no limit)",
         _EFFORT,
         flag="timeout",
         parse=number,
@@ -240,7 +239,7 @@ class SearchOptions:
     storage: str | None = option(
         None,
         "Optuna storage, such as sqlite:///study.db, postgresql://user@host/name or journal:FILE; "
-        "searches that are given the same share its study, also from several machines (a SQLite "
+        "searches with the same storage share its study, also from several machines (a SQLite "
         "file in the output folder)",
         _EFFORT,
         metavar="URL",
@@ -267,8 +266,8 @@ class SearchOptions:
     """Worker processes import them. This process has done so already."""
     out: Path | str | None = option(
         None,
-        "where the report goes; a search in the same folder goes on where it stopped "
-        "(ksopt-report-...)",
+        "where the report goes; the same command with the same folder resumes the "
+        "search (ksopt-report-...)",
         _EFFORT,
         metavar="FOLDER",
         is_common=True,

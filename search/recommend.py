@@ -172,8 +172,9 @@ def _best(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 def _unmet(budget: Budget, space: Space) -> Recommendation:
     least = min(chain.nnz for chain in space.candidates)
     sentence = (
-        f"No chain meets the budget of {budget.text} ({budget.parameters:,} weights) under these "
-        f"constraints. The smallest chain of this search has {least:,}."
+        f"No chain meets the budget of {budget.text} ({budget.parameters:,} weights): the smallest "
+        f"one of this search has {least:,}. A smaller --min-rank or fewer limits may allow smaller "
+        "ones."
     )
     return Recommendation(budget, 0, Verdict.UNMET, None, (), None, sentence)
 

@@ -66,14 +66,15 @@ def _place(where: str) -> tuple[str, Path | None]:
         file = folder / study_store.FILE
         if not untrusted.is_file(file):
             raise InvalidInputError(
-                f"replay {where}: there is no {study_store.FILE} in the folder; give the storage "
-                "that the search was given"
+                f"{where}: there is no {study_store.FILE} in this folder; name the folder of "
+                "a search, or the --storage that it had"
             )
         return f"sqlite:///{file.absolute()}", folder
     if "://" not in where and not where.startswith("journal:"):
+        there = "it is no folder" if untrusted.is_file(folder) else "there is no such folder"
         raise InvalidInputError(
-            f"replay {without_password(where)}: there is no such folder; give a search's "
-            "output folder, or the storage of its study"
+            f"{without_password(where)}: {there}; name a search's output folder, "
+            "or the storage of its study"
         )
     return where, None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import warnings
 from collections.abc import Collection, Iterator
@@ -102,12 +103,21 @@ def check_report_kind(folder: Path, request: SearchRequest) -> None:
     except (InvalidInputError, KeyError, TypeError):
         return  # no report
     if there_is_one != request.is_one_layer:
-        there, here = ("one", "several layer sizes")[:: 1 if there_is_one else -1]
+        there, here = ("one size", "several sizes")[:: 1 if there_is_one else -1]
         raise InvalidInputError(
-            f"{folder} has the report of a search of {there}, and that of a search of {here} would "
-            "be written over it: choose another --out, where --storage "
-            f"sqlite:///{folder / FILE} goes on with a study that is kept here"
+            f"{folder} has the report of a search of {there}, and a search of {here} would "
+            f"overwrite it: choose another --out{_resumed(folder, request)}"
         )
+
+
+def _resumed(folder: Path, request: SearchRequest) -> str:
+    """The options that resume the study of one size of a folder of several; else empty."""
+    if not request.is_one_layer:
+        return ""
+    study, size = request.study, request.sizes[0]
+    study = study if study.endswith(f" {size}") else f"{study} {size}"
+    words = shlex.join(("--storage", f"sqlite:///{folder / FILE}", "--study", study))
+    return f". {words} resumes {size} there"
 
 
 def storage_of(request: SearchOptions) -> Storage:

@@ -19,15 +19,15 @@ if TYPE_CHECKING:  # the parser is built for every command: it must not load tor
 
     from ksopt.conversion.apply import Conversion
 
-SUMMARY = "Replace the linear layers of a trained model by chains, and say how near they come."
+SUMMARY = "Replace the linear layers of a trained model by chains, and report their errors."
 EPILOG = """\
 the plan:
   written by `ksopt search`, or by hand: {"schema": "ksopt.plan/1", "layers": [
     {"match": "head", "chain": null},                                   stays dense
     {"match": "*", "in_features": 768, "out_features": 3072, "chain": "(1,1536,384,2)*(..)"}]}
   the first entry that matches a layer's name (* stands for any text) and size decides. An entry
-  with "where": {"siblings": 3, "epilogue": ["bias"]} counts only for layers that are so in the
-  model: --inputs lets it run once, to see which are.
+  with "where": {"siblings": 3, "epilogue": ["bias"]} counts only for layers with these
+  surroundings in the model: with --inputs the model runs once, which shows them.
 
 --model and --inputs run code: MODULE is imported, from the current folder too, and FACTORY is
 called without arguments; it returns the model, or its inputs. Files of weights are read as
@@ -45,6 +45,11 @@ then, in Python:
 
 exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
 """
+
+_COLUMNS = (
+    "error: ||W - W'|| / ||W||, where W' is the chain's product. No weights of this chain have an "
+    "error below the last column."
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -100,11 +105,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--device", default="cpu", help="where to compute: cpu (default), cuda, cuda:1, ... or auto"
     )
     how("--out", metavar="FOLDER", help="a new folder for the result")
-    how("--dry-run", action="store_true", help="say what would be converted, and stop")
+    how("--dry-run", action="store_true", help="list what would be converted, and stop")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert a model as the arguments specify; return the exit code."""
+    if args.refine < 0:
+        raise InvalidInputError(f"--refine {args.refine}: give the steps, 0 or more")
+    if args.max_error is not None and not args.max_error >= 0:
+        raise InvalidInputError(f"--max-error {args.max_error:g}: give a relative error, 0 or more")
     if args.out is None and not args.dry_run:
         raise InvalidInputError("--out: name a new folder for the result, or give --dry-run")
     import_plugins(args.plugins, sys.stderr)
@@ -139,8 +148,12 @@ def _dry_run(model: nn.Module, plan: Plan, inputs: object, args: argparse.Namesp
         layers = [{"name": name, "chain": chain} for name, _, chain, _, _ in rows]
         print(json.dumps({"layers": layers, "dense": dense}, indent=2))
         return 0
-    tables.write(tables.of(("layer", "INxOUT", "chain", ">dense", ">weights"), rows), sys.stdout)
+    if rows:
+        heads = ("layer", "INxOUT", "chain", ">dense", ">weights")
+        tables.write(tables.of(heads, rows), sys.stdout)
     _print_dense(dense, sys.stdout)
+    count = f"{len(rows)} layers" if len(rows) != 1 else "1 layer"
+    print(f"{count} would be converted.")
     return 0
 
 
@@ -170,7 +183,7 @@ def _convert(model: nn.Module, plan: Plan, inputs: object, args: argparse.Namesp
     if args.json:
         sys.stdout.write((folder / CONFIG).read_text(encoding="utf-8"))
     else:
-        _print(done, folder, sys.stdout)
+        _print(done, folder, args, sys.stdout)
     return 0
 
 
@@ -178,14 +191,24 @@ def _say(text: str) -> None:
     print(f"projecting {text}", file=sys.stderr)
 
 
-def _print(done: Conversion, folder: Path, stream: TextIO) -> None:
+def _print(done: Conversion, folder: Path, args: argparse.Namespace, stream: TextIO) -> None:
     if done.layers:
         tables.write(done.table(), stream)
+        print(_COLUMNS, file=stream)
     _print_dense(dict(done.dense), stream)
     print(done.sentence, file=stream)
     print(f"\nwritten: {folder.resolve()}", file=stream)
+    if done.layers:
+        module, _, factory = args.model.partition(":")
+        model = f"{module}.{factory}()"
+        print(f"next:    model = ksopt.load_converted({args.out!r}, {model})", file=stream)
+        print(f"         ksopt.distil(model, {model}, batches)  # docs/convert.md", file=stream)
 
 
 def _print_dense(dense: dict[str, str], stream: TextIO) -> None:
+    """Print the layers of each reason in one line."""
+    names: dict[str, list[str]] = {}
     for name, reason in dense.items():
-        print(f"{name} stays dense: {reason}", file=stream)
+        names.setdefault(reason, []).append(name)
+    for reason, alike in names.items():
+        print(f"left dense ({reason}): {', '.join(alike)}", file=stream)

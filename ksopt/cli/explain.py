@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.system.atomic_files import write_whole
+from ksopt.system.suggest import nearest
 from ksopt.system.untrusted import is_folder, reason
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
@@ -51,6 +52,7 @@ examples:
 
 exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
 """
+_TUNES = ("model", "measure", "off")
 _DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
 
 
@@ -64,13 +66,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         metavar="SHAPE[:DTYPE]",
-        help="see below; may be given several times",
+        help="see below; may be repeated",
     )
     how("--dtype", default="float32", help="of the model: float32 (default), float16 or bfloat16")
     how("--device", default="cpu", help="cpu (default), cuda, cuda:1, ... or auto")
     how("--train", action="store_true", help="in training mode, with gradients")
     how("--dynamic", action="store_true", help="as torch.compile(dynamic=True)")
-    ask = command.add_argument_group("what is asked").add_argument
+    ask = command.add_argument_group("what is decided and timed").add_argument
     ask("--tune", help="how it is decided what is faster: model, measure or off")
     ask(
         "--time",
@@ -89,12 +91,17 @@ def run(args: argparse.Namespace) -> int:
     from ksopt.measure import device as devices
     from ksopt.system.user_code import build_model
 
+    if args.tune is not None and args.tune not in _TUNES:
+        raise InvalidInputError(
+            f"--tune {args.tune!r}: it must be {', '.join(_TUNES[:-1])} or {_TUNES[-1]}"
+            f"{nearest(args.tune, _TUNES)}"
+        )
     if args.dtype not in ("float32", "float16", "bfloat16"):
         raise InvalidInputError(f"--dtype {args.dtype!r}: it must be float32, float16 or bfloat16")
     out = _checked_out(args.out)
     device = devices.resolve(args.device)
     inputs = [_tensor(text, args.dtype, device) for text in args.input]
-    model = build_model(args.model, sys.stderr)
+    model = build_model(args.model, sys.stderr, "explain")
     model = model.to(device=device, dtype=getattr(torch, args.dtype)).train(args.train)
     with torch.set_grad_enabled(args.train), _errors_as_sentences(args):
         explanation = explain(

@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         for word in words.split() if unknown else ():
             if word.startswith("--"):
                 name = word.partition("=")[0]
-                return nearest(name, self._option_string_actions)
+                return nearest(name, self._option_string_actions, prefix="--")
             if SIZE.fullmatch(word):
                 return "; write sizes beside each other, before the options"
         return ""

@@ -8,7 +8,7 @@ import sys
 SUMMARY = "Write the report of a search again, or compare several searches."
 EPILOG = """\
 Nothing is measured. One search has its report written again, as `ksopt search --replay` does it.
-Several have one page: comparison.html, with a plot, a table, and what they were asked differently.
+Several have one page: comparison.html, with a plot, a table, and the differences of their requests.
 
 examples:
   ksopt report ksopt-report-768x3072-cpu-float32-batch_first-256
@@ -76,7 +76,7 @@ def _compare(args: argparse.Namespace, study: str) -> None:
     if args.json:
         sys.stdout.write(comparison.to_json(searches))
         return
-    for sentence in comparison.lead(searches):
+    for sentence in (*comparison.lead(searches), *comparison.warnings(searches)):
         print(sentence)
     print()
     tables.write(comparison.table(searches), sys.stdout)

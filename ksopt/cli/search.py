@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ examples:
   ksopt search 4096x4096 --budget 10% 25% 2M --dtype bfloat16 --batch 8192 --device cuda
   ksopt search 4096x4096 --families monarch,low_rank --min-rank 64
   ksopt search 768x3072 --chainable --aligned --block-sizes multiple:16
-  ksopt search 768x3072 --timeout 600 --out mlp      # the same again goes on from there
+  ksopt search 768x3072 --timeout 600 --out mlp      # the same command resumes it
   ksopt search 384x384 384x1536 1536x384 --budget 25%
   ksopt search --hf-config config.json --exclude lm_head --timeout 1800
   ksopt search --model mymodel:build --measure-model mymodel:inputs --budget 25% 50%
@@ -153,6 +154,8 @@ def _run(args: argparse.Namespace) -> int:
         progress.note(request.model.sentence)
     result = run_search(request, progress, subject.to_measure)
     _show(result, args.json)
+    if not args.json:
+        _show_next_step(result, args)
     return _exit_code(result)
 
 
@@ -163,6 +166,26 @@ def _show(result: SearchResult, as_json: bool) -> None:
         sys.stdout.write(to_json(result))
     else:
         print_result(result, sys.stdout)
+
+
+def _show_next_step(result: SearchResult, args: argparse.Namespace) -> None:
+    """Print the command that uses the plan, and report whether the search can be resumed."""
+    from ksopt.search import plan_of
+
+    rules = [rule for rule in plan_of(result).rules if rule.chains]
+    if rules:
+        words = ["ksopt", "convert", "--model", args.model or "MODULE:FACTORY"]
+        has_conditions = any(rule.where is not None for rule in rules)
+        inputs = args.measure_model or ("MODULE:FACTORY" if has_conditions else "")
+        words += ["--inputs", inputs] if inputs else []
+        words += ["--plan", str(result.folder / "plan.json"), "--out", "converted"]
+        print(f"next:   {shlex.join(words)}")
+    if result.stopped is None or args.quiet:
+        return
+    if result.stopped == "timeout" and not any(layer.trials for layer in result.layers):
+        print("The --timeout was too short for one measurement: use a longer one.", file=sys.stderr)
+    else:
+        print("The same command resumes this search.", file=sys.stderr)
 
 
 def _exit_code(result: SearchResult) -> int:
@@ -185,8 +208,8 @@ def _replay(args: argparse.Namespace) -> int:
     if others:
         named = ", ".join("--" + name.replace("_", "-") for name in others)
         raise InvalidInputError(
-            f"search --replay measures nothing, so {named} cannot be given with it: only --out, "
-            "--study, --plugins and --json can"
+            f"search --replay measures nothing and does not take {named}: only --out, --study, "
+            "--plugins and the options of every command"
         )
     from ksopt.search.saved_study import replay
 

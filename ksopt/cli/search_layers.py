@@ -97,7 +97,7 @@ def _check(args: argparse.Namespace) -> None:
         )
     if len(named) > 1:
         raise InvalidInputError(
-            f"search: {' and '.join(named)} cannot be given together: search sizes, or a model"
+            f"search: {' and '.join(named)} exclude each other: search sizes, or a model"
         )
     if args.model is None and args.measure_model is not None:
         raise InvalidInputError("search: --measure-model times the model of --model: give that")

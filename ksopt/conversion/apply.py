@@ -182,6 +182,10 @@ class Conversion:
     def sentence(self) -> str:
         """Summary in a sentence."""
         count = len(self.layers)
+        if count == 0:
+            return (
+                f"No layer was converted; the model still has {self.dense_parameters:,} parameters."
+            )
         return (
             f"{count} {'layer' if count == 1 else 'layers'} converted; the model has "
             f"{self.parameters:,} parameters, {100 * self.parameters / self.dense_parameters:.1f}% "

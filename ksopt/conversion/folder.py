@@ -109,10 +109,10 @@ def load_converted(folder: str | Path, model: nn.Module) -> nn.Module:
         name, size = layer.name, (layer.in_features, layer.out_features)
         place = by_name.get(name)
         if place is None or (place.in_features, place.out_features) != size:
-            reason = reasons.get(name, "it has no linear layer of that name and size")
+            reason = reasons.get(name, "there is no linear layer of that name and size")
             raise InvalidInputError(
                 f"{folder} was converted from another model: its layer {name} has in_features="
-                f"{size[0]} and out_features={size[1]}, and in the model given {reason}"
+                f"{size[0]} and out_features={size[1]}; in this model {reason}"
             )
         new = replacement(place, list(layer.chains))
         # Tied layers of the model stay tied.

@@ -109,10 +109,15 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
     ]
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _device(device: Device, facts: Facts) -> str:
     if device.capability is None:
-        threads = f", torch uses {facts.torch_threads} threads" if facts.torch_threads else ""
-        return f"{device.name}, {facts.cpus} CPUs{threads}"
+        used = _counted(facts.torch_threads, "thread") if facts.torch_threads else ""
+        threads = f", torch uses {used}" if used else ""
+        return f"{device.name}, {_counted(facts.cpus, 'CPU')}{threads}"
     major, minor = device.capability
     return f"{device.name}, compute capability {major}.{minor}, {device.memory_gib} GiB"
 

@@ -8,17 +8,25 @@ from collections.abc import Iterable, Sequence
 from ksopt.errors import InvalidInputError
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
     """A question for the end of an error message, with the nearest known word; empty if none is.
+
+    Args:
+        word: The unknown word.
+        known: The known words; those without the prefix are not suggested.
+        prefix: The beginning of all words, which makes none of them nearer.
 
     Example:
         >>> nearest("flaot16", ["float16", "float32"])
         "; did you mean 'float16'?"
         >>> nearest("toaster", ["float16", "float32"])
         ''
+        >>> nearest("--out", ["--quiet", "--svg"], prefix="--")
+        ''
     """
-    close = difflib.get_close_matches(str(word).strip(), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    ends = [one.removeprefix(prefix) for one in known if one.startswith(prefix)]
+    close = difflib.get_close_matches(str(word).strip().removeprefix(prefix), ends, n=1)
+    return f"; did you mean {prefix + close[0]!r}?" if close else ""
 
 
 def known_words(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:

@@ -18,19 +18,24 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def build_model(text: str, stream: TextIO) -> nn.Module:
+def build_model(text: str, stream: TextIO, option: str = "--model") -> nn.Module:
     """The model that MODULE:FACTORY returns; a notice that its code runs goes to ``stream``.
+
+    Args:
+        text: MODULE:FACTORY.
+        stream: For the notice, and for output of the function.
+        option: The option or the command that names it.
 
     Raises:
         InvalidInputError: As `call_factory`; or the result is no model.
     """
     from torch import nn
 
-    model = call_factory("--model", text, stream)
+    model = call_factory(option, text, stream)
     if not isinstance(model, nn.Module):
         factory_name = text.partition(":")[2]
         raise InvalidInputError(
-            f"--model {text}: {factory_name}() must return a torch.nn.Module, and returned "
+            f"{option} {text}: {factory_name}() must return a torch.nn.Module, and returned "
             f"{type(model).__name__}"
         )
     return model
@@ -119,7 +124,7 @@ def _imported(what: str, module_name: str, stream: TextIO) -> ModuleType:
                 f"{what}: there is no module {module_name}, neither installed nor in {Path.cwd()}"
             )
         if module_name not in sys.modules:
-            print(f"importing {spec.origin}: this is its own code", file=stream)
+            print(f"importing {spec.origin}, which runs its code", file=stream)
         # Its output must not mix with the lines of a result.
         with contextlib.redirect_stdout(stream), _in_words(f"{what}: importing {module_name}"):
             return importlib.import_module(module_name)

@@ -73,7 +73,7 @@ def sections(searches: Searches) -> list[Section]:
         table(searches),
         figure=figure(partial(overview_plot, series), "comparison"),
         facts=tuple(_facts(searches)),
-        warnings=tuple(_warnings(searches)),
+        warnings=tuple(warnings(searches)),
     )
     rows = [[name, *values] for name, values in differences(searches).items()]
     difference_section = Section(
@@ -166,7 +166,8 @@ def _facts(searches: Searches) -> Iterator[Fact]:
             yield Fact(f"{1 / use.finalist.ratio:.2f}x", title, detail)
 
 
-def _warnings(searches: Searches) -> Iterator[str]:
+def warnings(searches: Searches) -> Iterator[str]:
+    """Sentences on differences of device or request that make times incomparable."""
     differ = differences(searches)
     if "device" in differ:
         yield "The devices differ: compare the ratios to dense, not the times."

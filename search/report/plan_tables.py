@@ -27,7 +27,7 @@ def plan_table(result: SearchResult) -> Table:
             ">saved, all",
         ),
         [_plan_row(one) for one in groups],
-        title="Plan, with the latency of one layer",
+        title="Plan, with the latency of one layer (of siblings on one input, its share)",
     )
 
 

@@ -76,7 +76,7 @@ def no_chain(request: LayerRequest) -> str:
     comma = "," if constraints.words else ""
     text = (
         f"budget {steps}: no chain {limits}{comma} has so few weights for dims {size}; {works} "
-        f"{best.nnz} weights ({_share(best, size)}), the chain {best}. "
+        f"{best.nnz:,} weights ({_share(best, size)}), the chain {best}. "
     )
     remedies = "" if constraints == NONE else _remedies(request, request.steps[-1].parameters)
     return text + (remedies or "A smaller min_rank allows smaller chains")
@@ -95,7 +95,7 @@ def _remedies(request: LayerRequest, most: int) -> str:
         )
         if chain is not None and chain.nnz <= most:
             ways.append(
-                f"{change} there is {chain} with {chain.nnz} weights "
+                f"{change} there is {chain} with {chain.nnz:,} weights "
                 f"({_share(chain, request.size)})"
             )
     text = "; ".join(ways)

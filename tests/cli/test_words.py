@@ -80,6 +80,7 @@ def test_the_nearest_right_word(
 
 def test_nothing_near_is_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean" not in refused(capsys, "search", "8x8", "--frobnicate")
+    assert "did you mean" not in refused(capsys, "show", "(1,2,2,1)", "--out", "x.svg")
     assert "did you mean" not in refused(capsys, "search", "8x8", "--dtype", "xyz")
 
 

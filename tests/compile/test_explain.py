@@ -261,12 +261,18 @@ def test_the_command_prints_and_writes(in_folder, capsys):
         (["--input", "3x8x5", "--out", "e.txt"], "must end in .md or .json"),
         (["--input", "3x8x5", "--out", "no/e.md"], "there is no folder no"),
         (["--input", "3x8x5", "--device", "gpu"], "write cpu, cuda, cuda:1"),
-        (["--input", "3x8x5", "--tune", "fast"], "it must be one of model, measure, off"),
+        (["--input", "3x8x5", "--tune", "fast"], "--tune 'fast': it must be model, measure or off"),
     ],
 )
 def test_the_command_refuses_in_words(more, message, in_folder, capsys):
     assert main.main(["explain", "explained_model:build", *more]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_command_names_the_model_as_typed(in_folder, capsys):
+    assert main.main(["explain", "explained_model:none", "--input", "3x8x5"]) == 2
+    sentence = capsys.readouterr().err.splitlines()[-1]
+    assert sentence.startswith("ksopt: explain explained_model:none: explained_model has no")
 
 
 @pytest.fixture
@@ -305,7 +311,9 @@ def test_several_inputs_are_several_inputs(inputs, of_two_inputs, capsys):
 def test_a_wrong_input_is_reported_in_a_sentence(inputs, message, of_two_inputs, capsys, caplog):
     arguments = ["explain", "explained_two:build", "--input", *inputs]
     assert main.main(arguments) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if "its own code" not in line]
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if "which runs its code" not in line
+    ]
     assert len(lines) == 1
     assert lines[0].startswith(f"ksopt: explained_two:build: the model, called with {inputs[0]}")
     assert message in lines[0]

@@ -37,15 +37,34 @@ WORDS = ("convert", "--model", "usersmodel:tiny", "--plan", "plan.json", "--out"
 def test_it_converts_reports_and_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(WORDS) == 0
     printed = capsys.readouterr()
-    assert f"importing {place / 'usersmodel.py'}: this is its own code" in printed.err
+    assert f"importing {place / 'usersmodel.py'}, which runs its code" in printed.err
     assert "projecting 3/3 blocks.1.down" in printed.err
     assert "3 layers converted" in printed.out
+    assert "error: ||W - W'|| / ||W||" in printed.out
+    load, train = printed.out.splitlines()[-2:]
+    assert load == "next:    model = ksopt.load_converted('out', usersmodel.tiny())"
+    assert "ksopt.distil(model, usersmodel.tiny(), batches)" in train
     assert str(place / "out") in printed.out
     model = ksopt.load_converted("out", Tiny().eval())
     tokens = torch.arange(5).reshape(1, 5)
     expected = ksopt.convert(tiny(), "plan.json").model(tokens)
     assert torch.equal(model(tokens), expected)
     assert str(place) not in sys.path
+
+
+def test_a_model_that_stays_dense_is_reported(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main((*WORDS, "--max-error", "0")) == 0
+    printed = capsys.readouterr().out
+    assert "No layer was converted; the model still has " in printed
+    assert "next:" not in printed
+    ksopt.Plan.of({"32x8": None}).write("plan.json")
+    assert main((*WORDS[:-2], "--dry-run")) == 0
+    assert capsys.readouterr().out == (
+        "left dense (the plan keeps it dense): blocks.0.down, blocks.1.down\n"
+        "0 layers would be converted.\n"
+    )
 
 
 def test_json_holds_the_config_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +102,8 @@ def test_inputs_show_where_a_condition_is_true(
     words = ["convert", "--model", "usersmodel:tiny", "--plan", "conditional.json"]
     assert main([*words, "--dry-run"]) == 0
     without = capsys.readouterr().out
-    assert "blocks.0.up stays dense: the plan has chains for such layers only where" in without
+    assert "left dense (the plan has chains for such layers only where" in without
+    assert "): blocks.0.up, blocks.1.up\n2 layers would be converted.\n" in without
     assert "--inputs of the command" in without
     words += ["--inputs", "usersmodel:inputs"]
     assert main([*words, "--dry-run", "--json"]) == 0
@@ -178,7 +198,7 @@ def test_a_dry_run_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str
         ({"--include": "blocks.7.*"}, "include 'blocks.7.*' matches no linear layer"),
         ({"--max-error": "-1"}, "give a relative error"),
         ({"--max-error": "much"}, "'much'"),
-        ({"--refine": "-1"}, "refine must be at least 0"),
+        ({"--refine": "-1"}, "--refine -1: give the steps, 0 or more"),
         ({"--weights": "none.pt"}, "there is no file none.pt"),
         ({"--device": "moon"}, "moon"),
         ({"--plan": None}, "--plan"),

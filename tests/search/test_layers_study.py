@@ -333,7 +333,7 @@ def test_one_size_and_several_do_not_share_a_study(
     with pytest.raises(InvalidInputError, match="has the report of a search of several"):
         search()
     search(out=tmp_path / "one")
-    with pytest.raises(InvalidInputError, match="has the report of a search of one, "):
+    with pytest.raises(InvalidInputError, match="has the report of a search of one size, "):
         sizes(out=tmp_path / "one")
 
 
@@ -388,9 +388,9 @@ def test_no_report_is_written_over_another_kinds(
     several = sizes()
     before = (several.folder / "results.json").read_bytes()
     own = "ksopt-search 32x64"
-    with pytest.raises(InvalidInputError, match="has the report of a search of several layer"):
+    with pytest.raises(InvalidInputError, match=f"study.db --study '{own}' resumes 32x64 there"):
         search(study=own, out=several.folder)
-    with pytest.raises(InvalidInputError, match="has the report of a search of several layer"):
+    with pytest.raises(InvalidInputError, match="has the report of a search of several sizes"):
         replay(str(several.folder), own)
     assert (several.folder / "results.json").read_bytes() == before
     storage = f"sqlite:///{several.folder / 'study.db'}"

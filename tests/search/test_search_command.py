@@ -1,10 +1,14 @@
 """``ksopt search`` as it is typed: exit codes, and refusals in the words of the command line."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+import ksopt.search
 from ksopt.cli.main import main
+from ksopt.conversion.plan import Plan
+from ksopt.patterns.surroundings import Surroundings
 from ksopt.search.objectives import Objective
 
 LAYER = ("search", "--dims", "16x16", "--budget", "60%", "--batch", "4", "--device", "cpu")
@@ -83,3 +87,55 @@ def test_a_space_without_a_chain_says_which_option_helps(
     assert "A smaller --min-rank allows smaller chains" in capsys.readouterr().err
     assert main(("space", "--dims", "8x12", "--min-rank", "9")) == 2
     assert "--min-rank 9: a 8x12 layer" in capsys.readouterr().err
+
+
+def test_a_search_without_time_for_a_trial_needs_a_longer_timeout(
+    quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main((*LAYER, "--timeout", "0.001", "--out", str(tmp_path / "out"))) == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "The --timeout was too short for one measurement: use a longer one."
+
+
+@pytest.mark.parametrize(("stopped", "code"), [("timeout", 0), ("interrupted", 130)])
+def test_a_search_that_was_stopped_names_what_resumes_it(
+    quick: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stopped: str,
+    code: int,
+) -> None:
+    run = ksopt.search.run_search
+
+    def stops(*arguments: object) -> object:
+        return dataclasses.replace(run(*arguments), stopped=stopped)  # type: ignore[arg-type]
+
+    (rule,) = Plan.of({"16x16": "(4,4,4,1)*(1,4,4,4)"}).rules
+    plan = Plan((dataclasses.replace(rule, where=Surroundings(("bias",), siblings=3)),))
+    monkeypatch.setattr(ksopt.search, "run_search", stops)
+    monkeypatch.setattr(ksopt.search, "plan_of", lambda result: plan)
+    words = (*LAYER, "--trials", "2", "--out", str(tmp_path / "out"))
+    assert main(words) == code
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1] == "The same command resumes this search."
+    assert printed.out.splitlines()[-1].startswith(
+        "next:   ksopt convert --model MODULE:FACTORY --inputs MODULE:FACTORY --plan "
+    )
+    assert main((*words, "--quiet")) == code
+    assert capsys.readouterr().err == ""
+
+
+def test_a_budget_without_a_chain_names_what_helps(
+    quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("search", "64x64", "--budget", "25%", "1", "--batch", "4", "--device", "cpu")
+    assert main((*words, "--trials", "1", "--out", str(tmp_path / "out"))) == 0
+    printed = capsys.readouterr()
+    assert "the smallest one of this search has 768. A smaller --min-rank or fewer" in printed.out
+    assert "timing 1 finalist of 64x64 in turns with dense" in printed.err
+
+
+def test_a_space_writes_numbers_of_weights_with_commas(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("space", "768x3072", "--budget", "1", "--limit", "0")) == 0
+    assert "the smallest budget that works is 33,792 weights" in capsys.readouterr().out

@@ -88,13 +88,17 @@ def test_from_a_model_to_the_model_converted(
 ) -> None:
     assert main([*WORDS, "--measure-model", "usersmodel:inputs"]) == 0
     printed = capsys.readouterr()
-    assert f"importing {place / 'usersmodel.py'}: this is its own code" in printed.err
-    assert printed.err.count("this is its own code") == 1
+    assert f"importing {place / 'usersmodel.py'}, which runs its code" in printed.err
+    assert printed.err.count("which runs its code") == 1
     assert "6 linear layers (2 of 16x48, 2 of 16x32, 2 of 32x16); 1 other is" in printed.err
     assert "With the plan 6 of the 6 linear layers of usersmodel:tiny become chains" in printed.out
     assert "Timed whole and eagerly, with random weights in the chains" in printed.out
     assert "Its layers saw 20 rows; the search measured them on 16." in printed.out
     assert str(place / "out" / "plan.json") in "".join(printed.out.split("\n"))
+    assert printed.out.splitlines()[-1] == (
+        "next:   ksopt convert --model usersmodel:tiny --inputs usersmodel:inputs --plan "
+        "out/plan.json --out converted"
+    )
     plan = json.loads((place / "out" / "plan.json").read_text("utf-8"))
     assert [rule["match"] for rule in plan["layers"]] == [
         "blocks.*.qkv",
@@ -368,9 +372,9 @@ MODEL = ("--model", "usersmodel:tiny")
     ("words", "expected"),
     [
         ((), "--dims INxOUT, or --model MODULE:FACTORY, or --hf-config FILE"),
-        (("--dims", "8x8", *MODEL), "--dims and --model cannot be given together"),
-        ((*MODEL, "--hf-config", "c.json"), "--model and --hf-config cannot be given together"),
-        (("--dims", "8x8", "--hf-config", "c.json"), "--dims and --hf-config cannot"),
+        (("--dims", "8x8", *MODEL), "--dims and --model exclude each other"),
+        ((*MODEL, "--hf-config", "c.json"), "--model and --hf-config exclude each other"),
+        (("--dims", "8x8", "--hf-config", "c.json"), "--dims and --hf-config exclude"),
         (("--dims", "8x8", "8y8"), "INxOUT"),
         (("--dims", "8x8", "--dims", "axb"), "INxOUT"),
         (("--dims",), "expected at least one argument"),
@@ -414,8 +418,8 @@ MODEL = ("--model", "usersmodel:tiny")
         (("--hf-config", "none.json"), "--hf-config none.json cannot be read"),
         (("--hf-config", "usersmodel.py"), "--hf-config usersmodel.py is not JSON"),
         (("--hf-config", "unknown.json"), "the model type 'perceptron' is not known"),
-        (("--replay", "out", *MODEL), "--model cannot be given with it"),
-        (("--replay", "out", "--dims", "8x8"), "--dims cannot be given with it"),
+        (("--replay", "out", *MODEL), "does not take --model"),
+        (("--replay", "out", "--dims", "8x8"), "does not take --dims"),
         (("--replay", "out"), "there is no such folder"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",

@@ -74,7 +74,9 @@ def test_two_searches_are_one_page(
     folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", *folders, "--out", "both"]) == 0
-    assert str(tmp_path / "both" / "comparison.html") in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert str(tmp_path / "both" / "comparison.html") in printed
+    assert "What was timed differs (batch): compare the ratios, not the times." in printed
     page = (tmp_path / "both" / "comparison.html").read_text("utf-8")
     assert "Speedup over dense against weights, of before, after" in page
     assert (tmp_path / "both" / "plots" / "comparison.svg").exists()
@@ -157,6 +159,28 @@ def test_what_cannot_be_compared_leaves_nothing(
     assert main(["report", *words, "--out", "both"]) == 2
     assert capsys.readouterr().err.startswith("ksopt: ")
     assert not (tmp_path / "both").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none", "ksopt: none: there is no such folder; name a search's output folder"),
+        ("plan.json", "ksopt: plan.json: it is no folder; name a search's output folder"),
+        ("both", "ksopt: both: there is no study.db in this folder; name the folder of a search"),
+    ],
+)
+def test_what_is_no_search_is_named_as_typed(
+    name: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "both").mkdir()
+    assert main(["report", name]) == 2
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_folders_of_one_name_have_their_whole_paths(

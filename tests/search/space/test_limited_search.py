@@ -128,7 +128,7 @@ def test_low_rank_is_of_every_rank_that_fits() -> None:
         (
             {"families": "block_butterfly", "budgets": ("50%",)},
             "of block_butterfly, has so few weights for dims 64x64; the smallest budget that works "
-            "is 3072 weights (75% of the dense layer), the chain (1,16,16,4)*(2,16,16,2)*"
+            "is 3,072 weights (75% of the dense layer), the chain (1,16,16,4)*(2,16,16,2)*"
             "(4,16,16,1). Without families there is (1,4,4,16)",
         ),
         (
