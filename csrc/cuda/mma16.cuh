@@ -84,7 +84,7 @@ struct Mma16Tile {
   // Two units at a time hide the latency of shared memory, if registers allow.
   static constexpr int UNROLL = MT * NT * Layout::J * 4 <= 64 ? 2 : 1;
   static_assert(Layout::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
-  static_assert(P::D % JC == 0 && KL % Layout::UNIT == 0 && P::B * P::D % 8 == 0 && P::C * P::D % 8 == 0, "");
+  static_assert(P::D % JC == 0 && KL % Layout::UNIT == 0 && P::C * P::D % 8 == 0, "");
   static_assert(SPREAD <= 3 && Layout::J * Layout::STEPS % 2 == 0, "");
 };
 
@@ -253,7 +253,10 @@ __device__ __forceinline__ void write_results(const unsigned char* out, uint16* 
     uint16* to = y + (row0 + m0) * arguments.y_batch_stride + offset;
 #pragma unroll
     for (int m = m0; m < Walk::end(m0); m += Walk::PASS_ROWS) {
-      if (inside && m < rows) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+      if (inside && m < rows) {
+        store_chunk<aligned_results<P, 2>()>(to, *reinterpret_cast<const uint4*>(from),
+                                             ((P::B - n0) * P::D - offset) * 2);
+      }
       from += Walk::PASS_ROWS * Tile::OUT_PITCH * 16;
       to += Walk::PASS_ROWS * arguments.y_batch_stride;
     }

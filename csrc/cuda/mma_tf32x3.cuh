@@ -85,7 +85,7 @@ struct MmaTf32x3Tile {
                : OUTPUT_TILES;
   static constexpr int TOGETHER = RESIDENT ? COLUMNS : OUTPUTS_TOGETHER * LINE_J;
   static_assert(Layout::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
-  static_assert(P::D % JC == 0 && KL % Layout::UNIT == 0 && P::B * P::D % 4 == 0 && P::C * P::D % 4 == 0, "");
+  static_assert(P::D % JC == 0 && KL % Layout::UNIT == 0 && P::C * P::D % 4 == 0, "");
   static_assert(WARPS_J <= 3 && (WARPS_J == 1 || WARPS_M * WARPS_N <= 14), "there are 16 barriers");
 };
 
@@ -152,8 +152,8 @@ __device__ __forceinline__ void load_rows(unsigned char* shared, const float* fr
   }
 }
 
-// Four consecutive results from `first` = k*d + j on, by fp32 arithmetic alone. `weight_at` is called
-// by k, l and j.
+// Four consecutive results from `first` = k*d + j on, by fp32 arithmetic alone; those beyond the last output are 0.
+// `weight_at` is called by k, l and j.
 template <typename P, typename WeightAt>
 __device__ __forceinline__ float4 plain_product(const float* x, WeightAt weight_at, int first) {
   float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -162,6 +162,7 @@ __device__ __forceinline__ float4 plain_product(const float* x, WeightAt weight_
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int k = (first + e) / P::D, j = (first + e) % P::D;
+      if (P::B * P::D % 4 != 0 && k >= P::B) continue;
       sums[e] = fmaf(x[l * P::D + j], weight_at(k, l, j), sums[e]);
     }
   }
@@ -323,8 +324,10 @@ __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 til
            (Layout::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4 : chunk * 4);
   };
   float* const y = static_cast<float*>(arguments.y) + column.i * GROUP_OUT;
-  const auto result_at = [&](int64 row, int first) -> float4& {
-    return *reinterpret_cast<float4*>(y + row * arguments.y_batch_stride + first);
+  const auto store = [&](int64 row, int first, const float4& result) {
+    const uint4 bits = make_uint4(__float_as_uint(result.x), __float_as_uint(result.y), __float_as_uint(result.z),
+                                  __float_as_uint(result.w));
+    store_chunk<aligned_results<P, 4>()>(y + row * arguments.y_batch_stride + first, bits, (GROUP_OUT - first) * 4);
   };
 
   unsigned long long not_finite = 0;  // a bit for each chunk of this thread
@@ -342,7 +345,7 @@ __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 til
             slice + (e / Tile::SLICE_CHUNKS * Tile::SLICE_PITCH + e % Tile::SLICE_CHUNKS) * 16);
         if (row_of(m, e) >= arguments.batch || (Tile::PADDED && first_of(n, e) >= GROUP_OUT)) continue;
         if (Tile::PRODUCTS == 1 || all_finite(result)) {
-          result_at(row_of(m, e), first_of(n, e)) = result;
+          store(row_of(m, e), first_of(n, e), result);
         } else {
           not_finite |= 1ull << ((m * SLICES_N + s) * ROUNDS + round);
         }
@@ -358,7 +361,7 @@ __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 til
     const int e = sharer + at % ROUNDS * SHARERS;
     const int first = first_of(at / ROUNDS % SLICES_N * Tile::SLICE_N, e);
     const int64 row = row_of(at / ROUNDS / SLICES_N, e);
-    result_at(row, first) = plain_product<P>(x + row * arguments.x_batch_stride, weight_at, first);
+    store(row, first, plain_product<P>(x + row * arguments.x_batch_stride, weight_at, first));
   }
 }
 

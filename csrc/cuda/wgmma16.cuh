@@ -66,7 +66,7 @@ struct Wgmma16Tile {
   static constexpr int ALL_MULTIPLIERS = 15;  // a barrier's number; those of slices begin with 1
   static constexpr bool STREAMED = false;     // weights stay, for all rows of a group of columns
   static_assert(Layout::WIDE || GROUPS_J == 1, "all j of a small d belong to one warpgroup");
-  static_assert(P::D % (JC * TEAM_J) == 0 && KL % Layout::UNIT == 0 && P::B * P::D % 8 == 0 && P::C * P::D % 8 == 0, "");
+  static_assert(P::D % (JC * TEAM_J) == 0 && KL % Layout::UNIT == 0 && P::C * P::D % 8 == 0, "");
   static_assert(SPREAD <= 3 && (SWAP != 0 || (STAGE_CHUNKS % 8 == 4 && SPREAD != 2)), "rows meet in banks");
   static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLICES < ALL_MULTIPLIERS, "");
 };
@@ -264,7 +264,8 @@ __device__ __forceinline__ void write_slice(const unsigned char* slice, uint16* 
     for (int step = 0; step < Walk::COUNT; ++step) {
       const int m = step * Walk::PASS_ROWS;
       if (Walk::inside(m0, step) && m0 + m < rows) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + m * Tile::SLICE_PITCH * 16);
+        store_chunk<aligned_results<P, 2>()>(
+            to, *reinterpret_cast<const uint4*>(from + m * Tile::SLICE_PITCH * 16), (left * P::D - offset) * 2);
       }
       to += Walk::PASS_ROWS * arguments.y_batch_stride;
     }

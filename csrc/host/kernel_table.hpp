@@ -193,13 +193,13 @@ std::optional<int64_t> row_stride(const Tensor& x) {
   return fits ? stride : std::nullopt;
 }
 
-// Whether x and y can be accessed in whole 16-byte vectors along their fastest dimension, and a
-// contiguous weight read so.
+// Whether x can be read in whole 16-byte vectors along its fastest dimension, and a contiguous weight, and y written as
+// the kernel needs it: batch first, the pattern decides how its rows are aligned, and the family refuses what it cannot.
 bool fit_for_vectors(const Arguments& arguments, bool batch_last, int64_t element) {
   const int64_t fast = batch_last ? arguments.x_batch_stride : arguments.x_feature_stride;
   const int64_t slow = batch_last ? arguments.x_feature_stride : arguments.x_batch_stride;
-  const int64_t slow_y = batch_last ? arguments.y_feature_stride : arguments.y_batch_stride;
-  return fast == 1 && slow * element % 16 == 0 && slow_y * element % 16 == 0 &&
+  const bool is_y_aligned = !batch_last || arguments.y_feature_stride * element % 16 == 0;
+  return fast == 1 && slow * element % 16 == 0 && is_y_aligned &&
          aligned_16(arguments.x) && aligned_16(arguments.weight) && aligned_16(arguments.y);
 }
 

@@ -349,11 +349,11 @@ def _in_memory(tensor: Tensor) -> Tensor:
 
 def _fit_for_vectors(x: Tensor, weight: Tensor, y: Tensor, batch_last: bool) -> bool:
     """``fit_for_vectors`` of csrc/host/kernel_table.hpp; x is (rows, N) or (N, rows)."""
-    slow_y = y[0].numel() if batch_last else y.shape[-1]
+    is_y_aligned = not batch_last or y[0].numel() * x.element_size() % 16 == 0
     return (
         x.stride(1) == 1
         and x.stride(0) * x.element_size() % 16 == 0
-        and slow_y * x.element_size() % 16 == 0
+        and is_y_aligned
         and all(tensor.data_ptr() % 16 == 0 for tensor in (x, weight, y))
     )
 

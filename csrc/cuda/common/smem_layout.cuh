@@ -44,6 +44,33 @@ template <typename Layout> __device__ __forceinline__ int output_of_column(int c
   return Layout::WIDE ? column / 2 + column % 2 * 4 : column;
 }
 
+// The bytes, at most 16, whose multiples the results of all groups i begin at, where rows do.
+template <typename P, int ELEMENT_BYTES> constexpr int aligned_results() {
+  const int64 bytes = int64(P::B) * P::D * ELEMENT_BYTES;
+  return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 2;
+}
+
+// Stores the first `bytes` bytes of a chunk, at an address that is a multiple of ALIGNED; all of an aligned chunk.
+template <int ALIGNED> __device__ __forceinline__ void store_chunk(void* to, const uint4& chunk, int bytes) {
+  if constexpr (ALIGNED == 16) {
+    *static_cast<uint4*>(to) = chunk;
+  } else {
+    const uint32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    unsigned char* const first = static_cast<unsigned char*>(to);
+#pragma unroll
+    for (int at = 0; at < 16; at += ALIGNED) {
+      if (at >= bytes) continue;
+      if constexpr (ALIGNED == 8) {
+        *reinterpret_cast<uint2*>(first + at) = make_uint2(words[at / 4], words[at / 4 + 1]);
+      } else if constexpr (ALIGNED == 4) {
+        *reinterpret_cast<uint32*>(first + at) = words[at / 4];
+      } else {
+        *reinterpret_cast<uint16*>(first + at) = static_cast<uint16>(words[at / 4] >> at % 4 * 8);
+      }
+    }
+  }
+}
+
 // The sums of a warp: 16-row tiles, 8-output tiles, j, and a lane's two rows of two outputs.
 template <typename Tile> using Sums = float[Tile::MT][Tile::NT][Tile::Layout::J][4];
 

@@ -98,10 +98,8 @@ class Mma16(TemplateFamily[Config]):
         p = problem.pattern
         if p.d % 8 != 0 and p.d not in (1, 2, 3, 4, 6, 12):
             return f"d = {p.d} is not 1, 2, 3, 4, 6, 12 or a multiple of 8"
-        for name, size in (("b", p.b), ("c", p.c)):
-            if size * p.d % 8 != 0:
-                words = "is not a multiple of 8, so rows of a group are not aligned"
-                return f"{name}*d = {size * p.d} {words}"
+        if p.c * p.d % 8 != 0:
+            return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of a group are not aligned"
         reason = unsupported_outputs(p.b)
         if reason is not None:
             return reason

@@ -100,10 +100,8 @@ def unsupported_layout(p: Pattern) -> str | None:
     """Why the fp32 families for batch first do not compute ``p``, or None if they do."""
     if p.d % 4 != 0 and p.d not in (1, 2, 3, 6):
         return f"d = {p.d} is not 1, 2, 3, 6 or a multiple of 4"
-    for name, size in (("b", p.b), ("c", p.c)):
-        if size * p.d % 4 != 0:
-            words = "is not a multiple of 4, so rows of a group are not aligned"
-            return f"{name}*d = {size * p.d} {words}"
+    if p.c * p.d % 4 != 0:
+        return f"c*d = {p.c * p.d} is not a multiple of 4, so rows of a group are not aligned"
     if max(p.in_features, p.out_features, p.b * p.c * p.d) > _LARGEST_INT:
         return f"{p} has more elements in a row or a group than 32 bits count"
     return unsupported_outputs(p.b)

@@ -136,10 +136,8 @@ def unsupported_layout(p: Pattern) -> str | None:
     """Why no tile computes ``p``, whatever fits in shared memory; None if some do."""
     if p.d % 8 != 0 and p.d not in (2, 3, 4, 6, 12):
         return f"d = {p.d} is not 2, 3, 4, 6, 12 or a multiple of 8"
-    for name, size in (("b", p.b), ("c", p.c)):
-        if size * p.d % 8 != 0:
-            words = "is not a multiple of 8, so rows of a group are not aligned"
-            return f"{name}*d = {size * p.d} {words}"
+    if p.c * p.d % 8 != 0:
+        return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of a group are not aligned"
     return unsupported_outputs(p.b)
 
 

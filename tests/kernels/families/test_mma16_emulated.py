@@ -41,6 +41,10 @@ SHAPES = [
     (2, 26, 18, 4),
     (1, 28, 20, 6),
     (2, 33, 21, 8),
+    (3, 13, 24, 1),  # groups' results begin at multiples of 2 bytes, of 4, of 8, and of 2
+    (2, 11, 20, 2),
+    (3, 5, 18, 4),
+    (2, 23, 40, 3),
 ]
 BATCHES = (1, 7, 17, 63)
 CONFIGS_EACH = 2

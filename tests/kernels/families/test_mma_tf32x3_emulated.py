@@ -37,6 +37,10 @@ SHAPES = [
     (2, 20, 36, 3),
     (1, 29, 9, 4),
     (2, 19, 17, 8),
+    (3, 13, 20, 1),  # groups' results begin at multiples of 4 bytes, of 8, of 4, and of 8
+    (2, 11, 18, 2),
+    (2, 23, 36, 3),
+    (2, 13, 22, 6),
 ]
 BATCHES = (1, 7, 17)
 CONFIGS_EACH = 2

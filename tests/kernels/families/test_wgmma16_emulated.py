@@ -38,6 +38,10 @@ PADDED = [
     (2, 20, 24, 6),
     (1, 33, 20, 8),
     (2, 29, 17, 16),
+    (2, 13, 20, 2),  # groups' results begin at multiples of 4 bytes, of 8, of 2, and of 4
+    (3, 21, 22, 4),
+    (2, 37, 24, 3),
+    (1, 23, 20, 6),
 ]
 MULTIPROCESSORS = 4
 

@@ -39,6 +39,10 @@ SHAPES = [
     (1, 29, 9, 4),
     (2, 19, 17, 8),
     (1, 57, 33, 16),
+    (3, 13, 20, 1),  # groups' results begin at multiples of 4 bytes, of 8, of 4, and of 8
+    (2, 11, 42, 2),
+    (2, 23, 36, 3),
+    (2, 13, 22, 6),
 ]
 
 
