@@ -40,6 +40,8 @@ from ksopt.patterns.chain import Chain, Pattern
 ROWS = 37
 # What no family but those of `gather_mma` and the general kernel takes.
 ODD = ((7, 5, 33, 3), (2, 9, 20, 5), (1, 3, 7, 41), (9, 17, 1, 1), (1, 3, 70, 19), (2, 130, 90, 1))
+# b without divisors for wide tiles, and groups whose results begin at odd addresses.
+PADDED = ((2, 37, 24, 3), (3, 13, 24, 1), (3, 21, 22, 4), (2, 29, 100, 16))
 CHAINS = (
     ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1, "bfloat16", False),
     ("(1,40,24,2)*(3,16,40,1)", Epilogue(True), 1, "bfloat16", False),
@@ -287,7 +289,7 @@ def main() -> None:
     ran = 0
     device = DeviceSpec.of_device(0)
     dtypes = ("float32", "float16", "bfloat16")
-    patterns = [*smallest(10), *(Pattern(*sizes) for sizes in ODD)]
+    patterns = [*smallest(10), *(Pattern(*sizes) for sizes in ODD + PADDED)]
     patterns = patterns[:: next((int(one) for one in sys.argv[1:] if one.isdigit()), 1)]
     for pattern, dtype, last in itertools.product(patterns, dtypes, (False, True)):
         # Exact products of short sums are left to PyTorch: there the kernels compute in TF32.

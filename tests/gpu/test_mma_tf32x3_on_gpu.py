@@ -20,12 +20,15 @@ wgmma_tf32x3 = family_of("wgmma_tf32x3")
 
 pytestmark = pytest.mark.gpu
 
-# Every class of d, resident and streamed weights, c with and without a tail. The last two have
-# weights that are too large for the L2 cache.
+# Every class of d, resident and streamed weights, c with and without a tail. Two have weights that
+# are too large for the L2 cache.
 SHAPES = [
     (2, 64, 64, 1), (1, 48, 52, 2), (1, 96, 96, 3), (1, 48, 192, 6), (4, 64, 64, 4),
     (1, 128, 512, 8), (2, 48, 36, 12), (4, 64, 64, 16), (1, 1024, 256, 4), (1, 96, 384, 24),
     (1, 512, 256, 48), (1, 256, 512, 64),
+    # b without divisors for wide tiles, and groups whose results begin at odd addresses.
+    (1, 232, 96, 4), (2, 104, 64, 1), (3, 13, 36, 2), (1, 23, 64, 3), (2, 129, 168, 1),
+    (1, 33, 48, 8),
 ]  # fmt: skip
 BATCHES = (1, 7, 64, 1000)
 CONFIGS_EACH = 4
