@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -28,6 +29,8 @@ _LIBRARY_PATHS = (
     f"{os.sep}einops{os.sep}",
 )
 """Libraries that a line of the author's code calls to multiply."""
+_ROOT = re.compile(r"^L\['\w+'\]")
+_ITEM = re.compile(r"(?:\._modules)?\['?(\w+)'?\]")
 
 
 class Verdict(enum.Enum):
@@ -231,10 +234,14 @@ def place_of(node: fx.Node) -> Place:
 
 
 def _module_of(node: fx.Node) -> str:
-    """The module that a node belongs to, for code of torch's own that no line of theirs calls."""
+    """The module that a node belongs to, for code of torch's own that no line of theirs calls.
+
+    Dynamo names it by a Python expression, such as ``L['self']._modules['blocks'][0].mlp``.
+    """
     stack = node.meta.get("nn_module_stack") or {}
-    path = [entry[0] for entry in stack.values()][-1:]
-    return path[0] if path else ""
+    path = [str(entry[0]) for entry in stack.values()][-1:]
+    names = _ITEM.sub(r".\1", _ROOT.sub("", path[0])) if path else ""
+    return names.lstrip(".")
 
 
 def spelling_of(nodes: Iterable[fx.Node]) -> str:

@@ -61,6 +61,13 @@ def test_it_tells_lowered_from_not_recognised_and_why():
     assert explanation.report.covered == pytest.approx(256 / 1536)
 
 
+def test_a_layer_that_no_line_of_the_author_calls_has_its_name_in_the_model():
+    layers = [ksopt.KSLinear(8, 8, "(1,4,4,2)*(2,4,4,1)") for _ in range(2)]
+    model = nn.Sequential(layers[0], nn.Sequential(nn.ReLU(), layers[1]))
+    explained = ksopt.explain(model, torch.randn(3, 8))
+    assert [str(site.place) for site in explained.sites] == ["0", "1.1"]
+
+
 def test_it_names_what_a_launch_could_compute_behind_the_product():
     model, x = Mixed(), torch.randn(6, 32)
 
