@@ -139,6 +139,8 @@ class Candidate:
 
     def sources(self) -> list[str]:
         """The generated files that `build` compiles for aligned rows."""
+        if self.name == MERGED:
+            return merged.sources(self.problem)
         return [] if self.family is None else self.family.sources(self.problem, self.tile)
 
     def build(self, device_index: int, rows: Rows = "aligned") -> Any:

@@ -12,7 +12,6 @@ from ksopt.jit import arch, nvrtc, resources
 from ksopt.jit.resources import Resources
 from ksopt.kernels import planner, registry
 from ksopt.kernels.candidate import Candidate
-from ksopt.kernels.families.base import family_of
 from ksopt.kernels.plan import ExecutionPlan, Launch
 from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec, Problem
 
@@ -88,21 +87,21 @@ def target(device: DeviceSpec) -> str:
 
 
 def compiled(launch: Launch, device: DeviceSpec) -> Compiled | None:
-    """The kernel of a launch, compiled for a GPU; None for PyTorch's implementations.
+    """The kernels of a launch, compiled for a GPU; None where PyTorch alone multiplies.
 
     Raises:
         UnavailableError, CompilationError: as `nvrtc.cubin` does.
     """
     choice = launch.choice
-    if choice.is_pytorch or choice.config is None:
-        return None
     candidate = registry.restored(launch.problem, choice.way, choice.config, choice.batch, device)
-    assert candidate is not None, choice
-    kernels = [
-        one for source in candidate.sources() for one in resources.of_source(source, target(device))
-    ]
-    dynamic = family_of(choice.way).shared_bytes(launch.problem, candidate.tile)
+    sources = [] if candidate is None else candidate.sources()
+    if candidate is None or not sources:
+        return None
+    kernels = [one for source in sources for one in resources.of_source(source, target(device))]
+    family, dynamic, blocks = candidate.family, 0, 1
+    if family is not None:
+        dynamic = family.shared_bytes(launch.problem, candidate.tile)
+        blocks = candidate.tile.blocks
     static = max(one.shared_bytes for one in kernels)
-    blocks = candidate.tile.blocks
     fits = blocks * (dynamic + static + RESERVED_SHARED) <= device.shared_bytes
     return Compiled(tuple(kernels), dynamic, blocks, fits)

@@ -28,7 +28,7 @@ from ksopt import precision
 from ksopt.batched import within_32_bits
 from ksopt.epilogue import add_epilogue_
 from ksopt.jit import host
-from ksopt.kernels import weight_cache, weight_groups
+from ksopt.kernels import chain_repair, weight_cache, weight_groups
 from ksopt.kernels.chain_repair import ChainRepair
 from ksopt.kernels.launcher import MERGED_MATRIX, Entry, RepairedEntry
 from ksopt.kernels.mergeable import (
@@ -200,6 +200,11 @@ class Merged:
         if self.repair is None:
             return Entry(MERGED_MATRIX, form)
         return RepairedEntry(MERGED_MATRIX, form, repair=self.repair.launch())
+
+
+def sources(problem: Problem) -> list[str]:
+    """The generated file of the kernel behind the product, if it has one."""
+    return [chain_repair.source(problem)] if holds_zeros(problem.chain.patterns) else []
 
 
 def times_matrix(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from checks import H200
 
-from ksopt.jit import arch, driver, nvrtc
+from ksopt.jit import arch, driver, nvrtc, resources
 from ksopt.kernels.families.base import KernelFamily, families
 from ksopt.kernels.families.gradient_base import (
     KINDS,
@@ -15,7 +15,7 @@ from ksopt.kernels.families.gradient_base import (
     gradient_families,
 )
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer
-from ksopt.kernels.registry import ranked
+from ksopt.kernels.registry import by_merging, ranked
 from ksopt.patterns.chain import Chain, Pattern
 
 DEVICES = {
@@ -112,6 +112,18 @@ def test_the_fastest_launch_of_a_gradient_compiles(
     family.launcher(problem, min(predicted, key=predicted.__getitem__), 0)
     assert loaded
     assert all(code.startswith(b"\x7fELF") for code in loaded)
+
+
+@pytest.mark.parametrize("target", DEVICES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_repair_of_a_chains_matrix_compiles(dtype: str, target: str) -> None:
+    chain = Chain.parse("(132,3,144,1)*(36,88,2,6)")
+    problem = Problem(chain, dtype, False, epilogue=Epilogue(bias=True))
+    (merged,) = by_merging(problem, 1140, DEVICES[target])
+    (source,) = merged.sources()
+    (used,) = resources.of_source(source, target)
+    assert used.spilled_bytes == 0
+    assert used.registers <= 128  # two blocks of 256 threads and more on a multiprocessor
 
 
 def test_every_family_of_gradients_has_a_case() -> None:
