@@ -262,7 +262,7 @@ def time_layer(layer: Layer, ready: Sequence[kernels.InputGradient], dtype: torc
     for label, way in ways.items():
         for _ in range(2):
             way(grad)
-        graphs[label] = cuda_graphs.Replay([way] * _CALLS, grad)  # type: ignore[list-item]
+        graphs[label] = cuda_graphs.Replay([way] * _CALLS, grad)
     results = timing.measure(graphs, "cuda", max_seconds=0.2 * len(graphs), precision=0.02)
     features = count * (s.left.out_features + s.middle) + s.right.in_features
     moved = 2 * layer.rows * features
