@@ -102,9 +102,6 @@ class DecodeFma(TemplateFamily[Config]):
         if p.c * p.d % vector != 0:
             words = f"c*d = {p.c * p.d} is no multiple of {vector}"
             return f"{words}, so rows of the weight are not aligned"
-        if p.out_features % vector != 0:
-            words = f"{p.out_features} outputs are no multiple of {vector}"
-            return f"{words}, so rows of y are not aligned"
         if next(self.configs(problem, device), None) is None:
             return f"a sum over c = {p.c} does not fit in shared memory, or d = {p.d} in a block"
         return None

@@ -31,6 +31,9 @@ SHAPES = [
     ("float16", (2, 9, 10, 20)),
     ("float16", (8, 7, 16, 7)),
     ("bfloat16", (1, 5, 33, 64)),
+    ("float32", (3, 9, 64, 1)),  # from here on rows of y begin at odd addresses
+    ("bfloat16", (1, 13, 40, 1)),
+    ("float16", (1, 7, 24, 3)),
 ]
 BATCHES = (1, 2, 7, 16, 33)
 CONFIGS_EACH = 2

@@ -38,6 +38,10 @@ SHAPES = [
     (1, 12, 264, 2),
     (1, 24, 136, 8),
     (1, 13, 150, 16),
+    (3, 9, 64, 1),  # from here on rows of y begin at odd addresses
+    (1, 37, 40, 2),
+    (1, 13, 24, 3),
+    (3, 21, 22, 4),
 ]
 BATCHES = (1, 2, 7, 16, 33, 64)
 CONFIGS_EACH = 2

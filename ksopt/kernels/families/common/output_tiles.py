@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 
-_MOST_PADDING = 1.26  # of tiles wider than the tensor cores' 8 outputs ask for
-_MOST_ROUNDING = 1.6  # of b to a multiple of 8
+# Computed outputs over b: where b is rounded up to a multiple of 8, and in other tiles.
+_MOST_ROUNDING, _MOST_PADDING = 1.6, 1.26
 
 
 @functools.lru_cache(maxsize=4096)  # called for every tile that is considered
