@@ -135,9 +135,10 @@ template <typename Tile> struct WeightTask {
 };
 
 // Regroups the weights of a block's outputs as the tensor cores read them. `w` is the weight at
-// (i, n0, 0, j0), `left` the factor's outputs from n0 on; output n of each tile of eight is `output_of_column(n)`. A thread takes what one of
-// the four that share a row of x does, so that neighbours read neighbouring chunks and write
-// neighbouring words, and asks for as much as its registers hold before it uses any.
+// (i, n0, 0, j0), `left` the factor's outputs from n0 on; output n of each tile of eight is
+// `output_of_column(n)`. A thread takes what one of the four that share a row of x does, so that
+// neighbours read neighbouring chunks and write neighbouring words, and asks for as much as its
+// registers hold before it uses any.
 template <typename P, typename Tile>
 __device__ __forceinline__ void write_weights(unsigned char* weights, const uint16* w, int left, int thread) {
   using Layout = typename Tile::Layout;

@@ -193,8 +193,9 @@ std::optional<int64_t> row_stride(const Tensor& x) {
   return fits ? stride : std::nullopt;
 }
 
-// Whether x can be read in whole 16-byte vectors along its fastest dimension, and a contiguous weight, and y written as
-// the kernel needs it: batch first, the pattern decides how its rows are aligned, and the family refuses what it cannot.
+// Whether x can be read in whole 16-byte vectors along its fastest dimension, and a contiguous weight, and
+// y written so. Batch first, the pattern decides how the rows of y are aligned: families refuse patterns
+// whose rows they cannot write.
 bool fit_for_vectors(const Arguments& arguments, bool batch_last, int64_t element) {
   const int64_t fast = batch_last ? arguments.x_batch_stride : arguments.x_feature_stride;
   const int64_t slow = batch_last ? arguments.x_feature_stride : arguments.x_batch_stride;

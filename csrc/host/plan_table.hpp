@@ -263,7 +263,7 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
 
 // As ksopt/kernels/chain_repair.py: computes the rows of y again that what is not finite spoilt.
 void repair_rows(void* kernel, const Layer& layer, const Rows& x, const Tensor& y) {
-  constexpr unsigned THREADS = 256;
+  constexpr unsigned THREADS = 256;  // as there, like ROWS
   constexpr int64_t ROWS = 64, MOST_BLOCKS = std::numeric_limits<int32_t>::max();
   ChainRepairArguments arguments{factors_of(layer.weights, 1), {}};
   arguments.operands.x = layer.x.const_data_ptr();

@@ -16,7 +16,7 @@ from ksopt.kernels.families.common import chain_launcher, weight_packer
 from ksopt.kernels.problem import Problem
 
 THREADS, ROWS = 256, 64
-"""Threads of a block, and the rows that it looks at together."""
+"""Threads of a block, and the rows that it looks at together; csrc/host/plan_table.hpp has both."""
 _MOST_BLOCKS = 2**31 - 1
 
 

@@ -94,8 +94,9 @@ def compiled(launch: Launch, device: DeviceSpec) -> Compiled | None:
     """
     choice = launch.choice
     candidate = registry.restored(launch.problem, choice.way, choice.config, choice.batch, device)
-    sources = [] if candidate is None else candidate.sources()
-    if candidate is None or not sources:
+    assert candidate is not None, choice
+    sources = candidate.sources()
+    if not sources:
         return None
     kernels = [one for source in sources for one in resources.of_source(source, target(device))]
     family, dynamic, blocks = candidate.family, 0, 1

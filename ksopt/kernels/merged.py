@@ -43,7 +43,7 @@ from ksopt.patterns.chain import Pattern
 from ksopt.reference import chain_reference
 
 _COLUMNS = 4096  # of a block of the product, computed at a time
-_MOST_VALUES = 2**26  # between the factors of such a block
+_MOST_VALUES = 2**26  # of a factor's inputs or results for such a block
 
 
 def _product_bytes(problem: Problem) -> int:
@@ -107,8 +107,8 @@ def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
     length, dtype = len(weights) // siblings, weights[0].dtype
     patterns = tuple(Pattern(*weight.shape) for weight in weights[:length])
     product = merged_pattern(patterns)
-    widest = product.a * product.d * max(one.out_features for one in patterns)
-    step = max(1, min(_COLUMNS, _MOST_VALUES // widest))
+    widest = max(size for one in patterns for size in (one.in_features, one.out_features))
+    step = min(_COLUMNS, max(1, _MOST_VALUES // widest))
     wide = dtype if length == 2 else torch.float32
     a, b, c, d = product.weight_shape
     parts = []

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from ksopt.cli.main import main
 from ksopt.conversion.plan import Plan
 from ksopt.patterns.surroundings import Surroundings
 from ksopt.search.objectives import Objective
+from ksopt.search.results import SearchResult
 
 LAYER = ("search", "--dims", "16x16", "--budget", "60%", "--batch", "4", "--device", "cpu")
 
@@ -108,8 +110,8 @@ def test_a_search_that_was_stopped_names_what_resumes_it(
 ) -> None:
     run = ksopt.search.run_search
 
-    def stops(*arguments: object) -> object:
-        return dataclasses.replace(run(*arguments), stopped=stopped)  # type: ignore[arg-type]
+    def stops(*arguments: Any) -> SearchResult:
+        return dataclasses.replace(run(*arguments), stopped=stopped)
 
     (rule,) = Plan.of({"16x16": "(4,4,4,1)*(1,4,4,4)"}).rules
     plan = Plan((dataclasses.replace(rule, where=Surroundings(("bias",), siblings=3)),))
