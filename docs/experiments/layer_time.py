@@ -2,6 +2,7 @@
 
     python docs/experiments/layer_time.py            # one layer with its bias; q, k, v of one input
     python docs/experiments/layer_time.py --features 4096   # of those, layers of so many features
+    python docs/experiments/layer_time.py --features 1024 --rows 16 256     # of so many rows
     python docs/experiments/layer_time.py --siblings        # of those, q, k, v
     python docs/experiments/layer_time.py --mlps     # two layers, GELU between, residual; compiled
     python docs/experiments/layer_time.py --wide     # 4,096 rows of wider ones, and of SwiGLU
@@ -16,6 +17,7 @@ measuring first.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -231,12 +233,11 @@ def time_siblings(autotunes: bool) -> None:
         )
 
 
-def time_layers(autotunes: bool, features: Sequence[int]) -> None:
-    """Print a line for each layer of so many features; of none: for all."""
-    for n, m, text in LAYERS:
-        if features and n not in features:
-            continue
-        x = torch.randn(ROWS, n, device="cuda", dtype=torch.bfloat16)
+def time_layers(autotunes: bool, features: Sequence[int], numbers_of_rows: Sequence[int]) -> None:
+    """Print a line for each layer of so many features (of none: for all) and number of rows."""
+    chosen = [layer for layer in LAYERS if not features or layer[0] in features]
+    for (n, m, text), rows in itertools.product(chosen, numbers_of_rows):
+        x = torch.randn(rows, n, device="cuda", dtype=torch.bfloat16)
         dense = torch.nn.Linear(n, m).cuda().bfloat16()
         plain, gelu = (
             ksopt.KSLinear(n, m, text, activation=after).cuda().bfloat16()
@@ -249,9 +250,9 @@ def time_layers(autotunes: bool, features: Sequence[int]) -> None:
         plain_us, dense_gelu_us, gelu_us, *tuned = times
         dense_us = min(tuned)
         problem = Problem(Chain.parse(text), "bfloat16", False, epilogue=Epilogue(bias=True))
-        names = ", ".join(planner.plan_of(problem, ROWS).ways)
+        names = ", ".join(planner.plan_of(problem, rows).ways)
         print(
-            f"{n} -> {m} {text} by {names}: {plain_us:.1f} of {dense_us:.1f} us "
+            f"{n} -> {m} {text}, {rows} rows, by {names}: {plain_us:.1f} of {dense_us:.1f} us "
             f"({plain_us / dense_us:.2f}; dense {', '.join(f'{us:.1f}' for us in tuned)}: eager, "
             f"compiled, then max-autotune); with GELU {gelu_us:.1f} of {dense_gelu_us:.1f} us "
             f"({gelu_us / dense_gelu_us:.2f})",
@@ -268,6 +269,7 @@ def main() -> None:
         kinds.add_argument(f"--{name}", dest="kind", action="store_const", const=kind)
     kinds.add_argument("--siblings", action="store_true", help="q, k, v alone")
     kinds.add_argument("--features", type=int, nargs="+", default=[], help="layers of these alone")
+    parser.add_argument("--rows", type=int, nargs="+", default=[ROWS], help=f"of layers ({ROWS})")
     parser.add_argument("--max-autotune", action="store_true", help="of dense layers, too")
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -276,7 +278,7 @@ def main() -> None:
         arguments.kind()
         return
     if not arguments.siblings:
-        time_layers(arguments.max_autotune, arguments.features)
+        time_layers(arguments.max_autotune, arguments.features, arguments.rows)
     if not arguments.features:
         time_siblings(arguments.max_autotune)
 
