@@ -16,6 +16,7 @@ from ksopt.patterns.chain import Chain
 from ksopt.patterns.pattern import Pattern
 from ksopt.report import svg
 from ksopt.report.document import Figure
+from ksopt.system.plurals import counted
 
 MOST_FEATURES = 2**16
 """The most rows or columns of a layer that is drawn: they are counted one by one."""
@@ -202,7 +203,8 @@ def write(chain: Chain, stream: TextIO, most: int = 32) -> None:
 
 def _title(grid: Grid) -> str:
     pattern = grid.pattern
-    title = f"{pattern}: {pattern.out_features} x {pattern.in_features}, {pattern.nnz:,} weights"
+    title = f"{pattern}: {pattern.out_features} x {pattern.in_features}, "
+    title += counted(pattern.nnz, "weight")
     if grid.is_exact:
         return title
     down = pattern.out_features / len(grid.cells)

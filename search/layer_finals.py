@@ -22,9 +22,9 @@ from ksopt.search import (
 )
 from ksopt.search.layer_record import LayerRecord
 from ksopt.search.progress import Progress
-from ksopt.search.report import phrases
 from ksopt.search.worker_pool import Share
 from ksopt.search.worker_processes import SpareProcess
+from ksopt.system.plurals import counted
 
 
 def run_final(
@@ -45,7 +45,7 @@ def run_final(
         recommend.admitted(trials, request), share.space.steps, request.max_error
     )
     if elected and stopped != "interrupted":
-        count = "1 finalist" if len(elected) == 1 else f"{len(elected)} finalists"
+        count = counted(len(elected), "finalist")
         progress.note(f"timing {count} of {request.size} in turns with dense")
         try:
             chains = [trial.facts.chain for trial in elected]
@@ -76,7 +76,7 @@ def run_final(
                 until_now = time.monotonic() - began
                 replace(record, stopped=stopped, seconds=until_now).save(share.study)
                 progress.note(
-                    f"timing {phrases.chains(len(few))} of {request.size} as in a model: with a "
+                    f"timing {counted(len(few), 'chain')} of {request.size} as in a model: with a "
                     "bias and an activation or a residual, and three on one input"
                 )
                 others = surrounded_finals.measure(request, device, few, compilers, progress.note)

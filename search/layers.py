@@ -12,6 +12,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.patterns.size import Dims
 from ksopt.patterns.surroundings import ALONE, Surroundings
 from ksopt.search.surroundings import most_frequent
+from ksopt.system.plurals import counted
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 # Names that an error message lists.
@@ -141,7 +142,7 @@ class Layers:
         listed = ", ".join(f"{count} of {dims}" for dims, count in counts.items())
         others = "1 other is" if len(self.dense) == 1 else f"{len(self.dense)} others are"
         left = f"; {others} left dense" if self.dense else ""
-        layers = "1 linear layer" if self.count == 1 else f"{self.count} linear layers"
+        layers = counted(self.count, "linear layer")
         return f"{self.source}: {layers} ({listed}){left}"
 
     def to_json(self) -> dict[str, Any]:

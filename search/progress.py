@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from ksopt.search.results import TrialRecord
+from ksopt.system.plurals import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,7 +73,9 @@ class Lines:
         self._done += 1
         if time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES or self._done == self._total:
             self._last = time.monotonic()
-            self.note(f"{self._done} of {self._total} chains measured{self._best.of(best)}")
+            self.note(
+                f"{self._done} of {counted(self._total, 'chain')} measured{self._best.of(best)}"
+            )
 
     def close(self) -> None:
         """Do nothing."""

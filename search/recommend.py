@@ -17,6 +17,7 @@ from ksopt.search.pareto import pareto_front
 from ksopt.search.report import phrases
 from ksopt.search.results import Finalist, Recommendation, TrialRecord, Verdict
 from ksopt.search.space.space import Space, Step
+from ksopt.system.plurals import counted
 
 FINALISTS_PER_STEP = 3
 """Chains of each step that are timed again at the end, besides the heuristic's."""
@@ -172,9 +173,9 @@ def _best(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 def _unmet(budget: Budget, space: Space) -> Recommendation:
     least = min(chain.nnz for chain in space.candidates)
     sentence = (
-        f"No chain meets the budget of {budget.text} ({budget.parameters:,} weights): the smallest "
-        f"one of this search has {least:,}. A smaller --min-rank or fewer limits may allow smaller "
-        "ones."
+        f"No chain meets the budget of {budget.text} ({counted(budget.parameters, 'weight')}): the "
+        f"smallest one of this search has {least:,}. A smaller --min-rank or fewer limits may "
+        "allow smaller ones."
     )
     return Recommendation(budget, 0, Verdict.UNMET, None, (), None, sentence)
 
@@ -199,9 +200,10 @@ def _for_step(
                 f"error of {max_error:g} of the given weights: keep the dense layer."
             )
         if not_admitted:
+            are = "is of a chain that is" if not_admitted == 1 else "are of chains that are"
             sentence += (
-                f" {not_admitted} trials of earlier runs are of chains that are not asked for any "
-                "more (by rank, factors or sizes). They count as trials: give more of them."
+                f" {counted(not_admitted, 'trial')} of earlier runs {are} not asked for any more "
+                "(by rank, factors or sizes). Such trials count, too: give more of them."
             )
         return Recommendation(step.budget, step.least, verdict, None, (), None, sentence)
     # In a final all were timed together; otherwise only ratios to dense can be compared.
@@ -235,7 +237,7 @@ def _for_step(
 
 
 def _at(step: Step) -> str:
-    return f"At a budget of {step.budget.text} ({step.budget.parameters:,} weights)"
+    return f"At a budget of {step.budget.text} ({counted(step.budget.parameters, 'weight')})"
 
 
 def _unjudged(step: Step, fastest: Finalist, in_trials_us: float) -> str:
@@ -284,8 +286,8 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float
             text += f" {metric.remark(chosen)}"
     if step.least < step.requested:
         text += (
-            f" No chain uses {step.requested:,} weights or more within this budget. Those of "
-            f"{step.least:,} come closest."
+            f" No chain uses {counted(step.requested, 'weight')} or more within this budget. "
+            f"Those of {step.least:,} come closest."
         )
     if warning := timing_noise.warning(chosen):
         text += f" {warning}"

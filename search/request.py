@@ -17,6 +17,7 @@ from ksopt.search.options import TRIALS, SearchOptions
 from ksopt.search.storage_url import without_password
 from ksopt.search.surroundings import reads_surroundings
 from ksopt.system import option_fields
+from ksopt.system.plurals import counted
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class SearchRequest(SearchOptions):
             changes["budgets"] = tuple(text for text in self.budgets if text not in refusals)
             differences.append(
                 f"it has no step of {' and '.join(refusals)}, for its dense layer has "
-                f"{dims.dense_parameters:,} weights"
+                f"{counted(dims.dense_parameters, 'weight')}"
             )
         if self.max_params is not None:
             try:

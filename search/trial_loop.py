@@ -38,6 +38,7 @@ from ksopt.search.space.space import Step
 from ksopt.search.storage import Storage
 from ksopt.search.trained_weights import TrainedWeights
 from ksopt.search.trial_claims import Claim, Claims, alive
+from ksopt.system.plurals import counted
 
 CHAINS_AHEAD = 4
 """Chains drawn ahead: about ten factors are compiled concurrently."""
@@ -198,8 +199,9 @@ class TrialRun:
                 **{metric.name: outcome.values.get(metric.name) for metric in metrics.stored()},
             }
             if outcome.latency.given_up:
+                repeats = counted(outcome.latency.repeats, "repeat")
                 attrs["pruned"] = (
-                    f"given up after {outcome.latency.repeats} repeats: above {limit:.2f} of the "
+                    f"given up after {repeats}: above {limit:.2f} of the "
                     "dense layer's latency it is none of the fastest"
                 )
                 self._tell(trial, attrs, TrialState.PRUNED)

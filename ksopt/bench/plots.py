@@ -9,6 +9,7 @@ from math import log10
 from ksopt.measure.measurement import quantile
 from ksopt.report import svg
 from ksopt.report.document import Figure
+from ksopt.system.plurals import counted
 
 _SIZES = ((800, 380), (360, 340))
 _SERIES = 6  # colours that the style sheet has
@@ -161,7 +162,8 @@ def _box(
     )
     left, right = middle - width / 2, middle + width / 2
     ends = f"M{middle:.1f} {p5:.1f}V{p25:.1f}M{middle:.1f} {p75:.1f}V{p95:.1f}"
-    tip = f"<title>{len(values)} products, median {quantile(list(values), 0.5):.2f}</title>"
+    median = quantile(list(values), 0.5)
+    tip = f"<title>{counted(len(values), 'product')}, median {median:.2f}</title>"
     return [
         f'<path class="whisker s{number}" d="{ends}"/>',
         f'<path class="box s{number}" d="M{left:.1f} {p25:.1f}H{right:.1f}V{p75:.1f}H{left:.1f}z">'

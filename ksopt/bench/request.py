@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -174,7 +175,7 @@ class BenchRequest:
             raise InvalidInputError(f"--graph replays CUDA graphs, and the device is {device}")
         default = paper_patterns.BATCH if gpu else CPU_BATCH
         batches = _batches(options.batch) if options.batch is not None else (default,)
-        checked_int(options.inductor_sample, "inductor_sample", "bench", minimum=0)
+        checked_int(options.inductor_sample, "--inductor-sample", "bench", minimum=0)
         checked_int(options.seed, "seed", "bench", minimum=0)
         around = Surroundings.checked(options.epilogue, options.siblings, "bench")
         patterns, chains = tuple(options.patterns), tuple(options.chains)
@@ -277,9 +278,9 @@ def _subjects_of(
     if not word.startswith("random:"):
         return [Subject(chain, rows) for chain in _chains_of(word, seed) for rows in batches]
     count = word.removeprefix("random:")
-    if not count.isdigit() or not 1 <= int(count) <= _MOST_RANDOM:
+    if not _is_count(count, _MOST_RANDOM):
         raise InvalidInputError(
-            f"patterns {word!r}: N of random:N must be a whole number from 1 to {_MOST_RANDOM:,}"
+            f"--patterns {word!r}: N of random:N must be a whole number from 1 to {_MOST_RANDOM:,}"
         )
     drawn = random_subjects.draw(int(count), seed)
     return [Subject(chain, rows) for chain, one in drawn for rows in own or (one,)]
@@ -291,8 +292,11 @@ def _chains_of(word: str, seed: int) -> list[Chain]:
         return [Chain((pattern,)) for pattern in paper_patterns.patterns()]
     if word.startswith("sample:"):
         count = word.removeprefix("sample:")
-        if not count.isdigit():
-            raise InvalidInputError(f"patterns {word!r}: N of sample:N must be a whole number")
+        most = len(paper_patterns.patterns())
+        if not _is_count(count, most):
+            raise InvalidInputError(
+                f"--patterns {word!r}: N of sample:N must be a whole number from 1 to {most}"
+            )
         return [Chain((pattern,)) for pattern in paper_patterns.stratified_sample(int(count), seed)]
     if word.strip().startswith("("):
         return [_pattern(word, "")]
@@ -301,14 +305,18 @@ def _chains_of(word: str, seed: int) -> list[Chain]:
         lines = untrusted.text(path, "the file").splitlines()
     except InvalidInputError:
         raise InvalidInputError(
-            f"patterns {word!r}: it must be paper, sample:N, random:N, a readable file with a "
+            f"--patterns {word!r}: it must be paper, sample:N, random:N, a readable file with a "
             'pattern a line, or a pattern such as "(4,64,64,16)"'
         ) from None
     numbered = ((n, line.partition("#")[0].strip()) for n, line in enumerate(lines, 1))
     chains = [_pattern(line, f"{path}, line {n}: ") for n, line in numbered if line]
     if not chains:
-        raise InvalidInputError(f"patterns {word!r}: the file holds no pattern")
+        raise InvalidInputError(f"--patterns {word!r}: the file holds no pattern")
     return chains
+
+
+def _is_count(text: str, most: int) -> bool:
+    return re.fullmatch("[0-9]{1,9}", text) is not None and 1 <= int(text) <= most
 
 
 def _pattern(text: str, where: str) -> Chain:

@@ -22,6 +22,7 @@ from ksopt.measure.device import DeviceRecord
 from ksopt.system import untrusted
 from ksopt.system.atomic_files import make_folder, remove_empty, write_whole
 from ksopt.system.locks import Busy, lock_open_file
+from ksopt.system.plurals import counted
 
 ROWS = "rows.jsonl"
 SETTING = "setting.json"
@@ -224,7 +225,9 @@ def _setting(
 
 def _difference(name: str, there: Any, here: Any) -> str:
     if name == "subjects":
-        return f"{len(there or ())} products there and {len(here)} here, not the same ones"
+        return (
+            f"{counted(len(there or ()), 'product')} there and {len(here)} here, not the same ones"
+        )
     return f"{name} {there} there and {here} here"
 
 

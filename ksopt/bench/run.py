@@ -19,6 +19,7 @@ from ksopt.measure import device as devices
 from ksopt.measure.device_health import DeviceLostError
 from ksopt.measure.roofline import Roofline
 from ksopt.system import limits
+from ksopt.system.plurals import counted
 
 Progress = Callable[[int, int, Line], None]
 """(subjects done, subjects in all, the line just measured) -> None."""
@@ -150,10 +151,14 @@ def devices_of(device: str, workers: int) -> list[str]:
     start, here = first.index or 0, torch.cuda.device_count()
     if start + workers > here:
         raise InvalidInputError(
-            f"workers {workers}: from {device} on there are {here - start} GPUs, and each "
+            f"workers {workers}: from {device} on there {_are(here - start, 'GPU')}, and each "
             "worker takes one of its own"
         )
     return [f"cuda:{index}" for index in range(start, start + workers)]
+
+
+def _are(count: int, noun: str) -> str:
+    return f"{'is' if count == 1 else 'are'} {counted(count, noun)}"
 
 
 def _others_of(first: torch.device, workers: int) -> list[str]:
@@ -162,7 +167,7 @@ def _others_of(first: torch.device, workers: int) -> list[str]:
     several = several[several.index(str(first)) :]
     if workers > len(several):
         raise InvalidInputError(
-            f"workers {workers}: from {first} on there are {len(several)} devices, and each worker "
-            "takes one of its own"
+            f"workers {workers}: from {first} on there {_are(len(several), 'device')}, and each "
+            "worker takes one of its own"
         )
     return several[:workers]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ksopt.bench.options import BenchOptions
+from ksopt.cli.progress_lines import print_left
 from ksopt.system import option_fields
 from ksopt.system.user_code import import_plugins
 
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             _show(args, series)
             return _exit_code(series)
     if args.timeout is not None and not args.timeout > 0:
-        raise InvalidInputError(f"timeout {args.timeout:g}: it must be above 0 seconds")
+        raise InvalidInputError(f"--timeout {args.timeout:g}: it must be above 0 seconds")
     import_plugins(args.plugins, sys.stderr)
     request = BenchRequest.of(BenchOptions(**option_fields.values(BenchOptions, args)))
     progress = None if args.json or args.quiet else _Progress(sys.stderr)
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     _show(args, series)
     if outcome.stopped and not args.json:
         left = len(request.subjects) - len(series[0].lines)
-        print(f"{left} products are left: the same command goes on with them", file=sys.stderr)
+        print_left(left, "product")
     if outcome.stopped == "interrupted":
         return 130
     return _exit_code(series)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ksopt.bench.crossover.options import CrossoverOptions
-from ksopt.cli.progress_lines import progress_lines
+from ksopt.cli.progress_lines import print_left, progress_lines
 from ksopt.system import option_fields
 
 SUMMARY = "Map from which budget on a Kronecker-sparse layer is faster than a dense one here."
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     for fault in faults:
         print(fault, file=sys.stderr)
     if stopped:
-        print(f"{left} layers are left: the same command goes on with them", file=sys.stderr)
+        print_left(left, "layer")
     if stopped == "interrupted":
         return 130
     return 1 if faults else 0

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ksopt.bench.models.options import ModelsOptions
-from ksopt.cli.progress_lines import progress_lines
+from ksopt.cli.progress_lines import print_left, progress_lines
 from ksopt.system import option_fields
 
 SUMMARY = "Check and time whole models with Kronecker-sparse layers beside the dense ones."
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from ksopt.report import tables
 
     if args.timeout is not None and not args.timeout > 0:
-        raise InvalidInputError(f"timeout {args.timeout:g}: it must be above 0 seconds")
+        raise InvalidInputError(f"--timeout {args.timeout:g}: it must be above 0 seconds")
     request = ModelsRequest.of(ModelsOptions(**option_fields.values(ModelsOptions, args)))
 
     def report_stored(book: ResultsLog[Subject, Case]) -> None:
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         print(fault, file=sys.stderr)
     if stopped:
         left = sum(subject not in measured for subject in request.subjects)
-        print(f"{left} cases are left: the same command goes on with them", file=sys.stderr)
+        print_left(left, "case")
     if stopped == "interrupted":
         return 130
     return 1 if faults else 0

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from ksopt.report import tables
 
     if args.minutes is not None and not args.minutes > 0:
-        raise InvalidInputError(f"minutes {args.minutes:g}: it must be above 0")
+        raise InvalidInputError(f"--minutes {args.minutes:g}: it must be above 0")
     outcome = runs.Outcome((), False, ())
     if args.report:
         saved = SavedRequest.read(args.out)

@@ -12,6 +12,7 @@ from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError
 from ksopt.report import tables
 from ksopt.system.atomic_files import check_new_folder
+from ksopt.system.plurals import counted
 from ksopt.system.user_code import build_model, call_factory, import_plugins
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
@@ -50,6 +51,8 @@ _COLUMNS = (
     "error: ||W - W'|| / ||W||, where W' is the chain's product. No weights of this chain have an "
     "error below the last column."
 )
+# Layers that stay dense for one reason, by name.
+_SHOWN = 8
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -152,8 +155,7 @@ def _dry_run(model: nn.Module, plan: Plan, inputs: object, args: argparse.Namesp
         heads = ("layer", "INxOUT", "chain", ">dense", ">weights")
         tables.write(tables.of(heads, rows), sys.stdout)
     _print_dense(dense, sys.stdout)
-    count = f"{len(rows)} layers" if len(rows) != 1 else "1 layer"
-    print(f"{count} would be converted.")
+    print(f"{counted(len(rows), 'layer')} would be converted.")
     return 0
 
 
@@ -211,4 +213,6 @@ def _print_dense(dense: dict[str, str], stream: TextIO) -> None:
     for name, reason in dense.items():
         names.setdefault(reason, []).append(name)
     for reason, alike in names.items():
-        print(f"left dense ({reason}): {', '.join(alike)}", file=stream)
+        more = [f"... and {len(alike) - _SHOWN} more"] if len(alike) > _SHOWN else []
+        which = ", ".join([*alike[:_SHOWN], *more])
+        print(f"{counted(len(alike), 'layer')} left dense ({reason}): {which}", file=stream)

@@ -12,6 +12,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.surroundings import ACTIVATIONS, GATES
 from ksopt.search.options import DTYPES, LAYOUTS
+from ksopt.system.plurals import counted
 from ksopt.system.suggest import nearest
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
@@ -127,7 +128,7 @@ def _print(
 ) -> None:
     from ksopt.report import tables
 
-    print(f"{problem}, {batch:,} rows\n")
+    print(f"{problem}, {counted(batch, 'row')}\n")
     heads = ("gpu", "launch", "by", "tile", ">predicted us", ">PyTorch's us")
     more = (">registers", ">spilled", ">shared KiB", ">blocks", "fits") if is_compiled else ()
     rows = [

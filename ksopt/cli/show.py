@@ -10,6 +10,7 @@ from typing import Any
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
+from ksopt.system.plurals import counted
 from ksopt.system.untrusted import reason
 
 SUMMARY = "Draw a pattern or a chain: where its factors may be nonzero, and what it costs."
@@ -79,9 +80,9 @@ def _table(chain: Chain) -> Any:
 def _sentence(chain: Chain) -> str:
     dense = chain.in_features * chain.out_features
     text = (
-        f"in_features={chain.in_features}, out_features={chain.out_features}: {chain.nnz:,} "
-        f"weights, {100 * chain.nnz / dense:.3g}% of the dense layer's {dense:,}. The product has "
-        f"a rank of at most {chain.rank_bound:,}."
+        f"in_features={chain.in_features}, out_features={chain.out_features}: "
+        f"{counted(chain.nnz, 'weight')}, {100 * chain.nnz / dense:.3g}% of the dense layer's "
+        f"{dense:,}. The product has a rank of at most {chain.rank_bound:,}."
     )
     full = "every output depends on every input" if chain.is_dense_support else (
         "not every output depends on every input"

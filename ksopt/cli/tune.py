@@ -20,6 +20,7 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.options import DTYPES, LAYOUTS
 from ksopt.search.space.named_families import families
 from ksopt.system import option_fields
+from ksopt.system.plurals import counted
 from ksopt.system.suggest import nearest
 from ksopt.system.user_code import import_plugins
 
@@ -181,7 +182,7 @@ def _chains(args: argparse.Namespace, around: Surroundings) -> list[Chain]:
             most = request.steps[-1]
             raise InvalidInputError(
                 f"tune: no chain of the named families has so few weights for dims {request.size}: "
-                f"the largest budget is {most.text} ({most.parameters:,} weights)"
+                f"the largest budget is {most.text} ({counted(most.parameters, 'weight')})"
             )
     elif args.budget:
         raise InvalidInputError("tune: --budget needs --dims, the layer that it is a share of")

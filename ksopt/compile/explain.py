@@ -22,6 +22,7 @@ from ksopt.errors import KsoptError
 from ksopt.report import document, tables
 from ksopt.report.document import Fact, Section
 from ksopt.report.tables import Table
+from ksopt.system.plurals import counted
 
 
 class RequirementError(KsoptError, RuntimeError):
@@ -216,7 +217,8 @@ def check_requirement(report: Report, require: str | None) -> None:
     lowered = report.count(Verdict.LOWERED)
     if require == "all" and lowered < len(report.sites):
         missing = len(report.sites) - lowered
-        problem = f"{missing} of {len(report.sites)} sites are not lowered"
+        are = "is" if missing == 1 else "are"
+        problem = f"{missing} of {counted(len(report.sites), 'site')} {are} not lowered"
     elif require and report.notes:
         problem = "a graph could not be followed"
     elif require == "any" and not lowered and report.linear_flops:
@@ -283,11 +285,11 @@ def _answer(explanation: Explanation) -> str:
 
 def _evidence(explanation: Explanation) -> list[str]:
     report = explanation.report
-    graphs = _count(report.graphs, "graph")
+    graphs = counted(report.graphs, "graph")
     if report.sites:
         counts = ", ".join(f"{report.count(verdict)} {verdict.value}" for verdict in Verdict)
         lines = [
-            f"{_count(len(report.sites), 'site')} in {graphs}: {counts}. Lowered sites do "
+            f"{counted(len(report.sites), 'site')} in {graphs}: {counts}. Lowered sites do "
             f"{100 * report.covered:.0f} % of the linear flops. "
             f"The pass took {1e3 * report.pass_s:.0f} ms{_deciding(report)}."
         ]
@@ -295,16 +297,12 @@ def _evidence(explanation: Explanation) -> list[str]:
         lines = [f"No product in {graphs} is Kronecker-sparse."]
         if explanation.dense_layers:
             lines[0] += (
-                f" The model has {_count(explanation.dense_layers, 'dense linear layer')}: "
+                f" The model has {counted(explanation.dense_layers, 'dense linear layer')}: "
                 "ksopt search --model, or ksopt.optimize, finds out whether chains in their place "
                 "are faster."
             )
     lines += [f"Note: {note}." for note in report.notes]
     return lines + [f"Note: {one}." for one in explanation.graph_breaks]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _deciding(report: Report) -> str:

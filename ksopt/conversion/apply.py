@@ -37,6 +37,7 @@ from ksopt.projection.scale import exponent_of, scaled
 from ksopt.report import document, tables
 from ksopt.report.document import Fact, Section
 from ksopt.report.tables import Table
+from ksopt.system.plurals import counted
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class Conversion:
     Args:
         model: The model, changed in place.
         layers: The layers that were converted, in the model's order.
-        dense: Why layers that the plan matches were left dense, by name.
+        dense: Why the other layers were left dense, by name; without those that include and
+            exclude leave out.
         parameters: Parameters of the whole model now, each counted once.
         dense_parameters: Parameters of the whole model before.
     """
@@ -183,13 +185,13 @@ class Conversion:
         """Summary in a sentence."""
         count = len(self.layers)
         if count == 0:
-            return (
-                f"No layer was converted; the model still has {self.dense_parameters:,} parameters."
-            )
+            still = counted(self.dense_parameters, "parameter")
+            return f"No layer was converted; the model still has {still}."
+        share = 100 * self.parameters / self.dense_parameters
         return (
-            f"{count} {'layer' if count == 1 else 'layers'} converted; the model has "
-            f"{self.parameters:,} parameters, {100 * self.parameters / self.dense_parameters:.1f}% "
-            f"of the {self.dense_parameters:,} that it had."
+            f"{counted(count, 'layer')} converted; the model has "
+            f"{counted(self.parameters, 'parameter')}, {share:.1f}% of the "
+            f"{self.dense_parameters:,} that it had."
         )
 
 
@@ -370,7 +372,7 @@ def _record(choice: Choice, error: float, floor: float, seconds: float) -> Conve
     notes = []
     count = hooks(place.layer)
     if count:
-        notes.append(f"Its {count} {'hook' if count == 1 else 'hooks'} went along.")
+        notes.append(f"Its {counted(count, 'hook')} went along.")
     if place.parameter._backward_hooks:
         notes.append("Hooks on its weight's gradient did not go along: the weight is another one.")
     if place.parameter.grad is not None:

@@ -6,7 +6,7 @@ graph of a call, as a search of a model reads it (`ksopt.conversion.model_surrou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -22,6 +22,7 @@ from ksopt.patterns.surroundings import Surroundings
 
 # Names that an error message lists.
 _SHOWN = 8
+_NO_RULE = "no rule of the plan matches it"
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ class Choice:
 def resolve(
     model: nn.Module,
     plan: Plan,
-    include: Iterable[str],
-    exclude: Iterable[str],
+    include: Collection[str],
+    exclude: Collection[str],
     call: ModelCall | None = None,
 ) -> tuple[list[Choice], dict[str, str]]:
     """The layers to convert, in the model's order, and by name why others are left dense.
 
-    Layers without a matching rule are omitted. A rule with a condition that is not fulfilled, or
-    not known to be, is skipped.
+    A rule with a condition that is not fulfilled, or not known to be, is skipped. Layers that
+    include and exclude leave out have no reason.
 
     Args:
         model: The model; it runs only if the plan has conditions.
@@ -70,9 +71,7 @@ def resolve(
     converted: dict[Place, tuple[Rule, tuple[Replacement, ...]]] = {}
     dense: dict[str, str] = {}
     for place in places:
-        if include and not _any(place, include):
-            continue
-        if _any(place, exclude):
+        if not _is_selected(place, include, exclude):
             continue
         rule = _rule(plan, place, known.around.get(place.name))
         if rule is not None:
@@ -83,12 +82,16 @@ def resolve(
             dense[place.name] = known.why_not(place.name, where)
         elif rule is not None:
             dense[place.name] = "the plan keeps it dense"
+        else:
+            dense[place.name] = _NO_RULE
     for other in obstacles:
         rule = _rule(plan, other, None)
         if rule is not None and rule.chains and rule.is_exact:
             raise InvalidInputError(f"the layer {other.name} cannot be converted: {other.reason}")
         if (rule is not None and rule.chains) or conditions(plan, other):
             dense[other.name] = other.reason
+        elif rule is None and _is_selected(other, include, exclude):
+            dense[other.name] = _NO_RULE
     for place, reason in _torn_ties(model, converted).items():
         rule, _ = converted.pop(place)
         if rule.is_exact:
@@ -164,12 +167,23 @@ def conditions(plan: Plan, layer: Place | Obstacle) -> list[Surroundings]:
 
 
 def _matches(rule: Rule, layer: Place | Obstacle) -> bool:
-    names = layer.names if isinstance(layer, Place) else (layer.name,)
-    return any(rule.matches(name, layer.in_features, layer.out_features) for name in names)
+    return any(
+        rule.matches(name, layer.in_features, layer.out_features) for name in _names_of(layer)
+    )
 
 
-def _any(place: Place, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in place.names for pattern in patterns)
+def _is_selected(
+    layer: Place | Obstacle, include: Collection[str], exclude: Collection[str]
+) -> bool:
+    return (not include or _any(layer, include)) and not _any(layer, exclude)
+
+
+def _any(layer: Place | Obstacle, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in _names_of(layer) for pattern in patterns)
+
+
+def _names_of(layer: Place | Obstacle) -> tuple[str, ...]:
+    return layer.names if isinstance(layer, Place) else (layer.name,)
 
 
 def _check_all_match(plan: Plan, places: list[Place], obstacles: list[Obstacle]) -> None:

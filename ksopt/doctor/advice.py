@@ -13,6 +13,7 @@ from typing import Literal
 from ksopt import settings
 from ksopt.doctor.machine import Device, Facts, examine
 from ksopt.report import tables
+from ksopt.system.plurals import counted
 
 _REQUIRED = ("torch", "optuna", "pandas", "rich")
 _OLDEST_TORCH = (2, 11)
@@ -109,15 +110,11 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
     ]
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def _device(device: Device, facts: Facts) -> str:
     if device.capability is None:
-        used = _counted(facts.torch_threads, "thread") if facts.torch_threads else ""
+        used = counted(facts.torch_threads, "thread") if facts.torch_threads else ""
         threads = f", torch uses {used}" if used else ""
-        return f"{device.name}, {_counted(facts.cpus, 'CPU')}{threads}"
+        return f"{device.name}, {counted(facts.cpus, 'CPU')}{threads}"
     major, minor = device.capability
     return f"{device.name}, compute capability {major}.{minor}, {device.memory_gib} GiB"
 

@@ -198,6 +198,8 @@ def _reasons(
     reasons |= dict.fromkeys(uncalled, "the inputs do not reach it as a layer")
     sizes = {place.name: Dims(place.in_features, place.out_features) for place in find(model)[0]}
     for name in planned_dense:
+        if name in reasons:
+            continue
         layer = result.of(sizes[name])
         answers = () if layer is None else layer.recommendations
         unmet = result.unmet.get(sizes[name], "nothing was measured")

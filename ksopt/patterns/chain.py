@@ -98,15 +98,17 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
             2
             >>> Chain.parse("(1,768,192,2)*(6,64,64)")
             Traceback (most recent call last):
-            ksopt.errors.InvalidInputError: Chain.parse('(1,768,192,2)*(6,64,64)'): '(6,64,64)' is \
-not a pattern: write (a,b,c,d) with four integers, such as (1,768,192,2)
+            ksopt.errors.InvalidInputError: '(1,768,192,2)*(6,64,64)' is not a chain: '(6,64,64)' \
+is not a pattern: write (a,b,c,d) with four integers, such as (1,768,192,2)
         """
         if not isinstance(text, str):
             raise InvalidInputError(f"Chain.parse({text!r}): give a text, such as (1,768,192,2)")
         try:
             patterns = tuple(Pattern.parse(piece) for piece in text.split("*"))
         except InvalidInputError as error:
-            raise InvalidInputError(f"Chain.parse({text!r}): {error}") from None
+            if "*" not in text:
+                raise
+            raise InvalidInputError(f"{text!r} is not a chain: {error}") from None
         return cls(patterns)
 
     def __str__(self) -> str:

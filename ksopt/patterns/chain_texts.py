@@ -59,17 +59,23 @@ def chain_of(text: str, in_features: int, out_features: int) -> Chain:
     if (number is None) == (name in _NUMBERED):
         hint = f"give its {_NUMBERED[name]}: {name}:64" if name in _NUMBERED else "leave it out"
         raise InvalidInputError(f"{text!r}: {hint}")
+    sizes = [in_features, out_features]
+    if name not in ("dense", "monarch", "low_rank"):
+        if in_features != out_features:
+            raise InvalidInputError(
+                f"{text!r}: {name} is for square layers, and this one has "
+                f"in_features={in_features} and out_features={out_features}"
+            )
+        sizes = [in_features]
     chain: Chain
-    if name in ("dense", "monarch", "low_rank"):
-        numbers = [in_features, out_features, *([] if number is None else [number])]
-        chain = getattr(Chain, name)(*numbers)
-    elif in_features != out_features:
+    try:
+        chain = getattr(Chain, name)(*sizes, *([] if number is None else [number]))
+    except InvalidInputError as error:
+        _, _, reason = str(error).partition(": ")  # before it is the call, in Python
         raise InvalidInputError(
-            f"{text!r}: {name} is for square layers, and this one has in_features={in_features} "
-            f"and out_features={out_features}"
-        )
-    else:
-        chain = getattr(Chain, name)(in_features, *([] if number is None else [number]))
+            f"{text!r} is no chain for in_features={in_features} and "
+            f"out_features={out_features}: {reason}"
+        ) from None
     return chain
 
 

@@ -83,11 +83,15 @@ class Pattern:
             text: ``(a,b,c,d)``; spaces are allowed around the numbers and the parentheses.
 
         Raises:
-            InvalidInputError: The text is not of that form.
+            InvalidInputError: The text is not of that form, or a size is less than 1.
 
         Example:
             >>> Pattern.parse(" (1, 768, 192, 2)")
             Pattern(a=1, b=768, c=192, d=2)
+            >>> Pattern.parse("(1,0,4,2)")
+            Traceback (most recent call last):
+            ksopt.errors.InvalidInputError: '(1,0,4,2)' is not a pattern: b must be at least 1, \
+got 0
         """
         match = _PATTERN_TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
@@ -95,7 +99,9 @@ class Pattern:
                 f"{text!r} is not a pattern: write (a,b,c,d) with four integers, "
                 "such as (1,768,192,2)"
             )
-        return cls(*map(int, match.groups()))
+        what = f"{text.strip()!r} is not a pattern"
+        sizes = zip("abcd", map(int, match.groups()), strict=True)
+        return cls(*(checked_int(size, name, what) for name, size in sizes))
 
     def __str__(self) -> str:
         return f"({self.a},{self.b},{self.c},{self.d})"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.validate import checked_int
+from ksopt.system.plurals import counted
 
 _DIMS = re.compile(r"\s*([0-9]+)\s*[xX×]\s*([0-9]+)\s*")
 _MOST_DIGITS = 9
@@ -112,11 +113,12 @@ weights: give at most 100%
             raise InvalidInputError(f"budget {text!r} allows no weights: give more than 0")
         if count > dense:
             raise InvalidInputError(
-                f"budget {text!r} is more than the dense layer's {dense:,} weights: "
+                f"budget {text!r} is more than the dense layer's {counted(dense, 'weight')}: "
                 "give at most 100%"
             )
         if count < 1:
             raise InvalidInputError(
-                f"budget {text!r} of the dense layer's {dense:,} weights is less than one weight"
+                f"budget {text!r} of the dense layer's {counted(dense, 'weight')} is less "
+                "than one weight"
             )
         return cls(text.strip(), count)

@@ -7,6 +7,7 @@ from ksopt.search.plan import Effect, choice, effect_of
 from ksopt.search.recommend import least_speedup
 from ksopt.search.report import phrases
 from ksopt.search.results import LayerResult, Recommendation, SearchResult, Verdict
+from ksopt.system.plurals import counted
 
 
 def lead(result: SearchResult) -> list[str]:
@@ -105,14 +106,14 @@ def effect_sentences(result: SearchResult) -> list[str]:
         return [f"Keep the dense layers of {layers.source}: {_why_dense(result, effect)}."]
     share = phrases.percent(effect.parameters / effect.dense_parameters)
     sentences = [
-        f"With the plan {effect.converted} of the {layers.count} linear layers of {layers.source} "
-        "become chains.",
+        f"With the plan {effect.converted} of the {counted(layers.count, 'linear layer')} of "
+        f"{layers.source} {'becomes a chain' if effect.converted == 1 else 'become chains'}.",
         f"{effect.dense_parameters:,} weights become {effect.parameters:,} ({share}).",
     ]
     if effect.ratio is not None:
-        rows = result.request.batch
+        rows = phrases.rows(result.request)
         sentences += [
-            f"Their latencies, measured layer by layer on {rows} rows, add up to "
+            f"Their latencies, measured layer by layer on {rows}, add up to "
             f"{phrases.microseconds(effect.latency_us)} in place of "
             f"{phrases.microseconds(effect.dense_us)}.",
             f"Predicted, the linear layers are {phrases.times(effect.ratio)} the dense ones.",
@@ -166,10 +167,9 @@ def _whole_sentences(result: SearchResult) -> list[str]:
     rows = sorted(set(whole.rows.values()))
     if not rows:
         return [text]
-    seen = f"{rows[0]:,}" if len(rows) == 1 else f"{rows[0]:,} to {rows[-1]:,}"
-    return [
-        f"{text} Its layers saw {seen} rows; the search measured them on {result.request.batch:,}."
-    ]
+    seen = f"{rows[0]:,} to " if len(rows) > 1 else ""
+    seen += counted(rows[-1], "row")
+    return [f"{text} Its layers saw {seen}; the search measured them on {result.request.batch:,}."]
 
 
 def _doubtful(result: SearchResult, effect: Effect) -> list[str]:

@@ -18,6 +18,7 @@ from ksopt.search.report.plots import beyond, figure, latency_plot
 from ksopt.search.report.reported_latency import ReportedLatencies
 from ksopt.search.request import SearchRequest
 from ksopt.search.results import Finalist, LayerResult, Recommendation, SearchResult, Verdict
+from ksopt.system.plurals import counted
 
 
 def of_layer(layer: LayerResult) -> Section:
@@ -65,7 +66,7 @@ def _marks(layer: LayerResult) -> str:
         text += "scaled to its dense time."
     pruned = sum(trial.state == "pruned" for trial in layer.trials)
     if pruned:
-        text += f" {phrases.chains(pruned)} given up early {'is' if pruned == 1 else 'are'} not "
+        text += f" {counted(pruned, 'chain')} given up early {'is' if pruned == 1 else 'are'} not "
         text += "drawn."
     return text
 
@@ -84,7 +85,7 @@ def _lead(layer: LayerResult) -> list[str]:
     dense = layer.size.dense_parameters
     least, most = (phrases.percent(n / dense) for n in (answer.least, answer.budget.parameters))
     why = (
-        f"Of {phrases.chains(tried)} measured on this device{to_the_end}, it is the fastest with "
+        f"Of {counted(tried, 'chain')} measured on this device{to_the_end}, it is the fastest with "
         f"{least} to {most} of the dense layer's weights."
     )
     is_settled = not _doubt(layer, answer.chosen)

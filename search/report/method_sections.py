@@ -18,6 +18,7 @@ from ksopt.search.report.plots import beyond, figure, scatter
 from ksopt.search.report.sections import section
 from ksopt.search.results import LayerResult
 from ksopt.search.samplers import factor_times
+from ksopt.system.plurals import counted
 
 
 @section(order=80)
@@ -56,7 +57,7 @@ def predictions(result: LayerResult) -> Iterator[Section]:
 def method(result: LayerResult) -> Section:
     """The method of measurement."""
     request, space, roof = result.request, result.space, result.roofline
-    count = f"{'' if space.exact else 'More than '}{phrases.chains(space.count)}"
+    count = f"{'' if space.exact else 'More than '}{counted(space.count, 'chain')}"
     are = "is" if space.count == 1 and space.exact else "are"
     sample = "all that use" if space.complete else "a seeded sample of those that use"
     used = phrases.percent(request.min_use)
@@ -65,20 +66,21 @@ def method(result: LayerResult) -> Section:
         what = f"Each chain, {request.siblings} times on one input,"
     behind = in_words(request.epilogue)
     after = f"It is followed by {behind}." if behind else "It has no bias."
+    pruned = sum(trial.state == "pruned" for trial in result.trials)
     paragraphs = [
-        f"{what} was timed on random input of {request.batch} rows: {request.dtype}, "
-        f"{request.layout}. {after} It took turns with the dense layer. Caches were overwritten "
-        "before each repeat, and the median of all repeats counts. Its result was first checked "
-        "against float64. A wrong one gets no time.",
-        f"{count} of at most {request.max_factors} factors {are} within the largest budget. "
-        f"{_limits(request)} {space.candidates:,} were candidates: {sample} at least "
+        f"{what} was timed on random input of {phrases.rows(request)}: "
+        f"{request.dtype}, {request.layout}. {after} It took turns with the dense layer. Caches "
+        "were overwritten before each repeat, and the median of all repeats counts. Its result was "
+        "first checked against float64. A wrong one gets no time.",
+        f"{count} of at most {counted(request.max_factors, 'factor')} {are} within the largest "
+        f"budget. {_limits(request)} {space.candidates:,} were candidates: {sample} at least "
         f"{used} of a budget. Without that rule the smallest chain would be nearly every budget's "
         "answer.",
         f"Sampler: {result.sampler}. Before it come the paper's families, the largest rho and the "
         "lowest roofline floor. On a GPU the picks of the kernels' cost model come too."
-        f"{_estimated(result)} Of {len(result.trials)} trials, "
+        f"{_estimated(result)} Of {counted(len(result.trials), 'trial')}, "
         f"{sum(t.state == 'failed' for t in result.trials)} failed, and "
-        f"{sum(t.state == 'pruned' for t in result.trials)} were given up early. "
+        f"{pruned} {'was' if pruned == 1 else 'were'} given up early. "
         f"This run took {result.seconds:.0f} s.{_held(result)}",
         f"Roofline: {roof.bandwidth / 1e9:,.0f} GB/s (a copy of {roof.copy_bytes / 2**20:,.0f} MiB "
         f"read and written), {phrases.rate(roof.rate)} ({roof.rate_from}, side "
@@ -159,7 +161,7 @@ def _held(result: LayerResult) -> str:
         return ""
     final = result.final_seconds
     after = "" if final is None else f", the final for {final:.0f} s"
-    return f" Its {len(mine)} trials held the device for {sum(mine):.0f} s{after}."
+    return f" Its {counted(len(mine), 'trial')} held the device for {sum(mine):.0f} s{after}."
 
 
 def _estimated(result: LayerResult) -> str:

@@ -11,6 +11,7 @@ from ksopt.patterns.surroundings import in_words
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.request import SearchRequest
 from ksopt.search.results import ChainFacts
+from ksopt.system.plurals import counted
 
 _TRAINING = (
     "All times are of a training step: the product, and the gradients of its input and weights."
@@ -49,14 +50,10 @@ def microseconds(value: float) -> str:
     return f"{value:,.2f} us" if value < 10 else f"{value:,.{1 if value < 100 else 0}f} us"
 
 
-def chains(count: int) -> str:
-    """A number of chains.
-
-    Example:
-        >>> chains(1), chains(1234)
-        ('1 chain', '1,234 chains')
-    """
-    return f"{count:,} chain{'' if count == 1 else 's'}"
+def rows(request: LayerRequest | SearchRequest) -> str:
+    """The rows of the input, once a search has set their number."""
+    assert request.batch is not None
+    return counted(request.batch, "row")
 
 
 def millijoules(value: float) -> str:
@@ -148,4 +145,4 @@ def replayed(device: DeviceRecord) -> str:
 
 def weights(facts: ChainFacts) -> str:
     """A chain's weights and their share of the dense layer's."""
-    return f"{facts.nnz:,} weights, {percent(facts.share)} of the dense layer's"
+    return f"{counted(facts.nnz, 'weight')}, {percent(facts.share)} of the dense layer's"

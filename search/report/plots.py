@@ -17,6 +17,7 @@ from ksopt.search.report import phrases
 from ksopt.search.report.axes import Axes, Box, Scale, beside
 from ksopt.search.report.reported_latency import ReportedLatencies
 from ksopt.search.results import Finalist, LayerResult, Recommendation, TrialRecord
+from ksopt.system.plurals import counted
 
 WIDE, NARROW = (800, 376), (360, 340)
 _SHOWN_TIMES_DENSE = 4.0
@@ -71,7 +72,7 @@ def latency_plot(
     taken = [axes.dense_box(dense_us, dense), *axes.step_boxes(front)]
     parts += _marks(result, measured, axes, place, named=named, taken=taken)
     label = (
-        f"Latency against weights of {len(measured)} chains; the dense layer takes "
+        f"Latency against weights of {counted(len(measured), 'chain')}; the dense layer takes "
         f"{phrases.microseconds(dense_us)}"
     )
     return svg.svg(parts, width, height, label)
@@ -169,7 +170,7 @@ def metric_plot(result: LayerResult, metric: Metric, width: int, height: int) ->
     front = pareto_front(admitted(reported, result.request), (against, metric))
     parts += axes.steps(map(place, front))
     parts += _marks(result, trials, axes, place, metric)
-    label = f"{metric.title.capitalize()} against {against.axis} of {len(trials)} chains"
+    label = f"{metric.title.capitalize()} against {against.axis} of {counted(len(trials), 'chain')}"
     return svg.svg(parts, width, height, label)
 
 
@@ -203,7 +204,7 @@ def scatter(result: LayerResult, predictor: Predictor, width: int, height: int) 
         else:
             parts.append(_mark(trial, x, y))
     parts += svg.hover(tips, width, height)
-    label = f"Measured latency against {predictor.name} of {len(points)} chains"
+    label = f"Measured latency against {predictor.name} of {counted(len(points), 'chain')}"
     return svg.svg(parts, width, height, label)
 
 

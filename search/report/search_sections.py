@@ -33,9 +33,10 @@ def answer(result: SearchResult) -> Section:
 def every_size(result: SearchResult) -> Section:
     """The answer of each size and budget."""
     text = (
-        f"Each size was measured by itself, on random input of {result.request.batch} rows of "
-        f"{result.request.dtype}. It took turns with its dense layer. A budget that is a share is "
-        "of that size's own dense weights. The plan takes the largest budget with a chain worth "
+        f"Each size was measured by itself, on random input of "
+        f"{phrases.rows(result.request)} of {result.request.dtype}. It took turns with "
+        "its dense layer. A budget that is a share is of that size's own dense "
+        "weights. The plan takes the largest budget with a chain worth "
         f"using, at least {least_speedup(result.request):g} times as fast as dense. Where there is "
         "none, the layers stay dense"
     )
@@ -57,10 +58,10 @@ def plan(result: SearchResult) -> Iterator[Section]:
     texts = [f"{layers.sentence}. {layers.note}".strip()]
     texts.append(
         "Latencies are those of one layer, with cold caches. Every layer counts as if it saw "
-        f"{result.request.batch} rows and ran once in a pass. Their sum is a prediction for "
-        "the linear layers alone. Attention, normalisation, activations, biases and what a "
-        "compiler makes of it are not in it. A layer that sees fewer rows, such as a head on one "
-        "token, weighs less than here."
+        f"{phrases.rows(result.request)} and ran once in a pass. Their sum is a "
+        "prediction for the linear layers alone. Attention, normalisation, activations, biases and "
+        "what a compiler makes of it are not in it. A layer that sees fewer rows, such as a head "
+        "on one token, weighs less than here."
     )
     if result.whole is None and "measure-model" not in result.request.model_options:
         texts.append(

@@ -25,8 +25,8 @@ def other_structures(result: LayerResult) -> Section:
         "final were timed in turns with each other and the dense layer, the others in a trial, in "
         "turns with the dense layer alone. Weights are what the budget counts, bias not counted: "
         "2:4 counts the positions of its values, and FP8 counts its bytes, as numbers of 16 bit. "
-        f"Operations are those of a product of {request.batch:,} rows. The fastest is not the "
-        "most accurate: a structure with few weights cannot express every matrix."
+        f"Operations are those of a product of {phrases.rows(request)}. The fastest is not "
+        "the most accurate: a structure with few weights cannot express every matrix."
     ]
     if request.weights is None:
         texts.append("With --weights each has the error of its fit to trained weights, too.")

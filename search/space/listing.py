@@ -16,6 +16,7 @@ from ksopt.report.tables import Table
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.report import phrases
 from ksopt.search.space.enumerate import Factors, TooManyError, Walk
+from ksopt.system.plurals import counted
 from ksopt.system.suggest import nearest
 
 SCHEMA = "ksopt.space/1"
@@ -77,8 +78,9 @@ class Listing:
         request = self.request
         more = "" if self.exact else "more than "
         text = (
-            f"{phrases.layer(request.size)}: {more}{phrases.chains(self.total)} of at most "
-            f"{request.max_factors} factors, {self.budget.parameters:,} weights "
+            f"{phrases.layer(request.size)}: {more}{counted(self.total, 'chain')} of at most "
+            f"{counted(request.max_factors, 'factor')}, "
+            f"{counted(self.budget.parameters, 'weight')} "
             f"({self.budget.text}) and rank bound {request.rank} or more"
         )
         parts = [

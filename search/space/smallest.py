@@ -14,6 +14,7 @@ from ksopt.search.space.block_sizes import ANY_SIZE
 from ksopt.search.space.constraints import NONE, Constraints
 from ksopt.search.space.enumerate import TooManyError, Walk
 from ksopt.search.space.families import obstacle
+from ksopt.system.plurals import counted
 
 # Choices for each number of factors: about ten seconds for the answer, one for each remedy.
 _MOST_VISITS = 1_000_000
@@ -53,7 +54,7 @@ def no_chain(request: LayerRequest) -> str:
     constraints, size = request.constraints, request.size
     best, certain = smallest(size, request.rank, request.max_factors, constraints)
     steps = " or ".join(step.text for step in request.steps)
-    limits = f"of at most {request.max_factors} factors and rank bound {request.rank}"
+    limits = f"of at most {counted(request.max_factors, 'factor')} and rank bound {request.rank}"
     limits = ", ".join([limits, *constraints.words])
     if best is None:
         # There may be a chain that the walk did not reach.
@@ -76,7 +77,7 @@ def no_chain(request: LayerRequest) -> str:
     comma = "," if constraints.words else ""
     text = (
         f"budget {steps}: no chain {limits}{comma} has so few weights for dims {size}; {works} "
-        f"{best.nnz:,} weights ({_share(best, size)}), the chain {best}. "
+        f"{counted(best.nnz, 'weight')} ({_share(best, size)}), the chain {best}. "
     )
     remedies = "" if constraints == NONE else _remedies(request, request.steps[-1].parameters)
     return text + (remedies or "A smaller min_rank allows smaller chains")
@@ -95,7 +96,7 @@ def _remedies(request: LayerRequest, most: int) -> str:
         )
         if chain is not None and chain.nnz <= most:
             ways.append(
-                f"{change} there is {chain} with {chain.nnz:,} weights "
+                f"{change} there is {chain} with {counted(chain.nnz, 'weight')} "
                 f"({_share(chain, request.size)})"
             )
     text = "; ".join(ways)

@@ -20,6 +20,7 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.space.enumerate import Factors, TooManyError, Walk
 from ksopt.search.space.named_families import families
 from ksopt.search.space.smallest import no_chain
+from ksopt.system.plurals import counted
 
 # Maximal candidates for each number of factors and step: far more than a study measures. The
 # fastest chains usually have two factors, and a GPU's search can estimate all of those.
@@ -187,7 +188,8 @@ def _offer_structure(
     if admitted:
         least = min(one.nnz for one in admitted)
         share = 100 * least / size.dense_parameters
-        return 0, f"its smallest operator counts {least:,} weights, {share:.4g}% of the dense ones"
+        counts = f"its smallest operator counts {counted(least, 'weight')}"
+        return 0, f"{counts}, {share:.4g}% of the dense ones"
     if running:
         return 0, f"it has no operator of rank {request.min_rank} or more"
     return 0, next(iter(refusals.values()), f"it has no operator for a {size} layer")

@@ -84,6 +84,71 @@ def test_nothing_near_is_no_suggestion(capsys: pytest.CaptureFixture[str]) -> No
     assert "did you mean" not in refused(capsys, "search", "8x8", "--dtype", "xyz")
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("show", "monarch"), "'monarch' is not a pattern: write (a,b,c,d) with four integers"),
+        (("show", "(1,0,4,2)"), "'(1,0,4,2)' is not a pattern: b must be at least 1, got 0"),
+        (("show", "(1,2,2,1)*x"), "'(1,2,2,1)*x' is not a chain: 'x' is not a pattern"),
+        (("show", "(1,2,3,4)*(2,3,4,1)"), "(1,2,3,4)*(2,3,4,1) is not a chain: factor 1"),
+        (("explain-kernel", "monarch"), "'monarch' is not a pattern"),
+        (("explain-kernel", "(0,4,4,2)"), "'(0,4,4,2)' is not a pattern: a must be at least 1"),
+        (("tune", "--pattern", "(0,1,1,1)"), "'(0,1,1,1)' is not a pattern: a must be"),
+        (("tune", "--chain", "monarch"), "'monarch' is not a pattern"),
+        (("bench", "kernels", "--chain", "(1,1,1,0)"), "'(1,1,1,0)' is not a pattern: d must be"),
+        (("bench", "kernels", "--patterns", "x"), "--patterns 'x': it must be paper, sample:N"),
+        (
+            ("bench", "kernels", "--patterns", "sample:0"),
+            "--patterns 'sample:0': N of sample:N must be a whole number from 1 to 627",
+        ),
+        (("bench", "kernels", "--patterns", "sample:628"), "--patterns 'sample:628': N of"),
+        (("bench", "kernels", "--patterns", "sample:\u00b2"), "--patterns 'sample:\u00b2': N of"),
+        (("bench", "kernels", "--patterns", "random:\u00b2"), "--patterns 'random:\u00b2': N of"),
+        (
+            ("bench", "kernels", "--patterns", "paper", "--inductor-sample", "-1"),
+            "bench: --inductor-sample must be at least 0, got -1",
+        ),
+        (("bench", "kernels", "--timeout", "0"), "--timeout 0: it must be above 0 seconds"),
+        (("bench", "models", "--timeout", "0"), "--timeout 0: it must be above 0 seconds"),
+        (("bench", "paper", "--minutes", "0"), "--minutes 0: it must be above 0"),
+        (("bench", "models", "--chain", "x", "--small"), "--chain x: 'x' is not a pattern"),
+    ],
+)
+def test_an_error_begins_with_what_was_typed(
+    words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = ("--device", "cpu") if words[0] in ("tune", "bench") else ()
+    message = refused(capsys, *words, *device)
+    assert message.startswith(f"ksopt: {expected}")
+    assert len(message.splitlines()) == 1
+
+
+def test_a_count_of_one_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "(1,1,1,1)"]) == 0
+    printed = capsys.readouterr().out
+    assert "out_features=1: 1 weight, 100% of the dense layer's 1." in printed
+    assert "1 weights" not in printed
+    assert main(["space", "1x1", "--factors", "1", "--budget", "100%"]) == 0
+    assert "1 chain of at most 1 factor, 1 weight (100%)" in capsys.readouterr().out
+    assert "the dense layer's 1 weight: give at most 100%" in refused(
+        capsys, "space", "1x1", "--budget", "2"
+    )
+    assert main(["explain-kernel", "(1,4,4,2)", "--batch", "1", "--gpu", "A100"]) == 0
+    assert ", 1 row\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_report_of_one_trial_and_one_row_is_singular(tmp_path: Path) -> None:
+    words = ["search", "1x1", "--batch", "1", "--device", "cpu", "--trials", "1"]
+    words += ["--budget", "100%", "--factors", "1", "--out", str(tmp_path / "r")]
+    assert main(words) == 0
+    report = (tmp_path / "r" / "report.md").read_text(encoding="utf-8")
+    assert "(1 weight)" in report
+    assert "random input of 1 row:" in report
+    plural = r"\b1 (weights|chains|trials|rows|factors|layers|finalists|repeats)\b"
+    assert re.findall(f"(?<![.,]){plural}", report) == []
+
+
 def headings(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     with pytest.raises(SystemExit):
         main([*words, "--help"])

@@ -62,7 +62,9 @@ def test_a_model_that_stays_dense_is_reported(
     ksopt.Plan.of({"32x8": None}).write("plan.json")
     assert main((*WORDS[:-2], "--dry-run")) == 0
     assert capsys.readouterr().out == (
-        "left dense (the plan keeps it dense): blocks.0.down, blocks.1.down\n"
+        "5 layers left dense (no rule of the plan matches it): "
+        "blocks.0.qkv, blocks.0.up, blocks.1.qkv, blocks.1.up, head\n"
+        "2 layers left dense (the plan keeps it dense): blocks.0.down, blocks.1.down\n"
         "0 layers would be converted.\n"
     )
 
@@ -84,7 +86,43 @@ def test_the_rules_of_several_plans_follow_each_other(
     printed = json.loads(capsys.readouterr().out)
     names = [layer["name"] for layer in printed["layers"]]
     assert names == ["blocks.0.up", "blocks.1.up", "blocks.1.down"]
-    assert printed["dense"] == {"blocks.0.down": "the plan keeps it dense"}
+    unmatched = dict.fromkeys(
+        ["blocks.0.qkv", "blocks.1.qkv", "head"], "no rule of the plan matches it"
+    )
+    assert printed["dense"] == {"blocks.0.down": "the plan keeps it dense"} | unmatched
+
+
+def test_layers_that_no_rule_matches_are_listed(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "(no rule of the plan matches it)"
+    assert main((*WORDS, "--exclude", "head")) == 0
+    printed = capsys.readouterr().out
+    assert f"3 layers left dense {reason}: blocks.0.qkv, blocks.1.qkv, blocks.1.up\n" in printed
+    config = json.loads((place / "out" / "config.json").read_text())
+    assert set(config["dense"]) == {"blocks.0.qkv", "blocks.1.qkv", "blocks.1.up"}
+    assert "no rule of the plan matches it" in (place / "out" / "report.md").read_text()
+    words = (*WORDS[:-2], "--dry-run")
+    assert main((*words, "--include", "blocks.1.*", "--exclude", "*.qkv")) == 0
+    assert f"1 layer left dense {reason}: blocks.1.up\n" in capsys.readouterr().out
+
+
+def test_a_long_list_of_dense_layers_is_cut(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "deep.py").write_text(
+        "from torch import nn\n\n\n"
+        "def build():\n    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))\n"
+    )
+    ksopt.Plan.of({"0": "(1,8,8,1)"}).write("plan.json")
+    words = ("convert", "--model", "deep:build", "--plan", "plan.json", "--dry-run")
+    assert main(words) == 0
+    assert capsys.readouterr().out.endswith(
+        "11 layers left dense (no rule of the plan matches it): 1, 2, 3, 4, 5, 6, 7, 8, ... and 3 "
+        "more\n1 layer would be converted.\n"
+    )
+    assert main((*words, "--json")) == 0
+    assert len(json.loads(capsys.readouterr().out)["dense"]) == 11
 
 
 def conditional_plan() -> None:
@@ -102,7 +140,7 @@ def test_inputs_show_where_a_condition_is_true(
     words = ["convert", "--model", "usersmodel:tiny", "--plan", "conditional.json"]
     assert main([*words, "--dry-run"]) == 0
     without = capsys.readouterr().out
-    assert "left dense (the plan has chains for such layers only where" in without
+    assert "2 layers left dense (the plan has chains for such layers only where" in without
     assert "): blocks.0.up, blocks.1.up\n2 layers would be converted.\n" in without
     assert "--inputs of the command" in without
     words += ["--inputs", "usersmodel:inputs"]

@@ -35,7 +35,17 @@ def test_a_name_is_a_chain_of_the_layer(text: str, size: tuple[int, int], chain:
         ("low_rank", (8, 8), "give its rank"),
         ("dense:3", (8, 8), "leave it out"),
         ("square_dyadic", (8, 16), "for square layers"),
-        ("monarch:3", (8, 8), "it can be 1, 2, 4 or 8"),
+        (
+            "monarch:3",
+            (8, 8),
+            "'monarch:3' is no chain for in_features=8 and out_features=8: p",
+        ),
+        (
+            "low_rank:9",
+            (8, 16),
+            "'low_rank:9' is no chain for in_features=8 and",
+        ),
+        ("square_dyadic", (12, 12), "power of two; the nearest are 8 and 16"),
         ("(1,8", (8, 8), "is not a pattern"),
     ],
 )

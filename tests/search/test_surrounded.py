@@ -306,7 +306,8 @@ def test_a_conversion_applies_a_chain_where_its_condition_is_true() -> None:
     ]
     assert isinstance(model[0].inner[0], KSLinear)
     assert isinstance(model[1].inner[0], KSStacked)
-    assert set(done.dense) == {"0.out", "1.out"}
+    assert set(done.dense) == {"0.out", "0.down", "1.out", "1.down"}
+    assert done.dense["0.down"] == "no rule of the plan matches it"
     assert done.dense["0.out"] == (
         "the plan has chains for such layers only where they are 3 on one input, followed by a "
         "bias; this one is followed by a bias and a residual"
@@ -318,8 +319,9 @@ def test_a_conversion_without_inputs_leaves_them_dense_and_says_why() -> None:
     model = Block(is_fused=False)
     done = ksopt.convert(model, plan_of_siblings())
     assert done.layers == ()
-    assert set(done.dense) == {"inner.0", "inner.1", "inner.2", "out", "up"}
-    for reason in done.dense.values():
+    assert set(done.dense) == {"inner.0", "inner.1", "inner.2", "out", "up", "down"}
+    for name in done.dense.keys() - {"down"}:
+        reason = done.dense[name]
         assert "not known without inputs of the model (example_inputs of" in reason
 
 

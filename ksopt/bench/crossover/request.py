@@ -16,6 +16,7 @@ from ksopt.measure import device as devices
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.validate import checked_int
 from ksopt.system import limits, option_fields
+from ksopt.system.plurals import counted
 from ksopt.system.suggest import known_words
 
 PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
@@ -60,7 +61,7 @@ class Site:
     rows: int
 
     def __str__(self) -> str:
-        return f"{self.plane}, width {self.width:,}, {self.rows:,} rows"
+        return f"{self.plane}, width {self.width:,}, {counted(self.rows, 'row')}"
 
 
 @dataclass(frozen=True)

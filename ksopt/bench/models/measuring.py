@@ -43,6 +43,7 @@ from ksopt.kernels.cuda_graph_weights import prepared_weights
 from ksopt.measure.cuda_graphs import Replay
 from ksopt.measure.timed_call import TimedCall
 from ksopt.measure.timing import Measurement, measure
+from ksopt.system.plurals import counted
 
 _LEARNING_RATE = 1e-6  # a step changes the weights, as in training, and the loss hardly
 # The first call compiles, the second records a CUDA graph, the third replays it.
@@ -333,7 +334,7 @@ def _missing(report: Report, chains: int | None) -> list[str]:
     faults = list(report.notes)
     done = report.count(Verdict.LOWERED) + report.count(Verdict.NOT_LOWERED)
     if chains is not None and done != chains:
-        faults.append(f"{done} sites for {chains} Kronecker-sparse chains")
+        faults.append(f"{counted(done, 'site')} for {counted(chains, 'Kronecker-sparse chain')}")
     faults += [
         f"{site.place} is not recognised: {site.reason}"
         for site in report.sites

@@ -225,7 +225,7 @@ def test_a_missed_site_is_a_fault():
     missed = Site("n", Place("author.py", 3), "bmm", Verdict.NOT_RECOGNISED, "At node n: no.")
     lowered = Site("m", Place(), "bmm", Verdict.LOWERED, "")
     assert measuring._missing(Report([lowered, missed], graphs=1), 2) == [
-        "1 sites for 2 Kronecker-sparse chains",
+        "1 site for 2 Kronecker-sparse chains",
         "author.py:3 is not recognised: At node n: no.",
     ]
     assert measuring._missing(Report([lowered], graphs=1), 1) == []
