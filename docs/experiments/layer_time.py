@@ -3,11 +3,13 @@
     python docs/experiments/layer_time.py            # one layer with its bias; q, k, v of one input
     python docs/experiments/layer_time.py --features 4096   # of those, layers of so many features
     python docs/experiments/layer_time.py --features 1024 --rows 16 256     # of so many rows
+    python docs/experiments/layer_time.py --graphs --features 1024 4096 --rows 1 16 256
     python docs/experiments/layer_time.py --siblings        # of those, q, k, v
     python docs/experiments/layer_time.py --mlps     # two layers, GELU between, residual; compiled
     python docs/experiments/layer_time.py --wide     # 4,096 rows of wider ones, and of SwiGLU
     python docs/experiments/layer_time.py --gates    # silu(a(x)) * b(x), one launch and others
 
+With `--graphs` layers run in CUDA graphs, each call with other weights, which memory is read for.
 With `--max-autotune` layers are compared with dense ones by that mode, too: half a minute each.
 
 The L2 cache is emptied before each sample; ways take turns, medians of 30. Kernels are chosen by
@@ -32,7 +34,7 @@ from ksopt.kernels import plan_autotuner, planner
 from ksopt.kernels.by_layers import ByLayers
 from ksopt.kernels.operands import random_operands
 from ksopt.kernels.problem import Epilogue, Problem, SecondLayer
-from ksopt.measure import timing
+from ksopt.measure import cuda_graphs, timing
 from ksopt.measure.interleaved import BUDGET_S
 from ksopt.patterns.chain import Chain
 
@@ -260,6 +262,39 @@ def time_layers(autotunes: bool, features: Sequence[int], numbers_of_rows: Seque
         )
 
 
+def time_in_graphs(
+    autotunes: bool, features: Sequence[int], numbers_of_rows: Sequence[int]
+) -> None:
+    """Print a line for each layer as `time_layers` does, of calls in CUDA graphs."""
+    device = torch.device("cuda")
+    chosen = [layer for layer in LAYERS if not features or layer[0] in features]
+    for (n, m, text), rows in itertools.product(chosen, numbers_of_rows):
+        x = torch.randn(rows, n, device=device, dtype=torch.bfloat16)
+        of_dense, of_chain = (
+            cuda_graphs.copies(2 * weights, device) for weights in (n * m, Chain.parse(text).nnz)
+        )
+        dense = [nn.Linear(n, m).cuda().bfloat16() for _ in range(of_dense)]
+        ways: dict[str, list[Callable[[Tensor], object]]] = {"dense": [*dense]}
+        if autotunes:
+            tuned = torch.compile(
+                functional.linear, dynamic=False, mode="max-autotune-no-cudagraphs"
+            )
+            ways["max-autotune"] = [
+                partial(tuned, weight=one.weight, bias=one.bias) for one in dense
+            ]
+        ways["KSLinear"] = [ksopt.KSLinear(n, m, text).cuda().bfloat16() for _ in range(of_chain)]
+        with torch.inference_mode(), ksopt.prepared_weights():
+            graphs = [cuda_graphs.Replay(calls, x) for calls in ways.values()]
+            times = medians_us(graphs)
+        us = {name: time / len(ways[name]) for name, time in zip(ways, times, strict=True)}
+        *of_rivals, ours = us.values()
+        listed = ", ".join(f"{name} {time:.2f} us" for name, time in us.items())
+        print(
+            f"{n} -> {m} {text}, {rows} rows: {listed}; share {ours / min(of_rivals):.2f}",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Read the arguments, and measure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -270,12 +305,16 @@ def main() -> None:
     kinds.add_argument("--siblings", action="store_true", help="q, k, v alone")
     kinds.add_argument("--features", type=int, nargs="+", default=[], help="layers of these alone")
     parser.add_argument("--rows", type=int, nargs="+", default=[ROWS], help=f"of layers ({ROWS})")
+    parser.add_argument("--graphs", action="store_true", help="layers in CUDA graphs alone")
     parser.add_argument("--max-autotune", action="store_true", help="of dense layers, too")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch._dynamo.config.cache_size_limit = 64
     if arguments.kind is not None:
         arguments.kind()
+        return
+    if arguments.graphs:
+        time_in_graphs(arguments.max_autotune, arguments.features, arguments.rows)
         return
     if not arguments.siblings:
         time_layers(arguments.max_autotune, arguments.features, arguments.rows)

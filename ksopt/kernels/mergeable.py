@@ -22,7 +22,7 @@ from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Chain, Pattern
 
 _DTYPES = ("bfloat16", "float32")
-_MOST_ELEMENTS = 2**24  # of a matrix with zeros: of more no product is predicted to be fast
+_MOST_ELEMENTS = 2**26  # of a matrix with zeros: 128 MiB in 16 bit
 
 
 @functools.lru_cache(maxsize=1024)

@@ -109,7 +109,7 @@ def test_the_factor_is_the_product_rounded_once(chain, monkeypatch):
         (Problem(WITH_ZEROS, "float16", False), False),
         (Problem(WITH_ZEROS, "float32", False, siblings=2), False),  # one chain's rows are repaired
         (Problem(Chain.parse("(3,1,2,1)*(2,3,2,1)*(2,2,3,1)"), "float32", False), False),
-        (Problem(Chain.parse("(3,2048,2,1)*(2,3,2048,1)"), "float32", False), False),  # too large
+        (Problem(Chain.parse("(3,4096,2,1)*(2,3,4096,1)"), "float32", False), False),  # too large
     ],
     ids=str,
 )
