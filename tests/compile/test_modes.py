@@ -443,7 +443,7 @@ def test_what_is_required_and_missing_fails_with_the_table(compiled_by_eager):
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="nothing is lowered"):
         torch.compile(dense, backend="ksopt", options={"require": "any"})(x)
     double = Blocks().double()
-    message = r"(?s)1 of 1 sites are not lowered.*einsum.*it computes in float64"
+    message = r"(?s)1 of 1 site is not lowered.*einsum.*it computes in float64"
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message):
         torch.compile(double, backend="ksopt", options={"require": "all"})(x.double())
 

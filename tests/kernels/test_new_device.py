@@ -112,7 +112,7 @@ def test_a_type_is_timed_named_and_recorded_by_its_backend(xpu):
     assert (record.type, record.name, record.driver) == ("xpu", "Toy 1", "7.1")
     assert record.memory_gib == 12.5
     assert devices_of("xpu:0", 2) == ["xpu:0", "xpu:1"]
-    with pytest.raises(InvalidInputError, match="from xpu:1 on there are 1 devices"):
+    with pytest.raises(InvalidInputError, match="from xpu:1 on there is 1 device"):
         devices_of("xpu:1", 2)
 
     times = measure({"nothing": lambda: None}, XPU, max_seconds=0.01, cold=False)
