@@ -45,13 +45,17 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turned]:
     device_types._timer.cache_clear()
 
 
-def test_a_known_time_is_measured() -> None:
-    results = measure({"5 ms": sleeper(0.005), "1 ms": sleeper(0.001)}, "cpu", max_seconds=0.3)
+def test_a_known_time_is_measured(turned: Turned) -> None:
+    calls = {"5 ms": turned.taking(5_000), "1 ms": turned.taking(1_000)}
+    results = measure(calls, "cpu", max_seconds=0.3)
     assert list(results) == ["5 ms", "1 ms"]
-    # sleep never returns early; how late depends on what else the machine does
-    assert 5_000 <= results["5 ms"].median_us
-    assert 1_000 <= results["1 ms"].median_us < results["5 ms"].median_us
-    assert compare(results["1 ms"], results["5 ms"]) is not Comparison.SLOWER
+    assert [one.median_us for one in results.values()] == pytest.approx([5_000, 1_000])
+    assert compare(results["1 ms"], results["5 ms"]) is Comparison.FASTER
+
+
+def test_the_clock_is_the_walls() -> None:
+    results = measure({"5 ms": sleeper(0.005)}, "cpu", max_seconds=0.1)
+    assert results["5 ms"].median_us >= 5_000  # sleep never returns early
 
 
 def test_variants_take_turns_and_each_leads() -> None:
