@@ -129,9 +129,12 @@ def _together(
     """
     must_stay = size_bytes is not None
     owners = [weight_cache.owner_of(weight) for weight in weights]
-    detached = [weight.detach() for weight in weights]
+
+    def prepared_anew() -> Tensor:
+        return prepare([weight.detach() for weight in weights])
+
     if not all(map(weight_cache.is_cacheable, weights, owners)):
-        return None if must_stay else prepare(detached)
+        return None if must_stay else prepared_anew()
     first, *others = weights
     parts = tuple(map(Part.of, others, owners[1:]))
     dtype = dtype_name(first.dtype)
@@ -140,7 +143,7 @@ def _together(
     cached = _cached(weights, owners, whole_form)
     if weight_cache.is_recorded(first):
         read = weight_cache.recorded(weights, owners, cached, prepare)
-        return prepare(detached) if read is None and not must_stay else read
+        return prepared_anew() if read is None and not must_stay else read
     if cached is not None:
         result = cached.on_current_stream()
         weight_table.note_prepared(weights, whole_form, number, result, _versions(parts))
@@ -153,7 +156,7 @@ def _together(
         weight_cache.join(owner, owners[0])
 
     def prepared(_: Tensor) -> Tensor:
-        result = prepare(detached)
+        result = prepared_anew()
         if is_sound is not None and not is_sound(result):
             raise _UnsoundError
         result.parts = parts  # type: ignore[attr-defined]

@@ -342,32 +342,6 @@ def test_parts_of_one_chain_are_one_operators_work(operators, count, how):
         torch.testing.assert_close(one, other)
 
 
-def test_the_biases_of_parts_are_joined_once_for_all_calls_until_one_changes(monkeypatch):
-    layer, x = stacked(), torch.randn(5, 8)
-    joined = []
-
-    def seen_cat(tensors, *args, **kwargs):
-        joined.append(tuple(one.shape for one in tensors))
-        return cat(tensors, *args, **kwargs)
-
-    cat = torch.cat
-    expected = side_by_side(layer, x).detach()
-    with torch.inference_mode():
-        layer(x)
-        monkeypatch.setattr(torch, "cat", seen_cat)
-        torch.testing.assert_close(layer(x), expected)
-        assert ((8,),) * 3 not in joined
-    layer.parts[1].bias.data = torch.ones(8)
-    with torch.no_grad():
-        layer.parts[2].bias.add_(1)
-        torch.testing.assert_close(layer(x), side_by_side(layer, x))
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
-    layer(x).sum().backward()
-    optimizer.step()
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x), side_by_side(layer, x))
-
-
 def test_parts_that_are_more_than_a_chain_are_called(operators):
     x = torch.randn(5, 8)
     other_chain = KSStacked([KSLinear(8, 8, "(1,8,8,1)"), KSLinear(8, 8, "(2,4,4,1)")])
