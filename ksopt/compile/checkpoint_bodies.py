@@ -60,17 +60,11 @@ def uses_by_caller(
         inputs_share: see `writes_inputs_that_share`.
     """
 
-    def is_written(node: fx.Node) -> bool:
-        if node not in trace.memory:
-            return False
-        writes = trace.writes.get(trace.memory[node][0], ())
-        return any(at > trace.order[call] for at in writes)
-
     inputs = [node for node in body.nodes if node.op == "placeholder"]
     written = {
         inside
         for inside, outside in zip(inputs, call.args[1:], strict=True)
-        if isinstance(outside, fx.Node) and is_written(outside)
+        if isinstance(outside, fx.Node) and _is_written_behind(call, outside, trace)
     }
     (results,) = next(node for node in body.nodes if node.op == "output").args
     observed = set[fx.Node]()
@@ -80,11 +74,35 @@ def uses_by_caller(
         result = results[user.args[1]]
         if not isinstance(result, fx.Node):
             continue
-        if inputs_share or is_written(user):
+        if inputs_share or _is_written_behind(call, user, trace):
             written.add(result)
         if user in observed_strides:
             observed.add(result)
     return UsesByCaller(frozenset(written), frozenset(observed))
+
+
+def behind_written_calls(gm: fx.GraphModule, trace: Trace) -> set[fx.Node]:
+    """The nodes behind a call of a graph whose operand is written in place behind the call.
+
+    In the backward pass torch computes a checkpoint's results again, if they are saved as they are:
+    from what was written. PyTorch's products save copies of them, where ksopt's save none.
+    """
+    calls = [
+        trace.order[call]
+        for call in bodies_of(gm)
+        if any(
+            isinstance(operand, fx.Node) and _is_written_behind(call, operand, trace)
+            for operand in call.args[1:]
+        )
+    ]
+    return {node for node, at in trace.order.items() if calls and at > min(calls)}
+
+
+def _is_written_behind(call: fx.Node, node: fx.Node, trace: Trace) -> bool:
+    if node not in trace.memory:
+        return False
+    writes = trace.writes.get(trace.memory[node][0], ())
+    return any(at > trace.order[call] for at in writes)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,13 @@ from ksopt.compile.capture.interpreter import CannotRunError, run
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Contraction, Kind, Miss, Root, Trace
-from ksopt.compile.checkpoint_bodies import UsesByCaller, bodies_of, in_region, uses_by_caller
+from ksopt.compile.checkpoint_bodies import (
+    UsesByCaller,
+    behind_written_calls,
+    bodies_of,
+    in_region,
+    uses_by_caller,
+)
 from ksopt.compile.lowering.candidates import (
     CandidateSite,
     candidate_products,
@@ -139,6 +145,13 @@ def _rewrite(
     misses = [*trace.misses, *slice_writes.unfollowed(trace)]
     chosen = candidate_products(trace)
     passes["products_checked"] += len(chosen)
+    unsafe = behind_written_calls(gm, trace)
+    misses += [
+        Miss(root.producer, _WRITTEN, _pattern(root))
+        for root in chosen
+        if root.producer is not None and root.producer in unsafe
+    ]
+    chosen = [root for root in chosen if root.producer not in unsafe]
     chosen, usage = _possible(gm, tracker, chosen, misses)
     misses += _unread(trace, chosen, usage)
     sites = []
@@ -229,6 +242,7 @@ def _possible(
         chosen = [root for root in chosen if root not in alone]
 
 
+_WRITTEN = "a checkpoint's operand is written in place behind it, and may be read again"
 _PARTS = "only parts or repetitions of its result are read"
 _INSIDE = "no node holds its result, only what is computed from it"
 

@@ -271,6 +271,36 @@ def test_checkpointed_layers(compiled_by_eager):
     assert operators(SimpleNamespace(graphs=[graph, *lowered])) == [1, 1]  # outside, and inside
 
 
+def test_a_checkpoints_weight_that_is_written_behind_it(compiled_by_eager):
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Parameter(torch.randn(8, 8, 4))
+            self.second = nn.Parameter(torch.randn(4, 2, 8, 2))
+
+        def forward(self, x):
+            def features_first(x):
+                return torch.bmm(self.first, x.view(-1, 8, 4).permute(1, 2, 0))
+
+            hidden = torch.utils.checkpoint.checkpoint(features_first, x, use_reentrant=False)
+            with torch.no_grad():
+                self.first.zero_()
+            hidden = hidden.permute(2, 0, 1).unflatten(-1, (4, 2))
+            return torch.einsum("bixy,irxy->biry", hidden.reshape(-1, 4, 8, 2), self.second)
+
+    x, gradients = torch.randn(5, 32), []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = Written()
+        run = torch.compile(model, backend="ksopt", fullgraph=True) if compiled else model
+        gradients += torch.autograd.grad(run(x).sum(), [model.second])
+    # torch computes the checkpoint again where its result is saved as it is: from zeros.
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    (report,) = compiled_by_eager.reports
+    assert Verdict.LOWERED not in [site.verdict for site in report.sites]
+    assert "a checkpoint's operand is written in place behind it" in report.sites[-1].reason
+
+
 def test_functions_that_are_not_modules(compiled_by_eager):
     weight = nn.Parameter(torch.randn(4, 6, 8))
 
