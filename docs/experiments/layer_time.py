@@ -9,7 +9,7 @@
     python docs/experiments/layer_time.py --wide     # 4,096 rows of wider ones, and of SwiGLU
     python docs/experiments/layer_time.py --gates    # silu(a(x)) * b(x), one launch and others
 
-With `--graphs` layers run in CUDA graphs, each call with other weights, which memory is read for.
+With `--graphs` layers run in CUDA graphs, and each call reads other weights from memory.
 With `--max-autotune` layers are compared with dense ones by that mode, too: half a minute each.
 
 The L2 cache is emptied before each sample; ways take turns, medians of 30. Kernels are chosen by
@@ -235,10 +235,14 @@ def time_siblings(autotunes: bool) -> None:
         )
 
 
+def layers_of(features: Sequence[int]) -> list[tuple[int, int, str]]:
+    """The layers of so many features; of none: all."""
+    return [layer for layer in LAYERS if not features or layer[0] in features]
+
+
 def time_layers(autotunes: bool, features: Sequence[int], numbers_of_rows: Sequence[int]) -> None:
     """Print a line for each layer of so many features (of none: for all) and number of rows."""
-    chosen = [layer for layer in LAYERS if not features or layer[0] in features]
-    for (n, m, text), rows in itertools.product(chosen, numbers_of_rows):
+    for (n, m, text), rows in itertools.product(layers_of(features), numbers_of_rows):
         x = torch.randn(rows, n, device="cuda", dtype=torch.bfloat16)
         dense = torch.nn.Linear(n, m).cuda().bfloat16()
         plain, gelu = (
@@ -267,8 +271,7 @@ def time_in_graphs(
 ) -> None:
     """Print a line for each layer as `time_layers` does, of calls in CUDA graphs."""
     device = torch.device("cuda")
-    chosen = [layer for layer in LAYERS if not features or layer[0] in features]
-    for (n, m, text), rows in itertools.product(chosen, numbers_of_rows):
+    for (n, m, text), rows in itertools.product(layers_of(features), numbers_of_rows):
         x = torch.randn(rows, n, device=device, dtype=torch.bfloat16)
         of_dense, of_chain = (
             cuda_graphs.copies(2 * weights, device) for weights in (n * m, Chain.parse(text).nnz)

@@ -59,7 +59,6 @@ def uses_by_caller(
         observed_strides: the nodes of that graph whose strides are observed.
         inputs_share: see `writes_inputs_that_share`.
     """
-
     inputs = [node for node in body.nodes if node.op == "placeholder"]
     written = {
         inside
@@ -85,7 +84,7 @@ def behind_written_calls(gm: fx.GraphModule, trace: Trace) -> set[fx.Node]:
     """The nodes behind a call of a graph whose operand is written in place behind the call.
 
     In the backward pass torch computes a checkpoint's results again, if they are saved as they are:
-    from what was written. PyTorch's products save copies of them, where ksopt's save none.
+    from what was written. PyTorch's products often save copies of them, where ksopt's save none.
     """
     calls = [
         trace.order[call]

@@ -48,8 +48,8 @@ def chain(
     """`ks_chain`, without torch's dispatcher where that has nothing to do.
 
     Args:
-        x, weights, bias, residual, activation, batch_last, siblings: see `ksopt.ops`; bias may be
-            those of the siblings, too.
+        x, weights, bias, residual, activation, batch_last, siblings: see `ksopt.ops`; bias may be a
+            sequence, one of each sibling, too.
         op: what errors call it.
     """
     if not (bias is None or isinstance(bias, Tensor)):

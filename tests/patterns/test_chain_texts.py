@@ -38,12 +38,13 @@ def test_a_name_is_a_chain_of_the_layer(text: str, size: tuple[int, int], chain:
         (
             "monarch:3",
             (8, 8),
-            "'monarch:3' is no chain for in_features=8 and out_features=8: p",
+            "'monarch:3' is no chain for in_features=8 and out_features=8: p must divide both "
+            "in_features and out_features; it can be 1, 2, 4 or 8",
         ),
         (
             "low_rank:9",
             (8, 16),
-            "'low_rank:9' is no chain for in_features=8 and",
+            "'low_rank:9' is no chain for in_features=8 and out_features=16: rank must be at most",
         ),
         ("square_dyadic", (12, 12), "power of two; the nearest are 8 and 16"),
         ("(1,8", (8, 8), "is not a pattern"),
