@@ -14,7 +14,7 @@ from ksopt.patterns.size import Dims
 from recipes import tasks
 from rivals.choosing import chosen
 from rivals.network import LargeLinear, ReferenceLinear, converted, new_network, sizes_of
-from rivals.rows import Row, Speed, Table, markdown
+from rivals.rows import Row, Speed, Table, Timed, markdown
 
 ROOT = Path(__file__).parents[2]
 MACHINE = {"name": "a processor", "threads": 2, "torch": "2.13.0"}
@@ -112,10 +112,14 @@ def test_it_goes_on_where_it_stopped(
     assert 0.1 < done.rows[3].fitted_accuracy == done.rows[0].fitted_accuracy
     assert not file.with_suffix(".pt").exists()
 
-    replace(done, rows=done.rows[:2]).write(file)
+    stopped = done.rows[2]
+    timed = Timed(stopped.structure, stopped.budget, stopped.speeds, "of an earlier commit")
+    replace(done, rows=done.rows[:2], timed=(timed,)).write(file)
     assert rival_table.main(words) == 0
     again = Table.read(file)
     assert again.rows[:2] == done.rows[:2]
+    assert again.rows[2] == replace(stopped, commit="of an earlier commit")
+    assert again.timed == ()
     assert [(one.structure, one.budget) for one in again.rows] == expected
     capsys.readouterr()
     assert rival_table.main(["--show", str(file)]) == 0

@@ -18,7 +18,7 @@ from ksopt.search.objectives import Objective
 from recipes.tasks import Task
 from recipes.training import learn
 from rivals.network import Sizes, converted
-from rivals.rows import DENSE, Row, Speed
+from rivals.rows import DENSE, Row, Speed, Timed
 
 _SWEEP_SEED = 1000  # of the sweep's batches; the results' batches have 0, 1, ...
 
@@ -60,15 +60,20 @@ class Bench:
     commit: str | None
     report: Callable[[str], None]
 
-    def row(
+    def timed(
         self, structure: str, budget: str, operators: Mapping[Dims, StructuredOperator] | None
-    ) -> Row:
-        """The row of operators for every size, or of the further trained dense network for None."""
+    ) -> Timed:
+        """The times of operators for every size; of the dense network for None."""
         speeds = tuple(
             self._speed(dims, len(names), None if operators is None else operators[dims])
             for dims, names in self.sizes.names.items()
         )
-        name = f"{structure} {budget}".strip()
+        return Timed(structure, budget, speeds, self.commit)
+
+    def row(self, timed: Timed) -> Row:
+        """The row of a network trained with the operators that were timed."""
+        operators = timed.operators
+        name = f"{timed.structure} {timed.budget}".strip()
         model, error = (self.dense, 0.0) if operators is None else converted(self.dense, operators)
         half = max(3, self.steps // 2)
         sweep = {lr: self._tuned(model, _SWEEP_SEED, half, lr) for lr in self.rates}
@@ -80,15 +85,15 @@ class Bench:
             ends.append(self._tuned(model, seed, self.steps, lr))
             self.report(f"{name}: lr {lr:g}, seed {seed}: accuracy {ends[-1].accuracy:.3f}")
         return Row(
-            structure,
-            budget,
-            speeds,
+            timed.structure,
+            timed.budget,
+            timed.speeds,
             error,
             before,
             lr,
             tuple(end.accuracy for end in ends),
             tuple(end.loss for end in ends),
-            self.commit,
+            timed.commit,
         )
 
     def _tuned(self, model: nn.Module, seed: int, steps: int, lr: float) -> _Tuned:

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ksopt.errors import InvalidInputError
+from ksopt.operators.base import StructuredOperator
+from ksopt.operators.registry import operator_of, parse
+from ksopt.patterns.size import Dims
 from ksopt.report import tables
 from ksopt.system.atomic_files import write_whole
 
@@ -78,6 +81,27 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """A row whose products are timed, and whose network is not trained yet.
+
+    Args:
+        structure, budget, speeds, commit: As of `Row`.
+    """
+
+    structure: str
+    budget: str
+    speeds: tuple[Speed, ...]
+    commit: str | None
+
+    @property
+    def operators(self) -> dict[Dims, StructuredOperator] | None:
+        """By size; None for the dense network."""
+        if self.structure == DENSE:
+            return None
+        return {Dims.parse(one.dims): operator_of(parse(one.operator)) for one in self.speeds}
+
+
+@dataclass(frozen=True)
 class Table:
     """A comparison.
 
@@ -86,12 +110,14 @@ class Table:
         settings: The options.
         task: The name and the data of the task, and the rows of a batch.
         rows: The rows so far.
+        timed: The rows that are to be trained.
     """
 
     machine: Mapping[str, Any]
     settings: Mapping[str, Any]
     task: Mapping[str, Any]
     rows: tuple[Row, ...] = ()
+    timed: tuple[Timed, ...] = ()
 
     def write(self, file: Path) -> None:
         """Write the table atomically."""
@@ -108,7 +134,8 @@ class Table:
         if content.pop("schema", None) != SCHEMA:
             raise InvalidInputError(f"{file} is none of {SCHEMA}")
         rows = tuple(_row(**row) for row in content.pop("rows"))
-        return cls(**content, rows=rows)
+        timed = tuple(_timed(**row) for row in content.pop("timed", ()))
+        return cls(**content, rows=rows, timed=timed)
 
 
 def _row(speeds: Any, accuracies: Any, losses: Any, **rest: Any) -> Row:
@@ -118,6 +145,10 @@ def _row(speeds: Any, accuracies: Any, losses: Any, **rest: Any) -> Row:
         losses=tuple(losses),
         **rest,
     )
+
+
+def _timed(speeds: Any, **rest: Any) -> Timed:
+    return Timed(speeds=tuple(Speed(**one) for one in speeds), **rest)
 
 
 def markdown(table: Table) -> str:
