@@ -32,6 +32,7 @@ from ksopt.bench.models.results import (
     KS_INDUCTOR,
     KS_KSOPT,
     KS_UNCOMPILED,
+    LINEAR_AUTOTUNED,
     LINEAR_KSOPT,
     ImplementationResult,
     Sites,
@@ -108,6 +109,7 @@ def implementations(how: How) -> list[Implementation]:
         Implementation(KS_INDUCTOR, "ks", "inductor", mode),
         Implementation(KS_KSOPT, "ks", "ksopt", mode, how.tune),
         Implementation(LINEAR_KSOPT, "linear", "ksopt", mode, how.tune),
+        Implementation(LINEAR_AUTOTUNED, "linear", "ksopt", most, how.tune),
     ]
     return [way for way in all_ways if way.name in how.ways]
 

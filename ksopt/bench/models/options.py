@@ -45,7 +45,7 @@ class ModelsOptions:
         metavar="FILE",
     )  # fmt: skip
     ways: str = option(
-        "max-autotune,uncompiled,inductor,ksopt,kslinear",
+        "max-autotune,uncompiled,inductor,ksopt,kslinear,kslinear-max-autotune",
         "what the dense model is compared with, with commas (%(default)s)",
         _WHAT,
     )

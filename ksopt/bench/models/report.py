@@ -17,6 +17,7 @@ from ksopt.bench.models.results import (
     DENSE,
     IMPLEMENTATIONS,
     KS_KSOPT,
+    LINEAR_AUTOTUNED,
     LINEAR_KSOPT,
     Case,
     ImplementationResult,
@@ -29,7 +30,7 @@ from ksopt.report.tables import Table
 SCHEMA = "ksopt.bench.models.summary/1"
 _TITLE = "Models with Kronecker-sparse layers beside dense ones"
 _SUBJECT = ("model", "dtype", "pass", "mode")
-_KSOPTS = (KS_KSOPT, LINEAR_KSOPT)
+_KSOPTS = (KS_KSOPT, LINEAR_KSOPT, LINEAR_AUTOTUNED)
 
 
 def sentences(cases: Sequence[Case]) -> list[str]:
@@ -190,6 +191,7 @@ _TIMES = (
     "Milliseconds, median of runs in turns; behind them, as a share of the faster of the dense "
     "model's two ways. A step is forward, loss, backward and plain SGD. KS is the model in plain "
     "PyTorch, as its author spells it; KSLinear the same chains and weights as layers of ksopt. "
+    "With max-autotune Inductor times kernels for what is left to it, too. "
     "In the mode graphs all ways are compiled for CUDA graphs."
 )
 _MEMORY = (

@@ -13,12 +13,14 @@ KS_UNCOMPILED = "KS, uncompiled"
 KS_INDUCTOR = "KS, Inductor"
 KS_KSOPT = "KS, ksopt"
 LINEAR_KSOPT = "KSLinear, ksopt"
+LINEAR_AUTOTUNED = "KSLinear, ksopt, max-autotune"
 WORDS = {
     "max-autotune": DENSE_AUTOTUNED,
     "uncompiled": KS_UNCOMPILED,
     "inductor": KS_INDUCTOR,
     "ksopt": KS_KSOPT,
     "kslinear": LINEAR_KSOPT,
+    "kslinear-max-autotune": LINEAR_AUTOTUNED,
 }
 """The ways by their names on the command line, without the dense one, which always runs."""
 
