@@ -273,7 +273,7 @@ class KSStacked(nn.Module):
             return torch.cat([part(x) for part in self.parts], dim=-1)
         first, *others = parts = [cast(KSLinear, part) for part in self.parts]
         biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
-        bias = biases if biases and others else first.bias
+        bias = torch.cat(biases) if biases and others else first.bias
         return ops.chain(
             x, [weight for part in parts for weight in part._factors()], bias,
             activation=first.activation or "none", siblings=len(parts), op="KSStacked",

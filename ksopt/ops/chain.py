@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ksopt.epilogue import with_epilogue
-from ksopt.kernels import layer_plans, trained_chain, weight_groups
+from ksopt.kernels import layer_plans, trained_chain
 from ksopt.kernels.by_factors import by_factors
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.operands import Operands, is_real
@@ -38,7 +38,7 @@ _ARGUMENTS = (
 def chain(
     x: Tensor,
     weights: Sequence[Tensor],
-    bias: Tensor | Sequence[Tensor] | None = None,
+    bias: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
     batch_last: bool = False,
@@ -48,12 +48,9 @@ def chain(
     """`ks_chain`, without torch's dispatcher where that has nothing to do.
 
     Args:
-        x, weights, bias, residual, activation, batch_last, siblings: see `ksopt.ops`; bias may be a
-            sequence, one of each sibling, too.
+        x, weights, bias, residual, activation, batch_last, siblings: see `ksopt.ops`.
         op: what errors call it.
     """
-    if not (bias is None or isinstance(bias, Tensor)):
-        bias = _side_by_side(x, bias)
     if are_ordinary(x, *weights, bias, residual):
         is_factor = siblings == 1 == len(weights) and bias is None is residual
         if is_factor and activation == "none":  # no plan is to be chosen
@@ -72,17 +69,6 @@ def chain(
         if y is not None:
             return y
     return composed(x, weights, bias, residual, activation, batch_last, siblings, None, op)
-
-
-def _side_by_side(x: Tensor, biases: Sequence[Tensor]) -> Tensor:
-    """The biases of siblings as one; on a GPU cached as prepared weights are: a launch less."""
-    if x.is_cuda and are_ordinary(x, *biases):
-        return weight_groups.prepared_together(biases, "side by side", _joined)
-    return _joined(biases)
-
-
-def _joined(biases: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(biases))
 
 
 def composed(

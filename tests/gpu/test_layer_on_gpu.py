@@ -8,7 +8,7 @@ import torch
 from ksopt import ops
 from ksopt.jit import host
 from ksopt.kernels import dispatch, weight_cache
-from ksopt.nn import KSLinear, KSStacked
+from ksopt.nn import KSLinear
 from ksopt.reference import chain_reference, ks_reference
 
 pytestmark = pytest.mark.gpu
@@ -42,36 +42,6 @@ def test_gradients_are_the_references(last, shape):
     target = torch.autograd.grad(ks_reference(*exact, layout), exact, grad.double())
     for ours, truth in zip(actual, target, strict=True):
         torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=1e-4)
-
-
-def test_the_biases_of_siblings_are_joined_once_until_one_changes(monkeypatch):
-    stacked = KSStacked([layer() for _ in range(3)])
-    x = torch.randn(12, 64, device="cuda")
-    joined, cat = [], torch.cat
-
-    def seen_cat(tensors, *args, **kwargs):
-        joined.extend(one.shape for one in tensors)
-        return cat(tensors, *args, **kwargs)
-
-    def is_right():
-        expected = cat([part(x) for part in stacked.parts], dim=-1)
-        torch.testing.assert_close(stacked(x), expected, rtol=1e-4, atol=1e-4)
-
-    with torch.inference_mode():
-        is_right()
-        monkeypatch.setattr(torch, "cat", seen_cat)
-        is_right()
-    assert (256,) not in joined
-    with torch.no_grad():
-        stacked.parts[2].bias.add_(1)
-        is_right()
-        stacked.parts[1].bias.data = torch.ones(256, device="cuda")
-        is_right()
-    optimizer = torch.optim.SGD(stacked.parameters(), lr=1.0, fused=True)
-    stacked(x).sum().backward()
-    optimizer.step()
-    with torch.no_grad():
-        is_right()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
