@@ -57,7 +57,9 @@ def chain_of(text: str, in_features: int, out_features: int) -> Chain:
     if name == "monarch" and number is None:
         number = _usual_blocks(in_features, out_features)
     if (number is None) == (name in _NUMBERED):
-        hint = f"give its {_NUMBERED[name]}: {name}:64" if name in _NUMBERED else "leave it out"
+        hint = f"{name} has no number: leave it out"
+        if name in _NUMBERED:
+            hint = f"give its {_NUMBERED[name]}: {name}:64"
         raise InvalidInputError(f"{text!r}: {hint}")
     sizes = [in_features, out_features]
     if name not in ("dense", "monarch", "low_rank"):

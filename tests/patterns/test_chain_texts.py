@@ -33,7 +33,7 @@ def test_a_name_is_a_chain_of_the_layer(text: str, size: tuple[int, int], chain:
     [
         ("monrach", (8, 8), "nor one of monarch"),
         ("low_rank", (8, 8), "give its rank"),
-        ("dense:3", (8, 8), "leave it out"),
+        ("dense:3", (8, 8), "'dense:3': dense has no number: leave it out"),
         ("square_dyadic", (8, 16), "for square layers"),
         (
             "monarch:3",
