@@ -124,7 +124,8 @@ def _run(args: argparse.Namespace) -> Table:
         record.commit,
         _report,
     )
-    known = {(row.structure, row.budget) for row in (*table.rows, *table.timed)}
+    known = {(row.structure, row.budget) for row in table.rows}
+    known |= {(row.structure, row.budget) for row in table.timed}
     for structure, budget, operators in _missing_rows(names, args.budgets, bench, known):
         timed: Timed = bench.timed(structure, budget, operators)
         table = replace(table, timed=(*table.timed, timed))
