@@ -191,7 +191,7 @@ _TIMES = (
     "Milliseconds, median of runs in turns; behind them, as a share of the faster of the dense "
     "model's two ways. A step is forward, loss, backward and plain SGD. KS is the model in plain "
     "PyTorch, as its author spells it; KSLinear the same chains and weights as layers of ksopt. "
-    "With max-autotune Inductor times kernels for what is left to it, too. "
+    "With max-autotune Inductor also times kernels for what is left to it. "
     "In the mode graphs all ways are compiled for CUDA graphs."
 )
 _MEMORY = (
