@@ -9,6 +9,7 @@
 // memory, always in the same order.
 #pragma once
 
+#include "common/factor_epilogue.cuh"
 #include "common/pdl.cuh"
 #include "common/kernel_params.cuh"
 #include "common/ptx.cuh"
@@ -60,8 +61,8 @@ __device__ __forceinline__ void load_chunk(uint32 (&words)[4], const void* from)
   words[0] = chunk.x, words[1] = chunk.y, words[2] = chunk.z, words[3] = chunk.w;
 }
 
-template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void decode_fma_kernel(const Arguments& arguments) {
+template <typename T, typename P, typename Tile, typename After = NoEpilogue>
+__device__ __forceinline__ void decode_fma_kernel(const typename After::Arguments& arguments) {
   constexpr int V = Tile::VECTOR, JW = Tile::JW, LT = Tile::LT, KR = Tile::KR, KB = Tile::KB;
   constexpr int M = Tile::M, UNITS = Tile::UNITS, THREADS = Tile::THREADS;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -100,6 +101,15 @@ __device__ __forceinline__ void decode_fma_kernel(const Arguments& arguments) {
     }
   };
   load_weights(share);
+
+  // Where all of a thread's results have the same bias, it is read ahead of the products.
+  constexpr bool SAME_BIAS = THREADS % (KB * Tile::J) == 0;
+  [[maybe_unused]] float bias = 0.0f;
+  if constexpr (After::BIAS && SAME_BIAS) {
+    const int k = thread / Tile::J % KB;
+    const int64 feature = (int64(i) * P::B + k0 + k) * P::D + (Tile::WHOLE ? window : 0) + thread % Tile::J;
+    if (k < outputs) bias = bias_of<T, After>(arguments, feature);
+  }
 
   const T* const x = static_cast<const T*>(arguments.x) + row0 * arguments.x_batch_stride +
                      int64(i) * P::C * P::D + window;
@@ -173,6 +183,11 @@ __device__ __forceinline__ void decode_fma_kernel(const Arguments& arguments) {
       for (int place = 0; place < Tile::PLACES; place += Tile::J) {  // that have this j
         sum += parts[group * Tile::PART + (m * KB + k) * Tile::PLACES + place + j];
       }
+    }
+    if constexpr (!After::IS_EMPTY) {
+      const int64 feature = (int64(i) * P::B + k0 + k) * P::D + (Tile::WHOLE ? window : 0) + j;
+      if constexpr (!SAME_BIAS) bias = bias_of<T, After>(arguments, feature);
+      sum = with_epilogue<T, After>(sum, bias, arguments, (row0 + m) * arguments.y_batch_stride + feature);
     }
     y[m * arguments.y_batch_stride + k * P::D + j] = from_float<T>(sum);
   }

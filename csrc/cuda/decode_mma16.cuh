@@ -10,6 +10,7 @@
 // an equal part of the others' sums. A tile always adds in the same order.
 #pragma once
 
+#include "common/factor_epilogue.cuh"
 #include "common/pdl.cuh"
 #include "mma16.cuh"
 
@@ -62,14 +63,39 @@ __device__ __forceinline__ void add(float4& sum, const float4& value) {
   sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
 }
 
+// The place of a block's feature f behind its first.
+template <typename P, typename Tile> __device__ __forceinline__ int feature_at(int f) {
+  return Tile::Layout::WIDE ? f / Tile::JC * P::D + f % Tile::JC : f;
+}
+
+// Whether a block's results can be read and written four at a time.
+template <typename P, typename Tile> constexpr bool in_fours() {
+  return Tile::Layout::WIDE || P::B * P::D % 4 == 0;
+}
+
+// Four neighbours in memory. `from` is at the block's first feature, `outputs` how many k are left there.
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ float4 load_four(const uint16* from, int f, int outputs) {
+  if (in_fours<P, Tile>()) {
+    uint2 words = make_uint2(0, 0);
+    if (f / Tile::JC < outputs) words = *reinterpret_cast<const uint2*>(from + feature_at<P, Tile>(f));
+    const auto value = [](uint32 word, int shift) { return to_float(T{static_cast<uint16>(word >> shift)}); };
+    return make_float4(value(words.x, 0), value(words.x, 16), value(words.y, 0), value(words.y, 16));
+  }
+  float values[4] = {};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if (f + e < outputs * P::D) values[e] = to_float(T{from[f + e]});
+  }
+  return make_float4(values[0], values[1], values[2], values[3]);
+}
+
 // Stores four sums of one row. `y` is y at (row, i, k0, j0), `outputs` how many k are left there.
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void store_four(uint16* y, int f, const float4& sum, int outputs) {
-  using Layout = typename Tile::Layout;
-  if (Layout::WIDE || P::B * P::D % 4 == 0) {
-    const int k = f / Tile::JC;  // of the first: the last one is inside if it is
-    if (k < outputs) {
-      uint16* const to = y + (Layout::WIDE ? k * P::D + f % Tile::JC : f);
+  if (in_fours<P, Tile>()) {
+    if (f / Tile::JC < outputs) {  // the first: the last one is inside if it is
+      uint16* const to = y + feature_at<P, Tile>(f);
       *reinterpret_cast<uint2*>(to) = make_uint2(pack_pair<T>(sum.x, sum.y), pack_pair<T>(sum.z, sum.w));
     }
   } else {
@@ -80,6 +106,44 @@ __device__ __forceinline__ void store_four(uint16* y, int f, const float4& sum, 
     }
   }
 }
+
+// The epilogue of a block's results, four at a time. Where all of a thread's results have the same biases,
+// these are read ahead of the products. `first` is the block's first feature.
+template <typename T, typename P, typename Tile, typename After> struct FourEpilogue {
+  static constexpr bool SAME = Tile::THREADS % (Tile::FEATURES / 4) == 0;  // f, of all of a thread's results
+  const typename After::Arguments& arguments;
+  const int outputs;
+  const int64 first;
+  float4 bias;
+
+  __device__ __forceinline__ FourEpilogue(const typename After::Arguments& arguments, int64 first, int outputs, int f)
+      : arguments(arguments), outputs(outputs), first(first), bias(bias_at(f)) {}
+
+  __device__ __forceinline__ float4 bias_at(int f) const {
+    if constexpr (After::BIAS) {
+      return load_four<T, P, Tile>(static_cast<const uint16*>(arguments.bias) + first, f, outputs);
+    }
+    return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+
+  // `y`: the row of y at `first`. The residual lies in memory as y does.
+  __device__ __forceinline__ float4 operator()(const float4& sum, int f, const uint16* y) const {
+    const float4 summand = SAME ? bias : bias_at(f);
+    float4 residual = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if constexpr (After::RESIDUAL) {
+      const int64 at = y - static_cast<const uint16*>(arguments.y);
+      residual = load_four<T, P, Tile>(static_cast<const uint16*>(arguments.residual) + at, f, outputs);
+    }
+    const auto one = [](float value, float bias, float residual) {
+      if constexpr (After::BIAS) value += bias;
+      value = activate<After::ACTIVATION>(value);
+      if constexpr (After::RESIDUAL) value += residual;
+      return value;
+    };
+    return make_float4(one(sum.x, summand.x, residual.x), one(sum.y, summand.y, residual.y),
+                       one(sum.z, summand.z, residual.z), one(sum.w, summand.w, residual.w));
+  }
+};
 
 // A warp's share of the block's tile.
 template <typename Tile> struct DecodeMma16Place {
@@ -237,8 +301,8 @@ __device__ __forceinline__ void gather_sums(float* shared, const Sums<Tile>& sum
     }
 }
 
-template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void decode_mma16_kernel(const Arguments& arguments) {
+template <typename T, typename P, typename Tile, typename After = NoEpilogue>
+__device__ __forceinline__ void decode_mma16_kernel(const typename After::Arguments& arguments) {
   using Layout = typename Tile::Layout;
   constexpr int CLUSTER = Tile::CLUSTER, THREADS = Tile::THREADS;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -272,6 +336,9 @@ __device__ __forceinline__ void decode_mma16_kernel(const Arguments& arguments) 
   int unit = first_unit + place.warp_l * Tile::UNITS;
   LaneWeights<Tile> words;
   load_units<P, Tile>(words, w, unit, end, outputs, place);
+  constexpr int FOURS = Tile::FEATURES / 4;
+  const FourEpilogue<T, P, Tile, After> after(arguments, (int64(i) * P::B + k0) * P::D + j0, outputs,
+                                              (rank * THREADS + thread) % FOURS * 4);
   copy_rows<P, Tile>(shared,
                      static_cast<const uint16*>(arguments.x) + row0 * arguments.x_batch_stride +
                          int64(i) * P::C * P::D + j0,
@@ -294,7 +361,6 @@ __device__ __forceinline__ void decode_mma16_kernel(const Arguments& arguments) 
   gather_sums<Tile>(parts, sums, rows, place);
   __syncthreads();
 
-  constexpr int FOURS = Tile::FEATURES / 4;
   constexpr int PART = Tile::BM * Tile::SUM_PITCH;
   uint16* const y = static_cast<uint16*>(arguments.y) + row0 * arguments.y_batch_stride +
                     (int64(i) * P::B + k0) * P::D + j0;
@@ -309,7 +375,9 @@ __device__ __forceinline__ void decode_mma16_kernel(const Arguments& arguments) 
   if constexpr (CLUSTER == 1) {
     for (int e = thread; e < rows * FOURS; e += THREADS) {
       const int m = e / FOURS, f = e % FOURS * 4;
-      store_four<T, P, Tile>(y + m * arguments.y_batch_stride, f, sum_of_warps(m, f), outputs);
+      float4 sum = sum_of_warps(m, f);
+      if constexpr (!After::IS_EMPTY) sum = after(sum, f, y + m * arguments.y_batch_stride);
+      store_four<T, P, Tile>(y + m * arguments.y_batch_stride, f, sum, outputs);
     }
   } else {
     if (Tile::WARPS_L > 1) {
@@ -326,6 +394,7 @@ __device__ __forceinline__ void decode_mma16_kernel(const Arguments& arguments) 
       for (int other = 0; other < CLUSTER; ++other) {
         add(sum, load_from_block(parts + m * Tile::SUM_PITCH + f, other));
       }
+      if constexpr (!After::IS_EMPTY) sum = after(sum, f, y + m * arguments.y_batch_stride);
       store_four<T, P, Tile>(y + m * arguments.y_batch_stride, f, sum, outputs);
     }
     cluster_barrier();  // none may end while others read its sums

@@ -10,6 +10,7 @@
 // divide a block's j, outputs or rows between them. Blocks that read the same x cooperate (tile_scheduler.cuh).
 #pragma once
 
+#include "common/factor_epilogue.cuh"
 #include "common/mbarrier.cuh"
 #include "mma16.cuh"
 #include "common/pdl.cuh"
@@ -217,10 +218,13 @@ template <typename Tile> struct GroupPlace {
 // neighbouring columns of two rows.
 template <typename Tile> using GroupSums = float[Tile::Layout::J][Tile::N / 2];
 
-// Rounds tiles n0 to n0 + SLICE_TILES of a warp's 16 rows into their slice.
-template <typename T, typename P, typename Tile>
+// Rounds tiles n0 to n0 + SLICE_TILES of a warp's 16 rows into their slice, behind their epilogue. Of their first
+// row and output: `at` is the place in y, `feature` the feature; there are `rows` and `left` outputs from there on.
+template <typename T, typename P, typename Tile, typename After>
 __device__ __forceinline__ void fill_slice(unsigned char* slice, const GroupSums<Tile>& sums, int n0,
-                                           const GroupPlace<Tile>& place) {
+                                           const GroupPlace<Tile>& place,
+                                           const typename After::Arguments& arguments, int64 at, int64 feature,
+                                           int rows, int left) {
   using Layout = typename Tile::Layout;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -229,12 +233,19 @@ __device__ __forceinline__ void fill_slice(unsigned char* slice, const GroupSums
     for (int n = 0; n < Tile::SLICE_TILES; ++n) {
       const int k = n * 8 + output_of_column<Layout>(2 * place.quarter);
       // Words in the order of memory: column 2q with j = 0.., then column 2q + 1.
+      const auto result = [&](int e) {
+        const int column = e / Layout::J;
+        const float sum = sums[e % Layout::J][(n0 + n) * 4 + half * 2 + column];
+        if constexpr (After::IS_EMPTY) return sum;
+        const int output = k + column * (Layout::WIDE ? 4 : 1), row = half * 8 + place.row_in_eight;
+        if (row >= rows || output >= left) return 0.0f;
+        const int offset = output * P::D + (Layout::WIDE ? place.group_j * 8 : 0) + e % Layout::J;
+        const float bias = bias_of<T, After>(arguments, feature + offset);
+        return with_epilogue<T, After>(sum, bias, arguments, at + row * arguments.y_batch_stride + offset);
+      };
       uint32 words[Layout::J];
 #pragma unroll
-      for (int word = 0; word < Layout::J; ++word) {
-        const int e0 = 2 * word, e1 = e0 + 1, at = (n0 + n) * 4 + half * 2;
-        words[word] = pack_pair<T>(sums[e0 % Layout::J][at + e0 / Layout::J], sums[e1 % Layout::J][at + e1 / Layout::J]);
-      }
+      for (int word = 0; word < Layout::J; ++word) words[word] = pack_pair<T>(result(2 * word), result(2 * word + 1));
       if constexpr (Layout::WIDE) {
         uint4* const chunks = reinterpret_cast<uint4*>(row);
         chunks[k * Tile::CHUNKS_OF_L + place.group_j] = make_uint4(words[0], words[1], words[2], words[3]);
@@ -274,10 +285,10 @@ __device__ __forceinline__ void write_slice(const unsigned char* slice, uint16* 
 }
 
 // Stores what a warpgroup has of a complete tile. `y` is y at the block's first row, (i, n0, j0), `left` the factor's
-// outputs from n0 on.
-template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void store_group(const Arguments& arguments, uint16* y, int rows, int left,
-                                            unsigned char* slices, GroupSums<Tile>& sums,
+// outputs from n0 on, `feature` the feature at (i, n0, j0).
+template <typename T, typename P, typename Tile, typename After>
+__device__ __forceinline__ void store_group(const typename After::Arguments& arguments, uint16* y, int64 feature,
+                                            int rows, int left, unsigned char* slices, GroupSums<Tile>& sums,
                                             const GroupPlace<Tile>& place) {
   const int own = (place.group_m * Tile::GROUPS_N + place.group_n) * 4 + place.warp;
   unsigned char* const slice = slices + own * Tile::SLICE_BYTES;
@@ -292,18 +303,20 @@ __device__ __forceinline__ void store_group(const Arguments& arguments, uint16* 
   uint16* const first = y + first_row * arguments.y_batch_stride + place.group_n * Tile::N * P::D;
 #pragma unroll
   for (int n0 = 0; n0 < Tile::NT; n0 += Tile::SLICE_TILES) {
-    fill_slice<T, P, Tile>(slice, sums, n0, place);
+    uint16* const to = first + n0 * 8 * P::D;
+    const int rows_left = rows - first_row, outputs_left = left - place.group_n * Tile::N - n0 * 8;
+    fill_slice<T, P, Tile, After>(slice, sums, n0, place, arguments, to - static_cast<uint16*>(arguments.y),
+                                  feature + (place.group_n * Tile::N + n0 * 8) * P::D, rows_left, outputs_left);
     meet();
-    write_slice<P, Tile>(slice, first + n0 * 8 * P::D, rows - first_row, left - place.group_n * Tile::N - n0 * 8,
-                         place.group_j * 32 + place.lane, arguments);
+    write_slice<P, Tile>(slice, to, rows_left, outputs_left, place.group_j * 32 + place.lane, arguments);
     meet();
   }
 }
 
-template <typename T, typename P, typename Tile, typename Walk>
-__device__ __forceinline__ void multiply_and_store_rows(const Arguments& arguments, unsigned char* weights,
-                                                        unsigned char* ring, unsigned char* slices,
-                                                        Mbarrier* full, Mbarrier* empty) {
+template <typename T, typename P, typename Tile, typename Walk, typename After>
+__device__ __forceinline__ void multiply_and_store_rows(const typename After::Arguments& arguments,
+                                                        unsigned char* weights, unsigned char* ring,
+                                                        unsigned char* slices, Mbarrier* full, Mbarrier* empty) {
   using Layout = typename Tile::Layout;
   const int thread = threadIdx.x - Tile::LOADERS;
   const GroupPlace<Tile> place(thread);
@@ -388,15 +401,24 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
 #pragma unroll
     for (int j = 0; j < Layout::J; ++j) wgmma_fence_operand(sums[j]);
     const int64 row0 = walk.tile * Tile::BM;
-    uint16* const y = static_cast<uint16*>(arguments.y) + row0 * arguments.y_batch_stride + weight_group +
-                      walk.n0() * P::D + walk.j0();
-    store_group<T, P, Tile>(arguments, y, rows_inside<Tile::BM>(arguments.batch - row0), P::B - walk.n0(), slices, sums,
-                            place);
+    const int64 feature = weight_group + walk.n0() * P::D + walk.j0();
+    uint16* const y = static_cast<uint16*>(arguments.y) + row0 * arguments.y_batch_stride + feature;
+    store_group<T, P, Tile, After>(arguments, y, feature, rows_inside<Tile::BM>(arguments.batch - row0),
+                                   P::B - walk.n0(), slices, sums, place);
   }
 }
 
-template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void wgmma16_kernel(const Arguments& arguments) {
+// Asks the L2 cache for the bias, which is read at the end.
+template <typename P, typename Tile, typename After>
+__device__ __forceinline__ void prefetch_bias(const typename After::Arguments& arguments) {
+  if constexpr (After::BIAS) {
+    constexpr int64 BYTES = int64(P::A) * P::B * P::D * 2 / 16 * 16;  // in whole chunks
+    prefetch_share<Tile::THREADS>(arguments.bias, BYTES, blockIdx.x, gridDim.x);
+  }
+}
+
+template <typename T, typename P, typename Tile, typename After = NoEpilogue>
+__device__ __forceinline__ void wgmma16_kernel(const typename After::Arguments& arguments) {
   using Walk = TileScheduler<P, Tile>;
   extern __shared__ __align__(128) unsigned char shared[];
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
@@ -410,6 +432,7 @@ __device__ __forceinline__ void wgmma16_kernel(const Arguments& arguments) {
       empty[s].init(Tile::MULTIPLIERS);
     }
   }
+  prefetch_bias<P, Tile, After>(arguments);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
   __syncthreads();
@@ -418,6 +441,6 @@ __device__ __forceinline__ void wgmma16_kernel(const Arguments& arguments) {
     load_rows<P, Tile, Walk>(arguments, ring, full, empty, [](const Walk&, int, int) {});
   } else {
     setmaxnreg_inc<Tile::MULTIPLIER_REGISTERS>();
-    multiply_and_store_rows<T, P, Tile, Walk>(arguments, weights, ring, slices, full, empty);
+    multiply_and_store_rows<T, P, Tile, Walk, After>(arguments, weights, ring, slices, full, empty);
   }
 }

@@ -53,8 +53,8 @@ template <typename P, typename Tile> struct StreamWalk {
   __device__ __forceinline__ int n0() const { return column % Tile::OUTPUT_TILES * Tile::NB; }
 };
 
-template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void wgmma16_streamed_kernel(const Arguments& arguments) {
+template <typename T, typename P, typename Tile, typename After = NoEpilogue>
+__device__ __forceinline__ void wgmma16_streamed_kernel(const typename After::Arguments& arguments) {
   using Walk = StreamWalk<P, Tile>;
   extern __shared__ __align__(128) unsigned char shared[];
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
@@ -68,6 +68,7 @@ __device__ __forceinline__ void wgmma16_streamed_kernel(const Arguments& argumen
     }
     fence_view_async_shared();  // and for the copy engine
   }
+  prefetch_bias<P, Tile, After>(arguments);
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
   __syncthreads();
@@ -84,7 +85,7 @@ __device__ __forceinline__ void wgmma16_streamed_kernel(const Arguments& argumen
     });
   } else {
     setmaxnreg_inc<Tile::MULTIPLIER_REGISTERS>();
-    multiply_and_store_rows<T, P, Tile, Walk>(arguments, ring + Tile::WEIGHTS_AT, ring, slices, full, empty);
+    multiply_and_store_rows<T, P, Tile, Walk, After>(arguments, ring + Tile::WEIGHTS_AT, ring, slices, full, empty);
   }
 }
 

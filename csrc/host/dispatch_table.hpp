@@ -161,18 +161,20 @@ struct Step {
   std::optional<Tensor> prepared;
   bool packs = false;
 
-  std::optional<Tensor> run(const Tensor& x, bool batch_last, const std::optional<Tensor>& out) const {
+  // within: what a plan of its own computes beside the product.
+  std::optional<Tensor> run(const Tensor& x, bool batch_last, const std::optional<Tensor>& out,
+                            const Within* within = nullptr) const {
     if (choice.kind == TORCH) {
       AtenTensorHandle y =
           ksopt::multiply_by_torch(torch_product_at(choice.plan), x.get(), weight->get(),
                                    prepared ? prepared->get() : nullptr, out ? out->get() : nullptr);
       return y == nullptr ? std::nullopt : std::optional(Tensor(y));
     }
-    const Plan plan = plan_at(choice.plan);
-    if (prepared) return launch_plan(plan, x, *prepared, out);
-    if (packs) return launch_plan(plan, x, pack_weight(choice, *weight), out);
+    const Plan plan = plan_at(within ? within->plan : choice.plan);
+    if (prepared) return launch_plan(plan, x, *prepared, out, within);
+    if (packs) return launch_plan(plan, x, pack_weight(choice, *weight), out, within);
     const bool in_order = weight->is_contiguous();
-    return launch_plan(plan, x, in_order ? *weight : torch::stable::contiguous(*weight), out);
+    return launch_plan(plan, x, in_order ? *weight : torch::stable::contiguous(*weight), out, within);
   }
 };
 

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
@@ -33,7 +34,7 @@ int64_t activation_of(const std::string& name) {
   return std::find(names.begin(), names.end(), name) - names.begin();
 }
 
-// The same struct as in csrc/cuda/common/kernel_params.cuh.
+// ``EpilogueArguments`` of csrc/cuda/common/kernel_params.cuh, whose beginning other kernels take.
 struct Arguments {
   const void* x;
   const void* weight;
@@ -42,6 +43,8 @@ struct Arguments {
   int64_t x_batch_stride, x_feature_stride;
   int64_t y_batch_stride, y_feature_stride;
   int64_t weight_stride_a, weight_stride_b, weight_stride_c, weight_stride_d;
+  const void* bias;
+  const void* residual;
 };
 
 // Instead of a plan's index: no other is needed; one is, but it was not compiled yet.
@@ -63,6 +66,15 @@ struct Plan {
 
 std::vector<Plan> plans;
 std::shared_mutex plans_mutex;
+
+// The epilogue of a product, which is no gate, in the launch of another plan.
+struct Within {
+  int64_t plan;
+  std::optional<Tensor> bias, residual;  // contiguous; the residual of y's shape
+};
+
+// A plan with an epilogue: which, activation, bias, residual -> the plan that computes both; NONE: no plan does.
+std::map<std::array<int64_t, 4>, int64_t> plans_within;  // under plans_mutex
 
 void* required(const char* library, const char* name) {
   void* handle = dlopen(library, RTLD_LAZY | RTLD_GLOBAL);
@@ -201,7 +213,8 @@ bool fit_for_vectors(const Arguments& arguments, bool batch_last, int64_t elemen
   const int64_t slow = batch_last ? arguments.x_feature_stride : arguments.x_batch_stride;
   const bool is_y_aligned = !batch_last || arguments.y_feature_stride * element % 16 == 0;
   return fast == 1 && slow * element % 16 == 0 && is_y_aligned &&
-         aligned_16(arguments.x) && aligned_16(arguments.weight) && aligned_16(arguments.y);
+         aligned_16(arguments.x) && aligned_16(arguments.weight) && aligned_16(arguments.y) &&
+         aligned_16(arguments.bias) && aligned_16(arguments.residual);
 }
 
 // A new contiguous tensor of x's dtype, or another, and device. (The operator new_empty would go through the
@@ -224,9 +237,10 @@ Tensor empty_like_in(const Tensor& x, const std::vector<int64_t>& sizes, std::op
 // x: (*batch, N) or, batch last, (N, *batch), whose batch dims have one stride; weight: (a, b, c, d).
 // out: where y is written, contiguous and aligned to 16 bytes, sharing no memory with the operands; a
 // new tensor if there is none.
+// within: what the kernel computes beside the product, if it does.
 // None if that takes a kernel that was not compiled yet.
 std::optional<Tensor> launch_plan(Plan plan, const Tensor& x, const Tensor& weight,
-                                  const std::optional<Tensor>& out) {
+                                  const std::optional<Tensor>& out, const Within* within = nullptr) {
   const int64_t dims = x.dim();
   const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? dims : dims - 1;
   std::vector<int64_t> sizes(static_cast<size_t>(dims));
@@ -254,6 +268,8 @@ std::optional<Tensor> launch_plan(Plan plan, const Tensor& x, const Tensor& weig
   arguments.weight_stride_b = weight.stride(1);
   arguments.weight_stride_c = weight.stride(2);
   arguments.weight_stride_d = weight.stride(3);
+  if (within && within->bias) arguments.bias = within->bias->const_data_ptr();
+  if (within && within->residual) arguments.residual = within->residual->const_data_ptr();
 
   if (plan.fallback != NONE &&
       !fit_for_vectors(arguments, plan.batch_last, static_cast<int64_t>(x.element_size()))) {

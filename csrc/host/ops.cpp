@@ -18,13 +18,14 @@
 namespace {
 
 // x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d), its elements in order if the plan has
-// a fallback. Returns y in the same layout: out, fit for `launch_plan`, if it is passed; none if the plan's
-// fallback is needed and LATER.
+// a fallback; bias and residual where the plan's kernel has them, contiguous. Returns y in the same layout: out, fit
+// for `launch_plan`, if it is passed; none if the plan's fallback is needed and LATER.
 std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan_index,
-                             std::optional<Tensor> out) {
+                             std::optional<Tensor> out, std::optional<Tensor> bias, std::optional<Tensor> residual) {
   const Plan plan = plan_at(plan_index);
   const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? x.dim() : x.dim() - 1;
-  return launch_plan(plan, common_stride(x, first, last) ? x : torch::stable::contiguous(x), weight, out);
+  const Within within{plan_index, std::move(bias), std::move(residual)};
+  return launch_plan(plan, common_stride(x, first, last) ? x : torch::stable::contiguous(x), weight, out, &within);
 }
 
 void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool repacked, int64_t plan,
@@ -107,6 +108,12 @@ int64_t add_plan(int64_t kernel, int64_t out_features, bool batch_last, int64_t 
                    static_cast<unsigned>(threads), static_cast<unsigned>(shared_bytes),
                    rows_per_tile, tiles_per_row_tile, max_blocks, early, fallback});
   return static_cast<int64_t>(plans.size()) - 1;
+}
+
+// Says which plan computes a product of another plan with an epilogue; NONE: no plan does.
+void set_epilogue(int64_t plan, int64_t activation, bool bias, bool residual, int64_t other) {
+  const std::unique_lock lock(plans_mutex);
+  plans_within[{plan, activation, bias, residual}] = other;
 }
 
 // Says which plan takes the operands that a plan does not.
@@ -207,7 +214,9 @@ std::vector<AtenTensorHandle> ksopt::trained_chain_known(AtenTensorHandle x,
 }
 
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
-  m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor?");
+  m.def(
+      "launch(Tensor x, Tensor weight, int plan, Tensor? out=None, Tensor? bias=None, Tensor? residual=None) -> "
+      "Tensor?");
   m.def(
       "know(Tensor x, Tensor weight, bool batch_last, bool exact, bool repacked, int plan, int form, "
       "int kind=0, bool repacks=False, bool any_rows=False, int packing=-1) -> ()");
@@ -235,6 +244,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "int packed_of_grad, int pack, int pack_blocks, int pack_threads, int packed_elements, int kernel, "
       "int out_features, int threads, int shared_bytes, int rows_per_unit, int most_blocks, int cluster) -> ()");
   m.def("set_fallback(int plan, int fallback) -> ()");
+  m.def("set_epilogue(int plan, int activation, bool bias, bool residual, int other) -> ()");
   m.def(
       "add_torch(int way, int[] pattern, int[] strides, bool batch_last, bool by_groups, int before, int after, "
       "int repair) -> int");
@@ -245,6 +255,7 @@ STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) { m.impl("launch", TORCH_BOX(&lau
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("add_plan", TORCH_BOX(&add_plan));
   m.impl("set_fallback", TORCH_BOX(&set_fallback));
+  m.impl("set_epilogue", TORCH_BOX(&set_epilogue));
   m.impl("add_torch", TORCH_BOX(&add_torch));
   m.impl("forget", TORCH_BOX(&forget_known));
   m.impl("forget_plans", TORCH_BOX(&forget_all_plans));

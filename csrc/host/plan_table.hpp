@@ -220,6 +220,32 @@ Tensor gated(const Layer& layer, const Tensor& first, const Tensor& second, cons
   return y;
 }
 
+// The last product of a layer with what is behind it: by its kernel, where that has an epilogue, or by torch's
+// operations. None if Python has to say which.
+std::optional<Tensor> run_last(const Step& step, const Layer& layer, const Tensor& x, const std::optional<Tensor>& out) {
+  const bool is_bare = !layer.bias && !layer.residual && layer.activation == 0;
+  if (!is_bare && step.choice.kind == KERNEL) {
+    int64_t plan = NONE;
+    {
+      const std::shared_lock lock(plans_mutex);
+      const auto it = plans_within.find(
+          {step.choice.plan, layer.activation, layer.bias.has_value(), layer.residual.has_value()});
+      if (it == plans_within.end()) return std::nullopt;
+      plan = it->second;
+    }
+    if (plan != NONE && is_readable(layer.bias) && is_readable(layer.residual)) {
+      const Within within{plan, layer.bias, layer.residual};
+      if (auto y = step.run(x, layer.batch_last, out, &within)) return y;
+    }
+  }
+  auto y = step.run(x, layer.batch_last, out);
+  if (y) {
+    ksopt::add_epilogue(y->get(), layer.bias ? layer.bias->get() : nullptr, layer.activation_of_product(),
+                        layer.residual ? layer.residual->get() : nullptr, layer.batch_last);
+  }
+  return y;
+}
+
 // A product for each factor, and torch's operations behind them: as ksopt/kernels/by_factors.py.
 std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool repacked, const PreparedForms& forms,
                                   const std::optional<Tensor>& out) {
@@ -242,20 +268,17 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
   for (size_t first = 0; first < steps.size(); first += length) {
     Tensor part = layer.x;
     for (size_t at = first; at < first + length; ++at) {
-      const bool is_last = at + 1 == steps.size() && layer.siblings == 1;
-      const auto y = steps[at].run(part, layer.batch_last, is_last ? out : std::nullopt);
+      if (at + 1 == steps.size() && layer.siblings == 1) return run_last(steps[at], layer, part, out);
+      const auto y = steps[at].run(part, layer.batch_last, std::nullopt);
       if (!y) return std::nullopt;
       part = *y;
     }
     parts.push_back(part);
   }
   if (layer.is_gated()) return gated(layer, parts[0], parts[1], layer.bias, out);
-  Tensor y = parts[0];
-  if (layer.siblings > 1) {
-    std::vector<AtenTensorHandle> handles;
-    for (const Tensor& part : parts) handles.push_back(part.get());
-    y = Tensor(ksopt::side_by_side(handles, layer.batch_last, out ? out->get() : nullptr));
-  }
+  std::vector<AtenTensorHandle> handles;
+  for (const Tensor& part : parts) handles.push_back(part.get());
+  Tensor y(ksopt::side_by_side(handles, layer.batch_last, out ? out->get() : nullptr));
   ksopt::add_epilogue(y.get(), layer.bias ? layer.bias->get() : nullptr, layer.activation_of_product(),
                       layer.residual ? layer.residual->get() : nullptr, layer.batch_last);
   return y;
@@ -287,9 +310,7 @@ std::optional<Tensor> run_merged(const PlanChoice& choice, const Layer& layer, c
   const AtenTensorHandle bias = layer.bias ? layer.bias->get() : nullptr;
   if (product->dim() == 4) {
     const auto step = step_of(x, *product, exact, false, forms, ksopt::OF_PRODUCT);
-    auto y = step ? step->run(layer.x, layer.batch_last, out) : std::nullopt;
-    if (y) ksopt::add_epilogue(y->get(), bias, layer.activation_of_product(), residual, layer.batch_last);
-    return y;
+    return step ? run_last(*step, layer, layer.x, out) : std::nullopt;
   }
   AtenTensorHandle const to = out && !layer.is_gated() ? out->get() : nullptr;
   Tensor y(ksopt::multiply_by_matrix(layer.x.get(), product->get(), bias, layer.batch_last, to));

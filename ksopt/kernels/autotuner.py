@@ -58,6 +58,11 @@ class Choice:
         return self.candidate.name
 
     @property
+    def repacks(self) -> bool:
+        """Whether the call prepares its weight each time, whatever the scope."""
+        return isinstance(self.call, _Repacking)
+
+    @property
     def times_us(self) -> tuple[tuple[str, float], ...]:
         """Measured median of every candidate in microseconds; empty if none was timed."""
         timed = () if self.record is None else self.record.timed

@@ -16,6 +16,10 @@ Product = Callable[..., Tensor]
 """(x, weight, batch_last, owner) -> y, or written into one more tensor that is last."""
 Behind = Callable[[Tensor, Tensor | None, str, Tensor | None, bool], Tensor]
 """(y, bias, activation, residual, batch_last) -> act(y + bias) + residual."""
+Within = Callable[..., Tensor | None]
+"""(x, weight, bias, activation, residual, batch_last, owner, out) -> act(x Kᵀ + bias) + residual.
+
+By one launch; None where there is no such launch. The activation is no gate."""
 
 
 def by_factors(
@@ -30,21 +34,31 @@ def by_factors(
     siblings: int,
     owners: Sequence[Tensor] | None = None,
     out: Tensor | None = None,
+    within: Within | None = None,
 ) -> Tensor:
     """The result of a layer, by one product per factor and PyTorch's operations after the last.
 
     Args:
         product: multiplies by one factor.
         behind: computes the epilogue; it is not called for an empty one.
+        within: computes the last product and the epilogue, where it can; None: it never can.
         x, weights, bias, residual, activation, batch_last, siblings, owners: see `ksopt.ops`.
         out: where the last product, or that of all siblings, is written; None for new memory.
     """
     length = len(weights) // siblings
+    is_bare = bias is None and residual is None and activation == "none"
+    if is_bare or siblings > 1:
+        within = None
     parts = []
     for first in range(0, len(weights), length):
         part = x
         for at in range(first + length - 1, first - 1, -1):
             owner = None if owners is None else owners[at]
+            if at == 0 and within is not None:
+                around = (bias, activation, residual, batch_last)
+                y = within(part, weights[0], *around, owner, out)
+                if y is not None:
+                    return y
             if out is not None and at == 0 and siblings == 1:
                 part = product(part, weights[at], batch_last, owner, out)
             else:
@@ -103,7 +117,8 @@ class ByFactors:
     ) -> Tensor:
         p = self.problem
         around = (bias, residual, p.epilogue.activation, p.batch_last, p.siblings)
-        return by_factors(_multiply, add_epilogue_, x, weights, *around, out=out)
+        within = dispatch.multiply_within
+        return by_factors(_multiply, add_epilogue_, x, weights, *around, out=out, within=within)
 
 
 def _multiply(

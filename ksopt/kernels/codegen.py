@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ksopt.epilogue import ACTIVATIONS
+from ksopt.kernels.problem import EMPTY, Epilogue
 from ksopt.patterns.chain import Pattern
 
 
@@ -48,7 +50,11 @@ def tile(template: str, p: Pattern, instance: str, facts: Mapping[str, int], fam
 
 
 def kernel(
-    name: str, call: str, bounds: str = "Tile::THREADS, Tile::BLOCKS", attributes: str = ""
+    name: str,
+    call: str,
+    bounds: str = "Tile::THREADS, Tile::BLOCKS",
+    attributes: str = "",
+    after: Epilogue = EMPTY,
 ) -> str:
     """The kernel itself, which calls a function template.
 
@@ -57,10 +63,17 @@ def kernel(
         call: the template's instance, such as ``mma16_kernel<Float16, Support, Tile>``.
         bounds: threads of a block, and least blocks on a multiprocessor.
         attributes: others than the bounds, with a space after each.
+        after: the epilogue, for templates whose last argument it is.
     """
+    arguments = "Arguments"
+    if not after.is_empty:
+        arguments = "EpilogueArguments"
+        activation = ACTIVATIONS.index(after.activation)  # type: ignore[arg-type]
+        extras = (activation, int(after.bias), int(after.residual))
+        call = f"{call.removesuffix('>')}, FactorEpilogue<{', '.join(map(str, extras))}>>"
     return (
         f'extern "C" __global__ void {attributes}__launch_bounds__({bounds})\n'
-        f"{name}(const __grid_constant__ Arguments arguments) {{\n"
+        f"{name}(const __grid_constant__ {arguments} arguments) {{\n"
         f"  {call}(arguments);\n"
         "}\n"
     )

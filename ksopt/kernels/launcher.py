@@ -81,6 +81,23 @@ class Launcher(abc.ABC):
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         """x: (*batch, N) or (N, *batch); weight: (a, b, c, d); out: as for `cuda.run`."""
 
+    def with_epilogue(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor | None:
+        """The result of a kernel whose problem has an epilogue; None for what it does not take.
+
+        Args:
+            x, weight, out: as for a call.
+            bias: (out_features,), where the epilogue has one.
+            residual: of y's shape, where the epilogue has one.
+        """
+        return None
+
     def entry(self) -> Entry | None:
         """The entry of the host library's table (`Enterable`)."""
         return None
@@ -275,11 +292,30 @@ class HostLauncher(Launcher):
                 y = self._launch(x, weight, self.plan, out)
             return y
         except RuntimeError:
-            # torch's C interface reports only that it failed. If memory was exhausted, this
-            # allocation raises the error that callers catch.
-            last, features = self.problem.batch_last, self.problem.pattern.out_features
-            x.new_empty((features, *x.shape[1:]) if last else (*x.shape[:-1], features))
+            self._raise_if_memory_is_exhausted(x)
             raise
+
+    def with_epilogue(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor | None:
+        if not _are_contiguous(bias, residual):
+            return None
+        try:
+            return self._launch(x, self.in_order(weight), self.plan, out, bias, residual)
+        except RuntimeError:
+            self._raise_if_memory_is_exhausted(x)
+            raise
+
+    def _raise_if_memory_is_exhausted(self, x: Tensor) -> None:
+        # torch's C interface reports only that it failed. If memory was exhausted, this
+        # allocation raises the error that callers catch.
+        last, features = self.problem.batch_last, self.problem.pattern.out_features
+        x.new_empty((features, *x.shape[1:]) if last else (*x.shape[:-1], features))
 
     def entry(self) -> Entry:
         # Other rows than the kernel takes are its fallback's, in the host library, too.
@@ -301,6 +337,8 @@ class _Arguments(ctypes.Structure):
         ("y_batch_stride", ctypes.c_int64),
         ("y_feature_stride", ctypes.c_int64),
         ("weight_strides", ctypes.c_int64 * 4),
+        ("bias", ctypes.c_void_p),  # these two of ``EpilogueArguments``
+        ("residual", ctypes.c_void_p),
     ]
 
 
@@ -308,7 +346,21 @@ class _PythonLauncher(Launcher):
     """The launcher in Python, for machines without a C++ compiler."""
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        y = self.with_epilogue(x, weight, None, None, out)
+        return self.fallback(x, weight, out) if y is None else y
+
+    def with_epilogue(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor | None:
         x, weight = _in_memory(x), _in_memory(weight)  # torch does this for the host library
+        summands = [_in_memory(one) for one in (bias, residual) if one is not None]
+        if not _are_contiguous(*summands):
+            return None
         weight = self.in_order(weight)
         last = self.problem.batch_last
         sizes = x.shape[1:] if last else x.shape[:-1]
@@ -330,9 +382,13 @@ class _PythonLauncher(Launcher):
             y_batch_stride=1 if last else out_features,
             y_feature_stride=rows if last else 1,
             weight_strides=_strides(weight),
+            bias=0 if bias is None else summands[0].data_ptr(),
+            residual=0 if residual is None else summands[-1].data_ptr(),
         )
         if self.make_fallback is not None and not _fit_for_vectors(flat, weight, y, last):
-            return self.fallback(x, weight, y)
+            return None
+        if any(one.data_ptr() % 16 for one in summands):
+            return None
         g = self.geometry
         tiles = -(-rows // g.rows_per_tile) * g.tiles_per_row_tile
         blocks = min(tiles, g.max_blocks)
@@ -356,6 +412,10 @@ def _fit_for_vectors(x: Tensor, weight: Tensor, y: Tensor, batch_last: bool) -> 
         and is_y_aligned
         and all(tensor.data_ptr() % 16 == 0 for tensor in (x, weight, y))
     )
+
+
+def _are_contiguous(*summands: Tensor | None) -> bool:
+    return all(one is None or one.is_contiguous() for one in summands)
 
 
 def _strides(weight: Tensor) -> Any:

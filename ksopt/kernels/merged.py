@@ -179,8 +179,14 @@ class Merged:
         if product.ndim == 4:  # a factor, with its own choice
             from ksopt.kernels import dispatch
 
+            around = (bias, p.epilogue.activation, residual, p.batch_last)
+            whole = None
+            if not p.epilogue.is_empty:
+                whole = dispatch.multiply_within(x, product, *around, None, out)
+            if whole is not None:
+                return whole
             y = dispatch.multiply(x, product, p.batch_last, out)
-            return add_epilogue_(y, bias, p.epilogue.activation, residual, p.batch_last)
+            return add_epilogue_(y, *around)
         y = times_matrix(x, product, bias, p.batch_last, out)
         if self.repair is not None:
             added = None if bias is None else bias.contiguous()

@@ -41,6 +41,19 @@ class PreparingLauncher(Launcher):
             x, weight_table.prepared(weight, self.form, self._number, self.pack), out
         )
 
+    def with_epilogue(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor | None:
+        if self.make_fallback is not None and not self.takes(x):
+            return None
+        packed = weight_table.prepared(weight, self.form, self._number, self.pack)
+        return self.multiply.with_epilogue(x, packed, bias, residual, out)
+
     def for_rows(self, x: Tensor) -> Launcher:
         """What multiplies x: this launcher, or its fallback."""
         return self if self.make_fallback is None or self.takes(x) else self.fallback

@@ -36,6 +36,7 @@ class ExecutionPlan:
         batch: rows of x.
         launches: in the order in which they run; those of siblings one after another.
         behind: what PyTorch's own operations do after the last launch.
+        within: what the last launch of several does beside its factor's product.
         between: what they do after the first of two layers, where each has a plan of its own.
     """
 
@@ -44,11 +45,13 @@ class ExecutionPlan:
     launches: tuple[Launch, ...]
     behind: Epilogue = EMPTY
     between: Epilogue = EMPTY
+    within: Epilogue = EMPTY
 
     @property
     def is_whole(self) -> bool:
-        """Whether one launch computes the whole problem."""
-        return len(self.launches) == 1 and self.behind.is_empty
+        """Whether one launch computes the whole problem, as a candidate of its own."""
+        apart = self.within.is_empty and self.behind.is_empty
+        return len(self.launches) == 1 and apart
 
     @property
     def predicted_us(self) -> float | None:

@@ -13,7 +13,7 @@ from ksopt.kernels import plan_autotuner, registry
 from ksopt.kernels.backends.base import BACKENDS, backend_of
 from ksopt.kernels.candidate import APART
 from ksopt.kernels.explain import ChoiceReport, choice_report, from_record
-from ksopt.kernels.families.base import CHAIN_FAMILIES
+from ksopt.kernels.families.base import CHAIN_FAMILIES, families
 from ksopt.kernels.operands import size_hint
 from ksopt.kernels.plan import ExecutionPlan, Launch
 from ksopt.kernels.problem import DeviceSpec, Problem
@@ -76,7 +76,11 @@ def plan_of(
         )
         for factor in reversed(problem.factors())
     ]
-    return ExecutionPlan(problem, batch, tuple(launches * problem.siblings), problem.epilogue)
+    together = tuple(launches * problem.siblings)
+    last = next((one for one in families() if one.name == launches[-1].choice.way), None)
+    if registry.is_within(problem, last):
+        return ExecutionPlan(problem, batch, together, within=problem.epilogue)
+    return ExecutionPlan(problem, batch, together, problem.epilogue)
 
 
 def whole_choice(

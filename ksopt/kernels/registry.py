@@ -214,10 +214,17 @@ def plain(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candi
 
 def _by_factors(problem: Problem, batch: int, device: DeviceSpec | None) -> Candidate:
     """One launch per factor, each the best predicted, and PyTorch's operations after the last."""
-    us = sum(best_predicted(one, batch, device)[0].predicted_us for one in problem.factors())
-    us *= problem.siblings
-    us += behind_us(problem, batch, 1 if device is None else device.multiprocessors)
+    best = [best_predicted(one, batch, device)[0] for one in problem.factors()]
+    us = sum(one.predicted_us for one in best) * problem.siblings
+    if not is_within(problem, best[0].family):
+        us += behind_us(problem, batch, 1 if device is None else device.multiprocessors)
     return Candidate(FACTORS, problem, us)
+
+
+def is_within(problem: Problem, last: KernelFamily[Any] | None) -> bool:
+    """Whether the launch of a layer's last factor, by such a kernel, computes the epilogue too."""
+    is_one = problem.siblings == 1 and not problem.epilogue.is_gated
+    return is_one and last is not None and last.takes_epilogues
 
 
 def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:

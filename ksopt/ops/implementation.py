@@ -224,7 +224,8 @@ def chain(
                 return call(x, operands.weights, bias, residual, out)
             with weight_scopes.owned_by_each(owners):
                 return call(x, operands.weights, bias, residual, out)
-    return by_factors(product, partial(_behind, op), x, weights, *around, owners, out)
+    within = partial(_within, op)
+    return by_factors(product, partial(_behind, op), x, weights, *around, owners, out, within)
 
 
 def are_alike(x: Tensor, weights: Sequence[Tensor]) -> bool:
@@ -262,6 +263,28 @@ def chain_inner(
         return chain(*arguments)
     with weight_scopes.repacked():
         return chain(*arguments)
+
+
+def _within(
+    op: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    residual: Tensor | None,
+    batch_last: bool,
+    owner: Tensor | None,
+    out: Tensor | None,
+) -> Tensor | None:
+    check_ks_mm(x, weight, batch_last)
+    y = fake(x.to("meta"), weight.to("meta"), batch_last)
+    check_epilogue(op, y, bias, activation, residual, batch_last)
+    arguments = (x, weight, bias, activation, residual, batch_last, None, out)
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        if owner is None:
+            return dispatch.multiply_within(*arguments)
+        with weight_scopes.owned_by(owner):
+            return dispatch.multiply_within(*arguments)
 
 
 def _behind(

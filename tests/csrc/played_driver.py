@@ -19,6 +19,7 @@ from built_once import built_once
 from ksopt.jit import host
 from ksopt.kernels import (
     dispatch,
+    factor_epilogue,
     host_plans,
     host_products,
     weight_cache,
@@ -32,6 +33,7 @@ from ksopt.reference import ks_reference
 
 PACK, MULTIPLY, MULTIPLY_AS_IT_IS, CHAIN, PACK_TRAINED, TRAINED = 2, 3, 4, 5, 6, 7
 GRADIENTS, ADDING, PACK_INPUT_GRAD, INPUT_GRAD, PACK_CHAIN = 8, 9, 10, 11, 12
+MULTIPLY_WITHIN = 14
 
 DRIVER = r"""
 #include <string.h>
@@ -44,6 +46,7 @@ struct Arguments {
   const float *x, *weight;
   float* y;
   long batch, x_batch, x_feature, y_batch, y_feature, weight_strides[4];
+  const float *bias, *residual;
 } arguments;
 struct ChainArguments {
   const float *x, *weights, *bias, *residual;
@@ -61,6 +64,7 @@ int launches, has_context = 1, stream, capturing;
 int packs, pattern[4], chain_features[3], in_sequence;
 enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4, CHAIN = 5, PACK_TRAINED = 6, TRAINED = 7 };
 enum { GRADIENTS = 8, ADDING = 9, PACK_INPUT_GRAD = 10, INPUT_GRAD = 11, PACK_CHAIN = 12 };
+enum { MULTIPLY_WITHIN = 14 };
 /* How a trained chain's two kernels were launched last, as `Seen` below has it. */
 struct Seen {
   long number, blocks, threads, shared, attributes, stream;
@@ -91,6 +95,14 @@ static void multiply(float packed) {
                    arguments.weight[((i * b + k) * c + l) * d + j] / packed;
           arguments.y[row * arguments.y_batch + ((i * b + k) * d + j) * arguments.y_feature] = sum;
         }
+}
+/* relu(y + bias) + residual, where they are. */
+static void add_epilogue() {
+  const int outputs = pattern[0] * pattern[1] * pattern[3];
+  for (long at = 0; at < arguments.batch * outputs; ++at) {
+    float sum = arguments.y[at] + (arguments.bias ? arguments.bias[at % outputs] : 0);
+    arguments.y[at] = (sum > 0 ? sum : 0) + (arguments.residual ? arguments.residual[at] : 0);
+  }
 }
 /* x, of one row, by a factor with any strides. */
 static void multiply_row(float* x, const float* weight, const long* strides) {
@@ -178,6 +190,10 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, v
   if (kernel == (void*)PACK) pack();
   if (kernel == (void*)MULTIPLY) multiply(-2);
   if (kernel == (void*)MULTIPLY_AS_IT_IS) multiply(1);
+  if (kernel == (void*)MULTIPLY_WITHIN) {
+    multiply(-2);
+    add_epilogue();
+  }
   return kernel == (void*)13 ? 1 : 0;
 }
 int cuGetErrorString(int status, const char** words) {
@@ -244,6 +260,9 @@ def stand_ins(library):
         (dispatch, "run_known", cuda.run_known),
         (dispatch, "run_known_repacked", cuda.run_known_repacked),
         (dispatch, "run", cuda.run),
+        (dispatch, "run_within", cuda.run_within),
+        (factor_epilogue, "_launchers", {}),
+        (factor_epilogue, "_registered", set()),
         (weight_cache, "is_capturing", lambda _: False),
         (host_products, "_run_product", None),
         (host_plans, "_run_layer", None),
@@ -307,10 +326,10 @@ def chain_of(library, chain, siblings=1, parts=None, in_sequence=False):
     features[:] = (chain.in_features, siblings * chain.out_features, parts * chain.out_features)
 
 
-def decide(x, weight, launcher):
-    """The product of such operands, batch first, is this launcher's."""
+def decide(x, weight, launcher, family=None):
+    """The product of such operands, batch first, is this launcher's, of a family or none."""
     key = cuda.problem_key_of(x, weight, False)
-    choice = Choice(Candidate("played", key.problem, 1.0), launcher, "model")
+    choice = Choice(Candidate("played", key.problem, 1.0, family), launcher, "model")
     cuda.remember(key, x.get_device(), Decision(choice, choice))
 
 

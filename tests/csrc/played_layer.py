@@ -11,6 +11,7 @@ import torch
 from played_driver import (
     CHAIN,
     MULTIPLY,
+    MULTIPLY_WITHIN,
     PACK,
     PACK_CHAIN,
     chain_of,
@@ -83,6 +84,31 @@ class Launched:
         )  # fmt: skip
 
 
+def packed_launcher(problem, kernel):
+    """The launcher of a factor's kernel that the driver plays, and of the one that packs for it."""
+    elements = problem.pattern.nnz
+    packing = Problem.of_factor(Pattern(1, elements, elements, 1), "float32", False)
+    return PackedLauncher(
+        "doubled",
+        HostLauncher(packing, geometry_of(elements), PACK, None),
+        HostLauncher(problem, Geometry(32, 0, 16, 1, 100), kernel, None),
+        fallback=None,
+    )
+
+
+class FamilyWithEpilogues:
+    """Of kernels that compute an epilogue too; it counts what is built."""
+
+    name, takes_epilogues = "played", True
+
+    def __init__(self):
+        self.built = []
+
+    def launcher(self, problem, tile, device_index):
+        self.built.append(problem.epilogue)
+        return packed_launcher(problem, MULTIPLY_WITHIN)
+
+
 class Device:
     """A layer, and its plan on the device that is played.
 
@@ -92,6 +118,9 @@ class Device:
         residual: whether something is added to the result.
         gated: whether the products of two siblings are multiplied.
     """
+
+    family = None
+    """Of the kernels that multiply by one factor."""
 
     def __init__(self, library, monkeypatch, siblings=1, residual=False, gated=False):
         self.library, self.siblings = library, siblings
@@ -118,15 +147,8 @@ class Device:
         """Each factor's product is by a packed weight."""
         (pattern, _) = PLAIN
         multiplies_by(self.library, pattern)
-        packing = Problem.of_factor(Pattern(1, pattern.nnz, pattern.nnz, 1), "float32", False)
         factor = Problem.of_factor(pattern, "float32", False)
-        launcher = PackedLauncher(
-            "doubled",
-            HostLauncher(packing, geometry_of(pattern.nnz), PACK, None),
-            HostLauncher(factor, Geometry(32, 0, 16, 1, 100), MULTIPLY, None),
-            fallback=None,
-        )
-        decide(self.x, self.weights[0], launcher)
+        decide(self.x, self.weights[0], packed_launcher(factor, MULTIPLY), self.family)
 
     def _decision(self, problem, operands):
         self.decided += 1
@@ -190,6 +212,14 @@ class Factors(Device):
     @property
     def packs(self):
         return variable(self.library, "packs").value
+
+
+class FactorsWithin(Factors):
+    """A launch a factor, of which the last computes the epilogue."""
+
+    def __init__(self, library, monkeypatch, **layer):
+        self.family = FamilyWithEpilogues()
+        super().__init__(library, monkeypatch, **layer)
 
 
 class ByMatrix(Device):

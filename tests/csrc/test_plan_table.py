@@ -7,17 +7,18 @@ import threading
 import pytest
 import torch
 from played_driver import variable
-from played_layer import EVENTS, PLAIN, ROWS, Factors, Launched, Whole
+from played_layer import EVENTS, PLAIN, ROWS, Factors, FactorsWithin, Launched, Whole
 from torch import nn
 
 import ksopt
 from ksopt import ops
+from ksopt.errors import CompilationError
 from ksopt.kernels import host_plans, plan_autotuner, weight_cache, weight_scopes
 from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.reference import chain_reference
 
 
-@pytest.fixture(params=[Whole, Factors])
+@pytest.fixture(params=[Whole, Factors, FactorsWithin])
 def device(played, monkeypatch, request):
     return request.param(played, monkeypatch)
 
@@ -49,6 +50,49 @@ def test_a_layer_is_packed_once_and_then_known(device):
     assert variable(device.library, "launches").value == launches + 6 * each
     if isinstance(device, Whole):
         assert device.call.calls == 1
+
+
+@pytest.mark.parametrize("kind", [Factors, FactorsWithin])
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_last_launch_computes_the_epilogue_where_it_can(played, monkeypatch, residual, kind):
+    device = kind(played, monkeypatch, residual=residual)
+    warm(device)
+    launches = variable(device.library, "launches").value
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        device.known()
+    assert variable(device.library, "launches").value == launches + 2
+    operations = {event.key for event in seen.key_averages()} & {"aten::add_", "aten::relu_"}
+    assert bool(operations) == (kind is Factors)
+    out = torch.full((ROWS, device.features), torch.nan)
+    assert device.known(out=out).data_ptr() == out.data_ptr()
+    device.check(out)
+    if kind is FactorsWithin:
+        assert device.family.built == [device.problem.epilogue]
+
+
+def test_a_bias_that_a_kernel_cannot_read_is_added_behind(played, monkeypatch):
+    device = FactorsWithin(played, monkeypatch, residual=True)
+    warm(device)
+    bias = torch.randn(2 * device.features)[::2]
+    for other in (bias, torch.randn(device.features + 1)[1:]):
+        device.layer.bias = nn.Parameter(other, requires_grad=False)
+        device.run()
+        device.check(device.known())
+    device.residual = torch.randn(device.features, ROWS).T
+    device.run()
+    device.check(device.known())
+
+
+def test_a_kernel_that_does_not_compile_with_an_epilogue_leaves_it_to_pytorch(played, monkeypatch):
+    device = FactorsWithin(played, monkeypatch)
+
+    def refuse(problem, tile, device_index):
+        raise CompilationError("a fault")
+
+    device.family.launcher = refuse
+    with pytest.warns(RuntimeWarning, match="does not compile: a fault"):
+        warm(device)
+    device.check(device.known())
 
 
 @pytest.mark.parametrize("event", EVENTS)

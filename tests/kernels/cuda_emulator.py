@@ -109,6 +109,27 @@ class _Apart:
         ctypes.memmove(self.at, address, size)
 
 
+class _Together:
+    """Copies of several tensors in one range, as aligned as they are, with NaN between them."""
+
+    _GAP = 512
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        extents = [_extent(tensor) for tensor in tensors]
+        places, end = [], 0
+        for address, size in extents:
+            end += self._GAP - end % self._GAP if end else 0
+            places.append(end + address % 256)
+            end = places[-1] + size
+        self._memory = ctypes.create_string_buffer(b"\xff" * (end + 256), end + 256)
+        first = ctypes.addressof(self._memory)
+        first += -first % 256
+        self.at = [first + place for place in places]
+        for at, (address, size) in zip(self.at, extents, strict=True):
+            ctypes.memmove(at, address, size)
+        self.range = _Range(self.at[0], self.at[-1] + extents[-1][1])
+
+
 class EmulatedKernel:
     """A compiled instance: called with (x, weight) on the CPU, it returns y."""
 
@@ -133,6 +154,32 @@ class EmulatedKernel:
         Raises:
             EmulationError: an access or a wait was wrong.
         """
+        return self._run(lambda launcher: launcher(x, weight, out), x, (weight,), seed, out)
+
+    def with_epilogue(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        seed: int = 0,
+    ) -> Tensor | None:
+        """The result of a kernel with an epilogue, through ``Launcher.with_epilogue``."""
+        summands = [one for one in (bias, residual) if one is not None]
+        return self._run(
+            lambda launcher: launcher.with_epilogue(x, weight, bias, residual),
+            *(x, (weight, *summands), seed, None),
+        )
+
+    def _run(
+        self,
+        call: Callable[[_PythonLauncher], Any],
+        x: Tensor,
+        read: Sequence[Tensor],
+        seed: int,
+        out: Tensor | None,
+    ) -> Any:
+        """What a launcher returns that runs the kernel; ``read``: the weight, and the summands."""
         y_row_bytes = self.instance.problem.pattern.out_features * x.element_size()
 
         def launch(
@@ -145,12 +192,22 @@ class EmulatedKernel:
             early: bool = False,
         ) -> None:
             y_address = arguments.y
-            near_x, near_weight = _Apart(*_extent(x)), _Apart(*_extent(weight))
+            near_x = _Apart(*_extent(x))
             near_y = _Apart(y_address, arguments.batch * y_row_bytes)
-            assert (arguments.x, arguments.weight) == (x.data_ptr(), weight.data_ptr()), (
-                "the launcher laid x or weight out again: give the emulator what needs no copy"
+            names = ["weight", *(one for one in ("bias", "residual") if getattr(arguments, one))]
+            places = [getattr(arguments, one) for one in ("x", *names)]
+            assert places == [one.data_ptr() for one in (x, *read)], (
+                "the launcher laid an operand out again: give the emulator what needs no copy"
             )
-            arguments.x, arguments.weight, arguments.y = near_x.at, near_weight.at, near_y.at
+            arguments.x, arguments.y = near_x.at, near_y.at
+            near_weight: Any
+            if len(read) == 1:
+                near_weight = _Apart(*_extent(read[0]))
+                arguments.weight = near_weight.at
+            else:
+                near_weight = _Together(read)
+                for name, at in zip(names, near_weight.at, strict=True):
+                    setattr(arguments, name, at)
             message = ctypes.create_string_buffer(2048)
             self._loaded.emulate_updates(out is not None)
             status = self._loaded.emulate_launch(
@@ -173,7 +230,7 @@ class EmulatedKernel:
 
         launcher = _PythonLauncher(self.instance.problem, self.instance.geometry, self._index, None)
         with mock.patch.object(driver, "launch", launch):
-            return launcher(x, weight, out)
+            return call(launcher)
 
     def launched_as(self, geometry: Geometry) -> EmulatedKernel:
         """The same kernel with another launch, for example with fewer blocks."""

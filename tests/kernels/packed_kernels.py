@@ -62,6 +62,17 @@ class PackedKernel:
         packed = self.pack(weight.view(1, -1), weight, seed).view(1, 1, 1, -1)
         return self.multiply(x, packed, seed)
 
+    def with_epilogue(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        seed: int = 0,
+    ) -> Tensor | None:
+        packed = self.pack(weight.contiguous().view(1, -1), weight, seed).view(1, 1, 1, -1)
+        return self.multiply.with_epilogue(x, packed, bias, residual, seed)
+
     def launched_as(self, geometry: Geometry) -> PackedKernel:
         return replace(self, multiply=self.multiply.launched_as(geometry))
 

@@ -18,3 +18,9 @@ struct Arguments {
   int64 y_batch_stride, y_feature_stride;
   int64 weight_stride_a, weight_stride_b, weight_stride_c, weight_stride_d;
 };
+
+// The same of kernels with an epilogue. The residual lies in memory as y does.
+struct EpilogueArguments : Arguments {
+  const void* bias;
+  const void* residual;
+};

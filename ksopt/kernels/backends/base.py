@@ -84,6 +84,26 @@ class DeviceBackend(DeviceType, ABC):
             y: (*batch, M) or (M, *batch), contiguous; new, or in ``out``.
         """
 
+    def run_within(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        batch_last: bool,
+        bias: Tensor | None,
+        activation: str,
+        residual: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor | None:
+        """act(x Kᵀ + bias) + residual by the launch of the product; None where it cannot.
+
+        Args:
+            x, weight, batch_last, out: as for `run`.
+            bias: (M,), or None.
+            activation: one of `ksopt.epilogue.ACTIVATIONS`.
+            residual: of y's shape, or None.
+        """
+        return None
+
     @abstractmethod
     def tune(self, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:
         """Measure for these operands even if a choice exists; store the result here and on disk.

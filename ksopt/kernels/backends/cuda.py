@@ -27,7 +27,7 @@ from torch import Tensor
 from ksopt import precision
 from ksopt.errors import UnavailableError
 from ksopt.jit import driver
-from ksopt.kernels import host_products, registry, tuning_cache, weight_cache
+from ksopt.kernels import factor_epilogue, host_products, registry, tuning_cache, weight_cache
 from ksopt.kernels.autotuner import Choice, Decision, Source, measured
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, backend_of, register_backend
 from ksopt.kernels.decisions import Decider, Question, by_rule, known_record, load
@@ -77,6 +77,22 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
     """
     call = choice_for(x, weight, batch_last).call
     return call(x, weight) if out is None else call(x, weight, out)
+
+
+def run_within(
+    x: Tensor,
+    weight: Tensor,
+    batch_last: bool,
+    bias: Tensor | None,
+    activation: str,
+    residual: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor | None:
+    """The product and what is behind it in one launch: see `DeviceBackend.run_within`."""
+    if x.numel() == 0:
+        return None
+    choice = choice_for(x, weight, batch_last)
+    return factor_epilogue.run(choice, x, weight, bias, residual, activation, out)
 
 
 def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
@@ -224,6 +240,7 @@ class CudaBackend(DeviceBackend):
     run_known = staticmethod(run_known)
     run_known_repacked = staticmethod(run_known_repacked)
     run = staticmethod(run)
+    run_within = staticmethod(run_within)
     choice_for = staticmethod(choice_for)
     tune = staticmethod(tune)
     forget = staticmethod(forget)

@@ -54,6 +54,9 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
         takes_chains: whether it computes chains of several factors, or epilogues, or siblings, each
             as far as `unsupported_shape` allows; its launchers are `candidate.ChainCall`s.
             Others compute one factor's product alone, and are called with (x, weight, out=None).
+        takes_epilogues: whether its kernels of one factor may have an epilogue, but for gates: of a
+            problem with one, its launcher is called by `Launcher.with_epilogue`. Such a kernel is
+            no candidate: it takes the place of the one that is chosen for the product alone.
         takes_mlps: whether it computes two layers, one behind the other, as far as
             `unsupported_shape` allows; its launchers then are `candidate.MlpCall`s.
         by_pytorch: whether PyTorch multiplies, which may round 16-bit sums more than once: a result
@@ -75,6 +78,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
     packs_from_d: ClassVar[int | None] = None
     max_batch: ClassVar[int | None] = None
     takes_chains: ClassVar[bool] = False
+    takes_epilogues: ClassVar[bool] = False
     takes_mlps: ClassVar[bool] = False
     by_pytorch: ClassVar[bool] = False
     is_judged_first: ClassVar[bool] = False
@@ -220,7 +224,8 @@ class TemplateFamily(KernelFamily[ConfigT]):
 
     def kernel_name(self, problem: Problem) -> str:
         """The kernel's name, as profilers show it."""
-        return codegen.kernel_name(self.name, self.arithmetic(problem), problem.pattern)
+        name = codegen.kernel_name(self.name, self.arithmetic(problem), problem.pattern)
+        return "_".join((name, *problem.epilogue.names))
 
     def arithmetic(self, problem: Problem) -> str:
         """The arithmetic in the kernel's name."""

@@ -95,6 +95,7 @@ class DecodeFma(TemplateFamily[Config]):
     dtypes = ANY_TYPE
     layout = "batch_first"
     max_batch = MAX_BATCH
+    takes_epilogues = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         p = problem.pattern
@@ -172,4 +173,5 @@ class DecodeFma(TemplateFamily[Config]):
         instance = f"DecodeFmaTile<{dtype}, Support, {arguments}>"
         call = f"decode_fma_kernel<{dtype}, Support, Tile>"
         tile = codegen.tile(self.template, p, instance, facts, self.name)
-        return tile + codegen.kernel(self.kernel_name(problem), call, bounds="Tile::THREADS")
+        name, after = self.kernel_name(problem), problem.epilogue
+        return tile + codegen.kernel(name, call, bounds="Tile::THREADS", after=after)

@@ -121,6 +121,7 @@ class DecodeMma16(TemplateFamily[Config]):
     dtypes = HALF
     layout = "batch_first"
     max_batch = MAX_BATCH
+    takes_epilogues = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         p = problem.pattern
@@ -224,4 +225,6 @@ class DecodeMma16(TemplateFamily[Config]):
         tile = codegen.tile(
             self.template, p, f"DecodeMma16Tile<Support, {arguments}>", facts, self.name
         )
-        return tile + codegen.kernel(self.kernel_name(problem), call, attributes=cluster)
+        return tile + codegen.kernel(
+            self.kernel_name(problem), call, attributes=cluster, after=problem.epilogue
+        )

@@ -218,6 +218,7 @@ class Wgmma16(TemplateFamily[Config]):
     layout = "batch_first"
     capability = (9, 0)
     capability_only = True
+    takes_epilogues = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         reason = unsupported_layout(problem.pattern)
@@ -291,4 +292,4 @@ class Wgmma16(TemplateFamily[Config]):
         tile = codegen.tile(
             self.template, p, f"Wgmma16Tile<Support, {arguments}>", facts, self.name
         )
-        return tile + codegen.kernel(self.kernel_name(problem), call)
+        return tile + codegen.kernel(self.kernel_name(problem), call, after=problem.epilogue)

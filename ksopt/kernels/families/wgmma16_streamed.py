@@ -76,6 +76,7 @@ class Wgmma16Streamed(PackedFamily[Config]):
     capability = (9, 0)
     capability_only = True
     packs_from_d = 2
+    takes_epilogues = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         reason = wgmma16.unsupported_layout(problem.pattern)
@@ -132,7 +133,9 @@ class Wgmma16Streamed(PackedFamily[Config]):
 
     def source(self, problem: Problem, config: Config) -> str:
         call = f"wgmma16_streamed_kernel<{self.dtypes[problem.dtype]}, Support, Tile>"
-        return self._tile(problem, config) + codegen.kernel(self.kernel_name(problem), call)
+        return self._tile(problem, config) + codegen.kernel(
+            self.kernel_name(problem), call, after=problem.epilogue
+        )
 
     def packed_elements(self, problem: Problem, config: Config) -> int:
         return config.packed_elements(problem.pattern)

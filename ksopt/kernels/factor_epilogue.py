@@ -1,0 +1,94 @@
+"""A factor's product and the epilogue behind it in one launch, where the chosen kernel has both.
+
+The choice is that of the product alone: the same kernel with the same tile, compiled once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksopt.epilogue import ACTIVATIONS
+from ksopt.errors import KsoptError
+from ksopt.jit import host
+from ksopt.kernels import registry, weight_scopes
+from ksopt.kernels.autotuner import Choice
+from ksopt.kernels.candidate import Candidate
+from ksopt.kernels.launcher import KERNEL, Enterable, Launcher
+from ksopt.kernels.packing_launcher import PreparingLauncher
+from ksopt.kernels.problem import Epilogue
+
+_NONE = -1  # of csrc/host/kernel_table.hpp
+
+_launchers: dict[tuple[Candidate, Epilogue, int], Launcher | None] = {}
+_registered: set[tuple[int, Epilogue]] = set()  # plans of the host library
+
+
+def run(
+    choice: Choice,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    out: Tensor | None,
+) -> Tensor | None:
+    """act(x Kᵀ + bias) + residual in the launch of a product; None where its kernel has no such.
+
+    Args:
+        choice: of the product.
+        x, weight, out: as for `DeviceBackend.run`.
+        bias, residual, activation: of the epilogue, which is not empty; an activation is no gate.
+    """
+    epilogue = Epilogue(bias is not None, activation, residual is not None)  # type: ignore[arg-type]
+    launcher = _launcher(choice, x, epilogue)
+    if launcher is None:
+        return None
+    if not weight_scopes.thread_state.repacked and choice.repacks:
+        with weight_scopes.repacked():
+            return launcher.with_epilogue(x, weight, bias, residual, out)
+    return launcher.with_epilogue(x, weight, bias, residual, out)
+
+
+def _launcher(choice: Choice, x: Tensor, epilogue: Epilogue) -> Launcher | None:
+    call = choice.call
+    if isinstance(call, PreparingLauncher) and call.for_rows(x) is not call:
+        call = call.for_rows(x)  # another family's
+        _register(call, epilogue, None)
+        return None
+    key = (choice.candidate, epilogue, x.get_device())
+    if key not in _launchers:
+        _launchers[key] = _built(*key)
+    _register(call, epilogue, _launchers[key])
+    return _launchers[key]
+
+
+def _built(candidate: Candidate, epilogue: Epilogue, device: int) -> Launcher | None:
+    family = candidate.family
+    if family is None or not family.takes_epilogues:
+        return None
+    problem = replace(candidate.problem, epilogue=epilogue)
+    try:
+        launcher = family.launcher(problem, candidate.tile, device)
+    except KsoptError as error:
+        registry.warn_once(f"{candidate.label} for {problem} does not compile: {error}")
+        return None
+    assert isinstance(launcher, Launcher)
+    return launcher
+
+
+def _register(call: Any, epilogue: Epilogue, launcher: Launcher | None) -> None:
+    """Register the launch with the host library; None: there is none."""
+    if not host.is_loaded() or not isinstance(call, Enterable):
+        return
+    entry = call.entry()
+    if entry is None or entry.kind != KERNEL or (entry.plan, epilogue) in _registered:
+        return
+    _registered.add((entry.plan, epilogue))
+    own = launcher.entry() if launcher is not None else None
+    activation = ACTIVATIONS.index(epilogue.activation)  # type: ignore[arg-type]
+    after = (activation, epilogue.bias, epilogue.residual)
+    torch.ops.ksopt_host.set_epilogue(entry.plan, *after, _NONE if own is None else own.plan)
