@@ -10,6 +10,7 @@
     python docs/experiments/layer_time.py --gates    # silu(a(x)) * b(x), one launch and others
 
 With `--graphs` layers run in CUDA graphs, and each call reads other weights from memory.
+With `--kernels` it also prints the kernels of a chain's call, by torch's profiler.
 With `--max-autotune` layers are compared with dense ones by that mode, too: half a minute each.
 
 The L2 cache is emptied before each sample; ways take turns, medians of 30. Kernels are chosen by
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -80,6 +82,24 @@ def medians_us(calls: Sequence[Callable[[], object]], device: str = "cuda") -> l
     if any(result.is_host_late for result in results.values()):
         print("# the host was late: times of the next line hold a part of its")
     return [result.median_us for result in results.values()]
+
+
+def print_kernels(call: Callable[[], object]) -> None:
+    """Print the kernels of a call, none of whose operands are in the L2 cache, and their times."""
+    flush = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    of_device = torch.profiler.ProfilerActivity.CUDA
+    with torch.profiler.profile(activities=[of_device]) as profile:
+        for _ in range(_SAMPLES):
+            flush.zero_()
+            call()
+        torch.cuda.synchronize()
+    times: dict[str, list[float]] = {}
+    for event in profile.events():
+        if "emset" not in event.name:
+            times.setdefault(event.name, []).append(event.device_time)
+    for name, several in times.items():
+        median = statistics.median(several)
+        print(f"#   {len(several) / _SAMPLES:.0f} x {median:.1f} us {name[:90]}", flush=True)
 
 
 def ways_of_dense(layer: nn.Module, x: Tensor, autotunes: bool) -> list[Callable[[], object]]:
@@ -214,7 +234,7 @@ def time_gates() -> None:
             print(f"{text} twice, {rows} rows: {ways}; dense {dense_us:.1f}", flush=True)
 
 
-def time_siblings(autotunes: bool) -> None:
+def time_siblings(autotunes: bool, lists_kernels: bool) -> None:
     """Print a line for q, k, v of one input, beside one dense layer, and beside three."""
     for text in SIBLINGS:
         chain = Chain.parse(text)
@@ -227,6 +247,8 @@ def time_siblings(autotunes: bool) -> None:
             ways = (partial(stacked.cuda().bfloat16(), x), partial(three, x))
             dense = ways_of_dense(one.cuda().bfloat16(), x, autotunes)
             us, three_us, *one_us = medians_us([*ways, *dense])
+            if lists_kernels:
+                print_kernels(ways[0])
         times = ", ".join(f"{time:.1f}" for time in one_us)
         print(
             f"3 x {text}: {us:.1f} us; dense as one layer {times} (eager, compiled, if requested "
@@ -240,7 +262,20 @@ def layers_of(features: Sequence[int]) -> list[tuple[int, int, str]]:
     return [layer for layer in LAYERS if not features or layer[0] in features]
 
 
-def time_layers(autotunes: bool, features: Sequence[int], numbers_of_rows: Sequence[int]) -> None:
+def plan_of(text: str, rows: int) -> str:
+    """The launches of a layer with its bias, in words."""
+    problem = Problem(Chain.parse(text), "bfloat16", False, epilogue=Epilogue(bias=True))
+    plan = planner.plan_of(problem, rows)
+    last = [f"with {name}" for name in plan.within.names]
+    return " ".join([", ".join(plan.ways), *last, *(f"and {one}" for one in plan.behind.names)])
+
+
+def time_layers(
+    autotunes: bool,
+    features: Sequence[int],
+    numbers_of_rows: Sequence[int],
+    lists_kernels: bool,
+) -> None:
     """Print a line for each layer of so many features (of none: for all) and number of rows."""
     for (n, m, text), rows in itertools.product(layers_of(features), numbers_of_rows):
         x = torch.randn(rows, n, device="cuda", dtype=torch.bfloat16)
@@ -253,13 +288,13 @@ def time_layers(autotunes: bool, features: Sequence[int], numbers_of_rows: Seque
             layers = (plain, torch.nn.Sequential(dense, torch.nn.GELU()), gelu)
             calls = [partial(layer, x) for layer in layers]
             times = medians_us([*calls, *ways_of_dense(dense, x, autotunes)])
+            if lists_kernels:
+                print_kernels(calls[0])
         plain_us, dense_gelu_us, gelu_us, *tuned = times
         dense_us = min(tuned)
-        problem = Problem(Chain.parse(text), "bfloat16", False, epilogue=Epilogue(bias=True))
-        names = ", ".join(planner.plan_of(problem, rows).ways)
         print(
-            f"{n} -> {m} {text}, {rows} rows, by {names}: {plain_us:.1f} of {dense_us:.1f} us "
-            f"({plain_us / dense_us:.2f}; dense {', '.join(f'{us:.1f}' for us in tuned)}: eager, "
+            f"{n} -> {m} {text}, {rows} rows, by {plan_of(text, rows)}: "
+            f"{plain_us:.1f} of {dense_us:.1f} us ({plain_us / dense_us:.2f}; dense {', '.join(f'{us:.1f}' for us in tuned)}: eager, "
             f"compiled, then max-autotune); with GELU {gelu_us:.1f} of {dense_gelu_us:.1f} us "
             f"({gelu_us / dense_gelu_us:.2f})",
             flush=True,
@@ -293,7 +328,8 @@ def time_in_graphs(
         *of_rivals, ours = us.values()
         listed = ", ".join(f"{name} {time:.2f} us" for name, time in us.items())
         print(
-            f"{n} -> {m} {text}, {rows} rows: {listed}; share {ours / min(of_rivals):.2f}",
+            f"{n} -> {m} {text}, {rows} rows, by {plan_of(text, rows)}: {listed}; "
+            f"share {ours / min(of_rivals):.2f}",
             flush=True,
         )
 
@@ -309,6 +345,7 @@ def main() -> None:
     kinds.add_argument("--features", type=int, nargs="+", default=[], help="layers of these alone")
     parser.add_argument("--rows", type=int, nargs="+", default=[ROWS], help=f"of layers ({ROWS})")
     parser.add_argument("--graphs", action="store_true", help="layers in CUDA graphs alone")
+    parser.add_argument("--kernels", action="store_true", help="list a chain's kernels, too")
     parser.add_argument("--max-autotune", action="store_true", help="of dense layers, too")
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -320,9 +357,10 @@ def main() -> None:
         time_in_graphs(arguments.max_autotune, arguments.features, arguments.rows)
         return
     if not arguments.siblings:
-        time_layers(arguments.max_autotune, arguments.features, arguments.rows)
+        kernels = arguments.kernels
+        time_layers(arguments.max_autotune, arguments.features, arguments.rows, kernels)
     if not arguments.features:
-        time_siblings(arguments.max_autotune)
+        time_siblings(arguments.max_autotune, arguments.kernels)
 
 
 if __name__ == "__main__":
