@@ -294,8 +294,9 @@ def time_layers(
         dense_us = min(tuned)
         print(
             f"{n} -> {m} {text}, {rows} rows, by {plan_of(text, rows)}: "
-            f"{plain_us:.1f} of {dense_us:.1f} us ({plain_us / dense_us:.2f}; dense {', '.join(f'{us:.1f}' for us in tuned)}: eager, "
-            f"compiled, then max-autotune); with GELU {gelu_us:.1f} of {dense_gelu_us:.1f} us "
+            f"{plain_us:.1f} of {dense_us:.1f} us ({plain_us / dense_us:.2f}; dense "
+            f"{', '.join(f'{us:.1f}' for us in tuned)}: eager, compiled, then max-autotune); with "
+            f"GELU {gelu_us:.1f} of {dense_gelu_us:.1f} us "
             f"({gelu_us / dense_gelu_us:.2f})",
             flush=True,
         )

@@ -10,7 +10,7 @@ what packs their weights; ``mlps 0``: of the first of two. ``weight_grads``: tho
 gradients; ``input_grads``: those of chains' input gradients; ``chain_grads``: those of chains'
 weight gradients; ``expanded``: the one behind products by matrices with zeros; ``repair``: the one
 behind products by chains' matrices with zeros; ``transposes``: those around PyTorch's batched
-product.
+product; ``epilogues``: those of factors with an epilogue.
 
 The patterns are the smallest of the tests' sample, one of each d in turn, and some of odd sizes;
 the batch is small and odd: every tail is met, and the tools' slowness does not matter. (Errors of
@@ -253,7 +253,30 @@ def run_transposes() -> int:
     return ran
 
 
+def run_epilogues() -> int:
+    """Run the kernels of factors that have an epilogue; how often."""
+    ran, device = 0, DeviceSpec.of_device(0)
+    after = itertools.cycle([Epilogue(True), Epilogue(True, "gelu", True), Epilogue(residual=True)])
+    several = [family for family in families() if family.takes_epilogues]
+    for pattern in (*smallest(4), *(Pattern(*sizes) for sizes in PADDED)):
+        for dtype, family in itertools.product(("float32", "bfloat16"), several):
+            problem = Problem.of_factor(pattern, dtype, False)
+            if family.unsupported_reason(problem, device) is not None:
+                continue
+            tiles = list(family.configs(problem, device))
+            problem = replace(problem, epilogue=next(after))
+            for tile, rows in itertools.product({tiles[len(tiles) // 3], tiles[-1]}, (3, ROWS)):
+                o = random_operands(problem, rows, torch.device("cuda"))
+                launcher = family.launcher(problem, tile, 0)
+                y = launcher.with_epilogue(o.x, o.weights[0], o.bias, o.residual)
+                assert y is not None, problem
+                assert not torch.isnan(y).any(), problem
+                ran += 1
+    return ran
+
+
 OF_CHAINS: dict[str, Callable[[], int]] = {
+    "epilogues": run_epilogues,
     "transposes": run_transposes,
     "expanded": run_expanded,
     "repair": run_repair,
