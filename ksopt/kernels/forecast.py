@@ -6,7 +6,7 @@ they were fitted: on another GPU the order of the candidates is worth more than 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ksopt.jit import arch, nvrtc, resources
 from ksopt.jit.resources import Resources
@@ -65,7 +65,8 @@ def forecast(problem: Problem, batch: int, device: DeviceSpec) -> Forecast:
     rivals = [tuple(registry.best_predicted(one.problem, batch, device)) for one in plan.launches]
     behind = 0.0
     if not plan.behind.is_empty:
-        behind = registry.behind_us(problem, batch, device.multiprocessors)
+        rest = replace(problem, epilogue=plan.behind)
+        behind = registry.behind_us(rest, batch, device.multiprocessors)
     return Forecast(device, plan, _pytorch_us(problem, batch, device), tuple(rivals), behind)
 
 

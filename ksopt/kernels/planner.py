@@ -13,10 +13,10 @@ from ksopt.kernels import plan_autotuner, registry
 from ksopt.kernels.backends.base import BACKENDS, backend_of
 from ksopt.kernels.candidate import APART
 from ksopt.kernels.explain import ChoiceReport, choice_report, from_record
-from ksopt.kernels.families.base import CHAIN_FAMILIES, families
+from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.operands import size_hint
 from ksopt.kernels.plan import ExecutionPlan, Launch
-from ksopt.kernels.problem import DeviceSpec, Problem
+from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
 
 
 def plan_of(
@@ -61,26 +61,39 @@ def plan_of(
         together = (*one.launches, *two.launches)
         return ExecutionPlan(problem, batch, together, two.behind, one.behind)
     launches = [
-        Launch(
-            factor,
-            choice_report(
-                factor.pattern,
-                problem.dtype,
-                batch,
-                batch_last=problem.batch_last,
-                device=place,
-                repacked=repacked,
-                exact=problem.exact,
-                spec=spec,
-            ),
-        )
+        Launch(factor, choice_of_factor(factor, batch, place, repacked, spec))
         for factor in reversed(problem.factors())
     ]
     together = tuple(launches * problem.siblings)
-    last = next((one for one in families() if one.name == launches[-1].choice.way), None)
-    if registry.is_within(problem, last):
-        return ExecutionPlan(problem, batch, together, within=problem.epilogue)
-    return ExecutionPlan(problem, batch, together, problem.epilogue)
+    within, behind = EMPTY, problem.epilogue
+    if not behind.is_empty and (place.type == "cuda" or spec is not None):
+        within, behind = registry.within(problem, launches[-1].choice.way)
+    return ExecutionPlan(problem, batch, together, behind, within=within)
+
+
+def choice_of_factor(
+    factor: Problem,
+    batch: int,
+    device: torch.device,
+    repacked: bool = False,
+    spec: DeviceSpec | None = None,
+) -> ChoiceReport:
+    """The known or predicted choice for one factor's product.
+
+    Args:
+        factor: its problem.
+        batch, device, repacked, spec: as for `plan_of`.
+    """
+    return choice_report(
+        factor.pattern,
+        factor.dtype,
+        batch,
+        batch_last=factor.batch_last,
+        device=device,
+        repacked=repacked,
+        exact=factor.exact,
+        spec=spec,
+    )
 
 
 def whole_choice(

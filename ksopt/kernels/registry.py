@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -22,7 +23,7 @@ from ksopt.kernels import mergeable
 from ksopt.kernels.candidate import FACTORS, LAYERS, MERGED, Candidate
 from ksopt.kernels.families.base import KernelFamily, families
 from ksopt.kernels.families.common import pytorch_cost, pytorch_ops
-from ksopt.kernels.problem import SIXTEEN_BIT, DeviceSpec, Problem, Rows
+from ksopt.kernels.problem import EMPTY, SIXTEEN_BIT, DeviceSpec, Epilogue, Problem, Rows
 
 MOST_KERNELS = 11
 """How many kernels, of all families together, are compiled and timed for a problem."""
@@ -216,15 +217,32 @@ def _by_factors(problem: Problem, batch: int, device: DeviceSpec | None) -> Cand
     """One launch per factor, each the best predicted, and PyTorch's operations after the last."""
     best = [best_predicted(one, batch, device)[0] for one in problem.factors()]
     us = sum(one.predicted_us for one in best) * problem.siblings
-    if not is_within(problem, best[0].family):
-        us += behind_us(problem, batch, 1 if device is None else device.multiprocessors)
+    behind = replace(problem, epilogue=within(problem, best[0].name)[1])
+    us += behind_us(behind, batch, 1 if device is None else device.multiprocessors)
     return Candidate(FACTORS, problem, us)
 
 
-def is_within(problem: Problem, last: KernelFamily[Any] | None) -> bool:
-    """Whether the launch of a layer's last factor, by such a kernel, computes the epilogue too."""
-    is_one = problem.siblings == 1 and not problem.epilogue.is_gated
-    return is_one and last is not None and last.takes_epilogues
+def within(problem: Problem, last_way: str) -> tuple[Epilogue, Epilogue]:
+    """The parts of a layer's epilogue in its last factor's launch, and of PyTorch's operations.
+
+    Args:
+        problem: a layer, by a launch per factor.
+        last_way: the candidate of its last factor.
+    """
+    after = problem.epilogue
+    if problem.siblings > 1:
+        return EMPTY, after
+    if any(one.name == last_way and one.takes_epilogues for one in families()):
+        return after, EMPTY
+    if adds_bias(problem.factors()[0], last_way):
+        return Epilogue(after.bias), replace(after, bias=False)
+    return EMPTY, after
+
+
+def adds_bias(factor: Problem, way: str) -> bool:
+    """Whether a candidate of a factor is PyTorch's product by a full matrix, with a bias."""
+    is_matrix = factor.pattern.a == factor.pattern.d == 1 and not factor.batch_last
+    return is_matrix and way in pytorch_ops.names(factor, "cuda")
 
 
 def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:

@@ -1,12 +1,13 @@
 """Plans: one launch per factor, or one by a family that takes the whole chain: the faster."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from toy_chains import SPEC, ToyChain, registered, toy_device
 
-from ksopt.kernels import layer_plans, plan_autotuner, tuning_cache
+from ksopt.kernels import layer_plans, plan_autotuner, registry, tuning_cache
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.operands import Operands, key_of
 from ksopt.kernels.planner import plan_of
@@ -162,3 +163,29 @@ def test_a_factor_has_nothing_to_tune_as_a_whole(toy):
 def test_no_rows_take_the_factors(toy):
     assert call_of(operands(rows=0)) is None
     assert isinstance(toy(), ToyChain)
+
+
+@pytest.mark.parametrize(
+    ("text", "way", "within", "behind"),
+    [
+        ("(1,64,32,2)*(2,32,64,1)", "decode_mma16", ("bias", "gelu", "residual"), ()),
+        ("(1,64,32,2)*(2,32,64,1)", "mma16", (), ("bias", "gelu", "residual")),
+        ("(1,128,32,1)*(1,32,128,1)", "bmm", ("bias",), ("gelu", "residual")),
+        ("(2,64,32,1)*(1,64,128,1)", "bmm", (), ("bias", "gelu", "residual")),
+    ],
+)
+def test_what_the_last_launch_of_several_computes(text, way, within, behind):
+    after = Epilogue(True, "gelu", True)
+    problem = Problem(Chain.parse(text), "bfloat16", False, epilogue=after)
+    parts = registry.within(problem, way)
+    assert tuple(one.names for one in parts) == (within, behind)
+    assert registry.within(replace(problem, siblings=2), way)[0] == EMPTY
+
+
+def test_a_plan_says_what_its_last_launch_adds():
+    chain = Chain.parse("(1,512,128,2)*(2,128,512,1)")
+    problem = Problem(chain, "bfloat16", False, epilogue=Epilogue(True))
+    plan = plan_of(problem, 16, spec=SPEC)
+    assert plan.ways == ("decode_mma16", "decode_mma16")
+    assert (plan.within.names, plan.behind) == (("bias",), EMPTY)
+    assert not plan.is_whole

@@ -1,6 +1,7 @@
 """Decision whether a layer is faster as a whole than by a launch per factor with Inductor's fusion.
 
-As a whole it is one launch, or the product by one matrix or factor, with its bias. Behind
+As a whole it is one launch, or the product by one matrix or factor, with its bias; or a launch per
+factor, the last of which computes the epilogue, too, as kernels for few rows do. Behind
 separate launches, and behind such a product, Inductor computes the epilogue in one kernel, where
 the race of the autotuner calls PyTorch's operations one after another: their extra time is
 subtracted. So a layer whose product by one matrix is the fastest keeps its bias, and Inductor
@@ -22,7 +23,7 @@ from ksopt.compile.sites import LaunchTimes
 from ksopt.errors import KsoptError
 from ksopt.kernels import plan_autotuner, planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.candidate import APART, MERGED
+from ksopt.kernels.candidate import APART, FACTORS, MERGED
 from ksopt.kernels.families.common.pytorch_cost import elementwise_us
 from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
@@ -38,7 +39,7 @@ def is_whole(
     reader_activates: bool = False,
     tune: str | None = None,
 ) -> bool:
-    """Whether one launch computes a problem faster than several.
+    """Whether one launch, or one per factor and none behind them, computes a problem fastest.
 
     Args:
         problem: a layer, or two.
@@ -57,7 +58,8 @@ def is_whole(
     if spec is None or batch == 0 or tune == "off":
         return False
     repacked = weights != "stored"
-    if planner.whole_choice(problem, batch, device, repacked) is None:
+    is_within = weights != "trained" and _is_within(problem, batch, device, repacked)
+    if planner.whole_choice(problem, batch, device, repacked) is None and not is_within:
         return False
     if weights == "trained" and not trained_chain.has_kernel(
         planner.plan_of(problem, batch, device=device, repacked=True), device
@@ -70,6 +72,11 @@ def is_whole(
         return _predicted(one, batch, spec, repacked)
 
     whole, apart = times(problem)
+    if is_within:  # or by an operator each, and one kernel behind the last
+        whole = min(whole, apart)
+        size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
+        reads = 1 + problem.epilogue.residual
+        apart += elementwise_us((1 + reads) * size, spec.multiprocessors)
     if problem.siblings > 1:
         several = problem.siblings * min(times(problem.one()))
         if problem.epilogue.is_gated:
@@ -92,10 +99,21 @@ def in_words(problem: Problem, batch: int, device: torch.device, weights: Weight
         problem, batch, device, weights: as for `is_whole`, which must be true.
     """
     choice = planner.whole_choice(problem, batch, device, weights != "stored")
-    if choice is None or choice.way != MERGED:
+    if choice is None or choice.way == FACTORS:
+        return "One launch per factor"
+    if choice.way != MERGED:
         return "One launch"
     product = product_in_words(problem)
     return f"{product[0].upper()}{product[1:]} beside its factors"
+
+
+def _is_within(problem: Problem, batch: int, device: torch.device, repacked: bool) -> bool:
+    """Whether a layer by a launch per factor has its epilogue in the last one."""
+    if problem.second is not None or problem.siblings > 1 or problem.epilogue.is_empty:
+        return False
+    way = planner.choice_of_factor(problem.factors()[0], batch, device, repacked).way
+    _, behind = registry.within(problem, way)
+    return behind.is_empty
 
 
 def launch_times(
@@ -143,7 +161,8 @@ def _measured(
     whole, merged = _least(times, merging=False), _least(times, merging=True)
     if problem.second is not None:  # each layer alone is compared with, too
         return whole, parts
-    parts -= _fused_gain_us(problem, batch, spec.multiprocessors)
+    if not _is_within(problem, batch, device, repacked):
+        parts -= _fused_gain_us(problem, batch, spec.multiprocessors)
     if _has_bias_at_most(problem):
         return min(whole, merged), parts
     gain = _fused_gain_us(problem, batch, spec.multiprocessors, behind_bias=True)

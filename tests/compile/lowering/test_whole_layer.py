@@ -51,3 +51,35 @@ def test_one_kernel_of_inductors_for_two_steps_counts(monkeypatch):
     times = {"factors": 9e9, "merged": 7e9}
     assert not is_whole(monkeypatch, both, toy_chain=7e9 - gain / 2, **times)
     assert is_whole(monkeypatch, both, toy_chain=7e9 - 2 * gain, **times)
+
+
+def test_a_launch_per_factor_is_a_whole_layer_if_the_last_computes_the_epilogue(monkeypatch):
+    times = {"factors": 5e9, "toy_chain": 8e9, "merged": 7e9}
+    both = Epilogue(True, "gelu", True)
+    assert not is_whole(monkeypatch, both, **times)
+    choice = SimpleNamespace(way="decode_fma")
+    monkeypatch.setattr(whole_layer.planner, "choice_of_factor", lambda *_: choice)
+    assert is_whole(monkeypatch, both, **times)
+    assert is_whole(monkeypatch, Epilogue(True), **times)
+    assert not is_whole(monkeypatch, Epilogue(), **times)  # there is nothing to gain
+    monkeypatch.setattr(whole_layer.planner, "whole_choice", lambda *_: None)
+    problem = Problem(CHAIN, "float32", False, epilogue=both)
+    place = torch.device("cpu")
+    assert whole_layer.in_words(problem, ROWS, place, "stored") == "One launch per factor"
+    trained = whole_layer.is_whole(problem, ROWS, place, "trained", tune="measure")
+    assert not trained
+
+
+def test_a_reader_that_activates_is_compared_with_products_alone(monkeypatch):
+    choice = SimpleNamespace(way="decode_fma")
+    monkeypatch.setattr(whole_layer.planner, "choice_of_factor", lambda *_: choice)
+
+    def tuned(problem, *_):
+        us = 5e9 if problem.epilogue.is_empty else 6e9
+        return SimpleNamespace(timed=[SimpleNamespace(way="factors", median_us=us, weight="")])
+
+    monkeypatch.setattr(plan_autotuner, "tuned", tuned)
+    problem = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "gelu"))
+    arguments = (problem, ROWS, torch.device("cpu"), "stored")
+    assert whole_layer.is_whole(*arguments, tune="measure")
+    assert not whole_layer.is_whole(*arguments, reader_activates=True, tune="measure")
