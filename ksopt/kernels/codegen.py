@@ -68,7 +68,7 @@ def kernel(
     arguments = "Arguments"
     if not after.is_empty:
         arguments = "EpilogueArguments"
-        activation = ACTIVATIONS.index(after.activation)  # type: ignore[arg-type]
+        activation = ACTIVATIONS.index(after.activation)
         extras = (activation, int(after.bias), int(after.residual))
         call = f"{call.removesuffix('>')}, FactorEpilogue<{', '.join(map(str, extras))}>>"
     return (

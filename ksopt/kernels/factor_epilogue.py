@@ -95,6 +95,6 @@ def _register(call: Any, epilogue: Epilogue, launcher: Launcher | None) -> None:
         return
     _registered.add((entry.plan, epilogue))
     own = launcher.entry() if launcher is not None else None
-    activation = ACTIVATIONS.index(epilogue.activation)  # type: ignore[arg-type]
+    activation = ACTIVATIONS.index(epilogue.activation)
     after = (activation, epilogue.bias, epilogue.residual)
     torch.ops.ksopt_host.set_epilogue(entry.plan, *after, _NONE if own is None else own.plan)
