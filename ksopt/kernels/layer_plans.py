@@ -49,6 +49,8 @@ def is_whole(
 ) -> bool:
     """Whether a plan of one launch takes operands, which may be fake: then it is predicted.
 
+    Of fake ones also whether it is several launches with nothing behind them.
+
     Args:
         operands, activation, batch_last, siblings, check: as for `whole_call`.
         repacked: of fake ones, whether weights will be prepared at each call.
@@ -58,7 +60,7 @@ def is_whole(
         decision, _ = _decision_of_call(operands, activation, batch_last, siblings, check)
         return decision is not None and call_of(decision, operands) is not None
     plan = plan_of_fakes(operands, activation, batch_last, siblings, repacked)
-    return plan is not None and plan.is_whole
+    return plan is not None and plan.is_one_operator
 
 
 def plan_of_fakes(

@@ -54,6 +54,11 @@ class ExecutionPlan:
         return len(self.launches) == 1 and apart
 
     @property
+    def is_one_operator(self) -> bool:
+        """Whether a layer is best one operator in a graph: there is nothing behind its launches."""
+        return self.is_whole or (self.behind.is_empty and not self.within.is_empty)
+
+    @property
     def predicted_us(self) -> float | None:
         """The sum of the launches' predicted times; None where one has none."""
         return _sum([launch.choice.predicted_us for launch in self.launches])

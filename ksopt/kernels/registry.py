@@ -239,6 +239,7 @@ def within(problem: Problem, last_way: str) -> tuple[Epilogue, Epilogue]:
     return EMPTY, after
 
 
+@functools.lru_cache(maxsize=1024)  # a call that the host library does not know asks for it
 def adds_bias(factor: Problem, way: str) -> bool:
     """Whether a candidate of a factor is PyTorch's product by a full matrix, with a bias."""
     is_matrix = factor.pattern.a == factor.pattern.d == 1 and not factor.batch_last

@@ -2,7 +2,8 @@
 
 `lowering.rewrite` emits an operator per factor, and Inductor fuses the rest into one kernel behind
 the last. If one launch computes a whole layer faster, the nodes become one ``ks_chain``; if one
-launch computes two layers faster than one each, they become one ``ks_mlp``.
+launch computes two layers faster than one each, they become one ``ks_mlp``. A ``ks_chain`` of the
+author's that is slower as a whole becomes an operator per factor (apart.py).
 
 Only single readers are followed: a node that has other readers stays. So does an activation that
 elementwise arithmetic reads, as in a gate, where one kernel of Inductor's for both is faster than a
@@ -24,7 +25,7 @@ from torch import Tensor, fx
 from ksopt import ops
 from ksopt.compile.capture.in_place import writes_in_place
 from ksopt.compile.capture.nodes import fake_result
-from ksopt.compile.lowering import gates, mlps, siblings
+from ksopt.compile.lowering import apart, gates, mlps, siblings
 from ksopt.compile.lowering.emit import Emitter
 from ksopt.compile.lowering.in_place_epilogues import remove_in_place
 from ksopt.compile.lowering.layer import (
@@ -163,7 +164,32 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
         if not is_one_call(layer):
             new[node] = _replace(node, layer.renewed(new))
     _erase_unread(graph, fused_nodes)
+    if not trains:
+        at_work = {product for one in fused for product in one.products}
+        _take_apart(graph, at_work, lambda layer: weights_of(layer) != "stored")
     return fused
+
+
+def _take_apart(
+    graph: fx.Graph, fused: Container[fx.Node], is_repacked: Callable[[Layer], bool]
+) -> None:
+    """Take calls of ``ks_chain`` apart that were judged slower as a whole."""
+    judged: dict[tuple[Problem, int, bool], bool] = {}  # the layers of a model repeat
+    for node in list(graph.nodes):
+        call = product(node, {}) if node.target in CHAINS and node not in fused else None
+        if call is None or call.is_cast_by_autocast or len({*_dtypes(call)}) > 1:
+            continue
+        key = (call.problem, call.rows, is_repacked(call))
+        if key not in judged:
+            judged[key] = apart.is_one_operator(call, key[-1])
+        if judged[key]:
+            apart.replace(node, call)
+
+
+def _dtypes(layer: Layer) -> Iterator[torch.dtype]:
+    summands = [one for one in (layer.bias, layer.residual) if one is not None]
+    for node in (layer.x, *layer.weights, *summands):
+        yield fake_result(node).dtype
 
 
 def join_gradients(gm: fx.GraphModule) -> int:

@@ -428,3 +428,27 @@ def test_a_residual_that_is_a_sibling_is_not_computed_once_more():
     siblings, behind = chains(graph)
     assert siblings.args[6] == 3
     assert behind.args[3] is not None
+
+
+@pytest.mark.parametrize("activation", [None, "gelu", "relu", "silu"])
+def test_a_call_that_is_slower_as_a_whole_is_taken_apart(monkeypatch, activation, toy):
+    """Also where the plan, which calls outside of graphs race for, is one launch."""
+    layer = ksopt.KSLinear(32, 32, CHAIN, activation=activation)
+    x, r = torch.randn(5, 3, 32), torch.randn(5, 3, 32)
+
+    def model(x, r):
+        return F.gelu(layer(x)) + r
+
+    monkeypatch.setattr(whole_layer, "is_whole", lambda *_, **__: False)
+    with torch.no_grad():
+        expected = model(x, r)
+        assert toy.launches  # the plan of eager calls
+        y, graph, report = graphs_of(model, x, r)
+    torch.testing.assert_close(y, expected)
+    assert not chains(graph)
+    assert sum("ks_mm" in one for one in targets(graph)) == 2
+    assert report.passes["layers_in_one_launch"] == 0
+    monkeypatch.setattr(toy, "us", 1e9)  # nor in eager mode
+    with torch.no_grad():
+        _, graph, _ = graphs_of(model, x, r)
+    assert len(chains(graph)) == 1
