@@ -220,15 +220,8 @@ Tensor gated(const Layer& layer, const Tensor& first, const Tensor& second, cons
   return y;
 }
 
-// Adds what is behind a product, but for the bias where that is in it.
-void add_behind(const Layer& layer, const Tensor& y, bool has_bias) {
-  const bool adds_bias = layer.bias && !has_bias;
-  ksopt::add_epilogue(y.get(), adds_bias ? layer.bias->get() : nullptr, layer.activation_of_product(),
-                      layer.residual ? layer.residual->get() : nullptr, layer.batch_last);
-}
-
 // The last product of a layer with what is behind it: by its kernel, where that has an epilogue, or by torch's
-// operations, whose product by a full matrix has a bias. None if Python has to say which.
+// operations. None if Python has to say which.
 std::optional<Tensor> run_last(const Step& step, const Layer& layer, const Tensor& x, const std::optional<Tensor>& out) {
   const bool is_bare = !layer.bias && !layer.residual && layer.activation == 0;
   if (!is_bare && step.choice.kind == KERNEL) {
@@ -245,15 +238,11 @@ std::optional<Tensor> run_last(const Step& step, const Layer& layer, const Tenso
       if (auto y = step.run(x, layer.batch_last, out, &within)) return y;
     }
   }
-  const Tensor& weight = *step.weight;
-  const bool is_matrix = x.get_device_index() >= 0 && weight.size(0) == 1 && weight.size(3) == 1;
-  if (step.choice.kind == TORCH && is_matrix && layer.bias && !layer.batch_last) {
-    const Tensor y(ksopt::multiply_by_matrix(x.get(), weight.get(), layer.bias->get(), false, out ? out->get() : nullptr));
-    add_behind(layer, y, true);
-    return y;
-  }
   auto y = step.run(x, layer.batch_last, out);
-  if (y) add_behind(layer, *y, false);
+  if (y) {
+    ksopt::add_epilogue(y->get(), layer.bias ? layer.bias->get() : nullptr, layer.activation_of_product(),
+                        layer.residual ? layer.residual->get() : nullptr, layer.batch_last);
+  }
   return y;
 }
 

@@ -47,7 +47,7 @@ bool takes_as_it_is(const TorchProduct& product, AtenTensorHandle weight);
 AtenTensorHandle multiply_by_torch(const TorchProduct& product, AtenTensorHandle x, AtenTensorHandle weight,
                                    AtenTensorHandle prepared, AtenTensorHandle out);
 
-// y = x matrixᵀ + bias. x as above; matrix: (M, N), or the factor (1, M, N, 1); bias: (M,), or null; out: as above.
+// y = x matrixᵀ + bias. x as above; matrix: (M, N); bias: (M,), or null; out: as above.
 AtenTensorHandle multiply_by_matrix(AtenTensorHandle x, AtenTensorHandle matrix, AtenTensorHandle bias,
                                     bool batch_last, AtenTensorHandle out);
 

@@ -287,8 +287,7 @@ AtenTensorHandle by_groups(AtenTensorHandle weight) {
 AtenTensorHandle multiply_by_matrix(AtenTensorHandle x_handle, AtenTensorHandle matrix_handle,
                                     AtenTensorHandle bias_handle, bool batch_last, AtenTensorHandle out_handle) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const Tensor x = tensor_of(x_handle), factor = tensor_of(matrix_handle), out = tensor_of(out_handle);
-  const Tensor matrix = factor.dim() == 4 ? factor.select(3, 0).select(0, 0) : factor;
+  const Tensor x = tensor_of(x_handle), matrix = tensor_of(matrix_handle), out = tensor_of(out_handle);
   const int64_t outputs = matrix.size(0), inputs = matrix.size(1);
   Sizes shape = x.sizes().vec();
   shape[batch_last ? 0 : shape.size() - 1] = outputs;

@@ -1,7 +1,8 @@
-"""A factor's product and the epilogue behind it in one launch, where the chosen way has both.
+"""A factor's product and the epilogue behind it in one launch, where the chosen kernel has both.
 
-The choice is that of the product alone: the same kernel with the same tile, compiled once more; or
-PyTorch's product by a full matrix, which adds a bias.
+The choice is that of the product alone: the same kernel with the same tile, compiled once more.
+PyTorch's product by a full matrix could add a bias, too (``addmm``). But then cuBLAS may add
+partial sums in 16 bit, where the batched product that was judged has none.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ksopt.epilogue import ACTIVATIONS, add_epilogue_
+from ksopt.epilogue import ACTIVATIONS
 from ksopt.errors import KsoptError
 from ksopt.jit import host
 from ksopt.kernels import registry, weight_scopes
 from ksopt.kernels.autotuner import Choice
 from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.launcher import KERNEL, Enterable, Launcher
-from ksopt.kernels.merged import times_matrix
 from ksopt.kernels.packing_launcher import PreparingLauncher
 from ksopt.kernels.problem import Epilogue
 
@@ -38,17 +38,13 @@ def run(
     activation: str,
     out: Tensor | None,
 ) -> Tensor | None:
-    """act(x Kᵀ + bias) + residual in the launch of a product; None where its way has no such.
+    """act(x Kᵀ + bias) + residual in the launch of a product; None where its kernel has no such.
 
     Args:
         choice: of the product.
         x, weight, out: as for `DeviceBackend.run`.
         bias, residual, activation: of the epilogue, which is not empty; an activation is no gate.
     """
-    way = choice.candidate
-    if registry.adds_bias(way.problem, way.name) and bias is not None:
-        y = times_matrix(x, weight[0, :, :, 0], bias, False, out)
-        return add_epilogue_(y, None, activation, residual)
     epilogue = Epilogue(bias is not None, activation, residual is not None)  # type: ignore[arg-type]
     launcher = _launcher(choice, x, epilogue)
     if launcher is None:

@@ -230,20 +230,8 @@ def within(problem: Problem, last_way: str) -> tuple[Epilogue, Epilogue]:
         last_way: the candidate of its last factor.
     """
     after = problem.epilogue
-    if problem.siblings > 1:
-        return EMPTY, after
-    if any(one.name == last_way and one.takes_epilogues for one in families()):
-        return after, EMPTY
-    if adds_bias(problem.factors()[0], last_way):
-        return Epilogue(after.bias), replace(after, bias=False)
-    return EMPTY, after
-
-
-@functools.lru_cache(maxsize=1024)  # a call that the host library does not know asks for it
-def adds_bias(factor: Problem, way: str) -> bool:
-    """Whether a candidate of a factor is PyTorch's product by a full matrix, with a bias."""
-    is_matrix = factor.pattern.a == factor.pattern.d == 1 and not factor.batch_last
-    return is_matrix and way in pytorch_ops.names(factor, "cuda")
+    takes = any(one.name == last_way and one.takes_epilogues for one in families())
+    return (after, EMPTY) if takes and problem.siblings == 1 else (EMPTY, after)
 
 
 def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:

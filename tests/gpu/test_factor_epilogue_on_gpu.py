@@ -11,8 +11,7 @@ from devices import H200, compile_all
 
 from ksopt import KSLinear
 from ksopt.epilogue import ACTIVATIONS, with_epilogue
-from ksopt.kernels import by_factors, host_plans, plan_autotuner, registry
-from ksopt.kernels.autotuner import Choice, Decision
+from ksopt.kernels import by_factors, host_plans, plan_autotuner
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.operands import random_operands
@@ -161,31 +160,6 @@ def test_the_last_launch_of_a_layer_computes_its_epilogue(rows, residual):
     truth = chain_reference(o.x.double(), [one.double() for one in o.weights])
     truth = with_epilogue(truth, wide[0], "gelu", wide[1])
     assert float((y.double() - truth).norm() / truth.norm()) < 4e-3
-
-
-@pytest.mark.usefixtures("nothing_known")
-def test_a_full_matrix_of_pytorchs_adds_the_bias(monkeypatch):
-    monkeypatch.setattr(plan_autotuner.registry, "are_rivals", lambda *_: False)
-    layer = KSLinear(1024, 1024, "(1,1024,256,1)*(1,256,1024,1)", activation="gelu")
-    layer = layer.to("cuda", torch.bfloat16)
-    x = torch.randn(600, 1024, device="cuda").bfloat16()
-    key = cuda.problem_key_of(x[:, :256].contiguous(), layer.weights[0], False)
-    (by_torch,) = (one for one in registry.pytorch(key.problem, 600, 1) if one.name == "bmm")
-    choice = Choice(by_torch, by_torch.build(0), "model")
-    cuda.remember(key, 0, Decision(choice, choice))
-    additions = []
-    add = torch.Tensor.add_
-    monkeypatch.setattr(torch.Tensor, "add_", lambda *a: additions.append(a) or add(*a))
-    with torch.inference_mode():
-        for _ in range(3):
-            y = layer(x)
-        known = host_plans.run(x, list(layer.weights), layer.bias, None, "gelu", False, 1)
-        assert torch.equal(known, y)
-        assert not any("dd_" in one for one in kernels_of(lambda: layer(x)))
-    assert not additions
-    truth = chain_reference(x.double(), [one.double() for one in layer.weights])
-    truth = with_epilogue(truth, layer.bias.double(), "gelu")
-    assert float((y.double() - truth).norm() / truth.norm()) < 6e-3
 
 
 @pytest.mark.usefixtures("nothing_known")

@@ -5,44 +5,22 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ksopt.epilogue import with_epilogue
 from ksopt.kernels import dispatch, factor_epilogue, registry
 from ksopt.kernels.autotuner import Choice
 from ksopt.kernels.backends.cuda import CudaBackend
 from ksopt.kernels.gpus import GPUS
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
-from ksopt.reference import ks_reference
 
 
-def choice_of(pattern, way):
-    problem = Problem.of_factor(pattern, "float32", False)
-    (candidate,) = (one for one in registry.pytorch(problem, 8, 1) if one.name == way)
-    return Choice(candidate, candidate.build(-1), "model")
-
-
-@pytest.mark.parametrize("activation", ["none", "gelu"])
-@pytest.mark.parametrize("has_residual", [False, True])
 @pytest.mark.parametrize("way", ["bmm", "einsum"])
-def test_pytorchs_product_by_a_full_matrix_adds_the_bias(way, has_residual, activation):
-    choice = choice_of(Pattern(1, 12, 8, 1), way)
-    x, weight, bias = torch.randn(3, 5, 8), torch.randn(1, 12, 8, 1), torch.randn(12)
-    residual = torch.randn(3, 5, 12) if has_residual else None
-    truth = with_epilogue(ks_reference(x, weight), bias, activation, residual)
-    for out in (None, torch.full((3, 5, 12), torch.nan)):
-        y = factor_epilogue.run(choice, x, weight, bias, residual, activation, out)
-        torch.testing.assert_close(y, truth)
-        assert out is None or y.data_ptr() == out.data_ptr()
-
-
-def test_other_products_leave_the_epilogue_behind_them():
-    x, bias = torch.randn(5, 16), torch.randn(12)
-    choice = choice_of(Pattern(2, 6, 8, 1), "bmm")
-    weight = torch.randn(2, 6, 8, 1)
+def test_products_of_pytorchs_leave_the_epilogue_behind_them(way):
+    """Also by a full matrix: with a bias cuBLAS may add partial sums in 16 bit."""
+    problem = Problem.of_factor(Pattern(1, 12, 8, 1), "float32", False)
+    (candidate,) = (one for one in registry.pytorch(problem, 8, 1) if one.name == way)
+    choice = Choice(candidate, candidate.build(-1), "model")
+    x, weight, bias = torch.randn(5, 8), torch.randn(1, 12, 8, 1), torch.randn(12)
     assert factor_epilogue.run(choice, x, weight, bias, None, "none", None) is None
-    choice = choice_of(Pattern(1, 12, 16, 1), "bmm")
-    weight, residual = torch.randn(1, 12, 16, 1), torch.randn(5, 12)
-    assert factor_epilogue.run(choice, x, weight, None, residual, "relu", None) is None
 
 
 def test_a_cpu_has_no_such_launches():
