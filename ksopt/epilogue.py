@@ -8,6 +8,7 @@ A kernel may fuse the epilogue into its product; this is the implementation with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Literal, cast, get_args
@@ -58,6 +59,26 @@ _IN_PLACE: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "silu": _aten.silu_.default,
     }
 )
+
+
+@dataclass(frozen=True)
+class After:
+    """The operations after a product y: act(y + bias) + residual.
+
+    Attributes:
+        bias: one value for each feature, or None.
+        activation: one of `ACTIVATIONS`.
+        residual: of y's shape, or None.
+    """
+
+    bias: Tensor | None = None
+    activation: str = "none"
+    residual: Tensor | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.bias is None and self.residual is None and self.activation == "none"
 
 
 def check_activation(activation: str, siblings: int = 1) -> None:

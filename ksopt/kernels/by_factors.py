@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ksopt.epilogue import GATES, activation_of, add_epilogue_
+from ksopt.epilogue import GATES, After, activation_of, add_epilogue_
 from ksopt.kernels import dispatch
 from ksopt.kernels.problem import Problem
 
@@ -17,9 +17,9 @@ Product = Callable[..., Tensor]
 Behind = Callable[[Tensor, Tensor | None, str, Tensor | None, bool], Tensor]
 """(y, bias, activation, residual, batch_last) -> act(y + bias) + residual."""
 Within = Callable[..., Tensor | None]
-"""(x, weight, bias, activation, residual, batch_last, owner, out) -> act(x Kᵀ + bias) + residual.
+"""(x, weight, batch_last, owner, after, out) -> y: the product and what is after it in one launch.
 
-By one launch; None where there is no such launch. The activation is no gate."""
+None where there is no such launch."""
 
 
 def by_factors(
@@ -46,8 +46,8 @@ def by_factors(
         out: where the last product, or that of all siblings, is written; None for new memory.
     """
     length = len(weights) // siblings
-    is_bare = bias is None and residual is None and activation == "none"
-    if is_bare or siblings > 1:
+    after = After(bias, activation, residual)
+    if after.is_empty or siblings > 1:
         within = None
     parts = []
     for first in range(0, len(weights), length):
@@ -55,8 +55,7 @@ def by_factors(
         for at in range(first + length - 1, first - 1, -1):
             owner = None if owners is None else owners[at]
             if at == 0 and within is not None:
-                around = (bias, activation, residual, batch_last)
-                y = within(part, weights[0], *around, owner, out)
+                y = within(part, weights[0], batch_last, owner, after, out)
                 if y is not None:
                     return y
             if out is not None and at == 0 and siblings == 1:
@@ -117,11 +116,16 @@ class ByFactors:
     ) -> Tensor:
         p = self.problem
         around = (bias, residual, p.epilogue.activation, p.batch_last, p.siblings)
-        within = dispatch.multiply_within
-        return by_factors(_multiply, add_epilogue_, x, weights, *around, out=out, within=within)
+        return by_factors(_multiply, add_epilogue_, x, weights, *around, out=out, within=_within)
 
 
 def _multiply(
     x: Tensor, weight: Tensor, batch_last: bool, _owner: None, out: Tensor | None = None
 ) -> Tensor:
     return dispatch.multiply(x, weight, batch_last, out)
+
+
+def _within(
+    x: Tensor, weight: Tensor, batch_last: bool, _owner: None, after: After, out: Tensor | None
+) -> Tensor | None:
+    return dispatch.run_within(x, weight, batch_last, after, out)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ksopt import settings
+from ksopt.epilogue import After
 from ksopt.kernels.backends.base import BACKENDS, backend_of
 
 QUICK_BUDGET_S = 0.03
@@ -43,37 +44,16 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
 
 
 def run_within(
-    x: Tensor,
-    weight: Tensor,
-    batch_last: bool,
-    bias: Tensor | None,
-    activation: str,
-    residual: Tensor | None,
-    out: Tensor | None = None,
+    x: Tensor, weight: Tensor, batch_last: bool, after: After, out: Tensor | None = None
 ) -> Tensor | None:
-    """The product and what is behind it in one launch (`DeviceBackend.run_within`)."""
-    backend = backend_of(x.device.type)
-    return backend.run_within(x, weight, batch_last, bias, activation, residual, out)
+    """The product and what is after it in one launch (`DeviceBackend.run_within`)."""
+    return backend_of(x.device.type).run_within(x, weight, batch_last, after, out)
 
 
 def multiply(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
     """`run` with the least overhead; operands and ``out`` are as there."""
     y = run_known(x, weight, batch_last, out)
     return run(x, weight, batch_last, out) if y is None else y
-
-
-def multiply_within(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    residual: Tensor | None,
-    batch_last: bool,
-    owner: None = None,
-    out: Tensor | None = None,
-) -> Tensor | None:
-    """`run_within`, as `by_factors` calls it."""
-    return run_within(x, weight, batch_last, bias, activation, residual, out)
 
 
 def choose_quickly(

@@ -8,12 +8,12 @@ partial sums in 16 bit, where the batched product that was judged has none.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ksopt.epilogue import ACTIVATIONS
+from ksopt.epilogue import ACTIVATIONS, Activation, After
 from ksopt.errors import KsoptError
 from ksopt.jit import host
 from ksopt.kernels import registry, weight_scopes
@@ -30,22 +30,18 @@ _registered: set[tuple[int, Epilogue]] = set()  # plans of the host library
 
 
 def run(
-    choice: Choice,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
-    out: Tensor | None,
+    choice: Choice, x: Tensor, weight: Tensor, after: After, out: Tensor | None = None
 ) -> Tensor | None:
-    """act(x Kᵀ + bias) + residual in the launch of a product; None where its kernel has no such.
+    """A product and what is after it in one launch; None where its kernel has no such.
 
     Args:
         choice: of the product.
         x, weight, out: as for `DeviceBackend.run`.
-        bias, residual, activation: of the epilogue, which is not empty; an activation is no gate.
+        after: not empty.
     """
-    epilogue = Epilogue(bias is not None, activation, residual is not None)  # type: ignore[arg-type]
+    bias, residual = after.bias, after.residual
+    activation = cast(Activation, after.activation)
+    epilogue = Epilogue(bias is not None, activation, residual is not None)
     launcher = _launcher(choice, x, epilogue)
     if launcher is None:
         return None

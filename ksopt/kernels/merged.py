@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.batched import within_32_bits
-from ksopt.epilogue import add_epilogue_
+from ksopt.epilogue import After, add_epilogue_
 from ksopt.jit import host
 from ksopt.kernels import chain_repair, weight_cache, weight_groups
 from ksopt.kernels.chain_repair import ChainRepair
@@ -179,14 +179,13 @@ class Merged:
         if product.ndim == 4:  # a factor, with its own choice
             from ksopt.kernels import dispatch
 
-            around = (bias, p.epilogue.activation, residual, p.batch_last)
-            whole = None
-            if not p.epilogue.is_empty:
-                whole = dispatch.multiply_within(x, product, *around, None, out)
+            after, whole = After(bias, p.epilogue.activation, residual), None
+            if not after.is_empty:
+                whole = dispatch.run_within(x, product, p.batch_last, after, out)
             if whole is not None:
                 return whole
             y = dispatch.multiply(x, product, p.batch_last, out)
-            return add_epilogue_(y, *around)
+            return add_epilogue_(y, bias, after.activation, residual, p.batch_last)
         y = times_matrix(x, product, bias, p.batch_last, out)
         if self.repair is not None:
             added = None if bias is None else bias.contiguous()

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ksopt.epilogue import GATES, add_epilogue_, parts_of_result
+from ksopt.epilogue import GATES, After, add_epilogue_, parts_of_result
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import (
     dispatch,
@@ -269,22 +269,19 @@ def _within(
     op: str,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    residual: Tensor | None,
     batch_last: bool,
     owner: Tensor | None,
+    after: After,
     out: Tensor | None,
 ) -> Tensor | None:
     check_ks_mm(x, weight, batch_last)
     y = fake(x.to("meta"), weight.to("meta"), batch_last)
-    check_epilogue(op, y, bias, activation, residual, batch_last)
-    arguments = (x, weight, bias, activation, residual, batch_last, None, out)
+    check_epilogue(op, y, after.bias, after.activation, after.residual, batch_last)
     with torch._C._AutoDispatchBelowADInplaceOrView():
         if owner is None:
-            return dispatch.multiply_within(*arguments)
+            return dispatch.run_within(x, weight, batch_last, after, out)
         with weight_scopes.owned_by(owner):
-            return dispatch.multiply_within(*arguments)
+            return dispatch.run_within(x, weight, batch_last, after, out)
 
 
 def _behind(

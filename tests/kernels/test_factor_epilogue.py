@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ksopt.epilogue import After
 from ksopt.kernels import dispatch, factor_epilogue, registry
 from ksopt.kernels.autotuner import Choice
 from ksopt.kernels.backends.cuda import CudaBackend
@@ -20,12 +21,12 @@ def test_products_of_pytorchs_leave_the_epilogue_behind_them(way):
     (candidate,) = (one for one in registry.pytorch(problem, 8, 1) if one.name == way)
     choice = Choice(candidate, candidate.build(-1), "model")
     x, weight, bias = torch.randn(5, 8), torch.randn(1, 12, 8, 1), torch.randn(12)
-    assert factor_epilogue.run(choice, x, weight, bias, None, "none", None) is None
+    assert factor_epilogue.run(choice, x, weight, After(bias)) is None
 
 
 def test_a_cpu_has_no_such_launches():
     x, weight = torch.randn(5, 8), torch.randn(1, 12, 8, 1)
-    assert dispatch.run_within(x, weight, False, torch.randn(12), "relu", None) is None
+    assert dispatch.run_within(x, weight, False, After(torch.randn(12), "relu")) is None
 
 
 class Seen(TorchDispatchMode):

@@ -3,7 +3,7 @@
 In a graph such a call becomes the operator of the plan that eager calls race for. There PyTorch's
 operations follow the last launch one by one; Inductor computes them in one kernel, or in that of a
 reader. So where a call was judged slower as a whole, but its plan is one operator, its products are
-put into the graph in its place.
+put into the graph in its place; or an operator for products and bias, where that is the faster.
 """
 
 from __future__ import annotations
@@ -42,13 +42,24 @@ def is_one_operator(layer: Layer, repacked: bool) -> bool:
     return plan is not None and plan.is_one_operator
 
 
-def replace(node: fx.Node, layer: Layer) -> None:
-    """Replace a call of ``ks_chain`` by its products, and PyTorch's operations behind them."""
+def replace(node: fx.Node, layer: Layer, adds_bias: bool) -> None:
+    """Replace a call of ``ks_chain`` by its products, and PyTorch's operations behind them.
+
+    Args:
+        node: the call.
+        layer: what it computes.
+        adds_bias: whether one operator computes the products and adds the bias.
+    """
     emit = Emitter(node, node, [], {})
     value = layer.x
-    for weight, owner in reversed(list(zip(layer.weights, layer.owners, strict=True))):
-        value = emit.call(ops.ks_mm, value, weight, False, owner)
-    if layer.bias is not None:
+    if adds_bias:
+        weights, owners = list(layer.weights), list(layer.owners)
+        around = (layer.bias, None, "none", False, 1, owners)
+        value = emit.call(ops.ks_chain, value, weights, *around)
+    else:
+        for weight, owner in reversed(list(zip(layer.weights, layer.owners, strict=True))):
+            value = emit.call(ops.ks_mm, value, weight, False, owner)
+    if layer.bias is not None and not adds_bias:
         value = emit.call(torch.add, value, layer.bias)
     if layer.activation != "none":
         function, how = _ACTIVATIONS[layer.activation]

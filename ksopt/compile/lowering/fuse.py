@@ -166,14 +166,19 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
     _erase_unread(graph, fused_nodes)
     if not trains:
         at_work = {product for one in fused for product in one.products}
-        _take_apart(graph, at_work, lambda layer: weights_of(layer) != "stored")
+        for node, call in _slower_calls(graph, at_work, lambda one: weights_of(one) != "stored"):
+            bare = replace(call, activation="none", residual=None)
+            is_one = bare != call and is_faster(bare.problem, bare)
+            if is_one:
+                fused.append(fused_of(bare.problem, bare.problem, call))
+            apart.replace(node, call, is_one)
     return fused
 
 
-def _take_apart(
+def _slower_calls(
     graph: fx.Graph, fused: Container[fx.Node], is_repacked: Callable[[Layer], bool]
-) -> None:
-    """Take calls of ``ks_chain`` apart that were judged slower as a whole."""
+) -> Iterator[tuple[fx.Node, Layer]]:
+    """Calls of ``ks_chain`` that were judged slower as a whole, but would be one operator."""
     judged: dict[tuple[Problem, int, bool], bool] = {}  # the layers of a model repeat
     for node in list(graph.nodes):
         call = product(node, {}) if node.target in CHAINS and node not in fused else None
@@ -183,7 +188,7 @@ def _take_apart(
         if key not in judged:
             judged[key] = apart.is_one_operator(call, key[-1])
         if judged[key]:
-            apart.replace(node, call)
+            yield node, call
 
 
 def _dtypes(layer: Layer) -> Iterator[torch.dtype]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import After
 from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.kernels.autotuner import Choice, Source
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
@@ -85,22 +86,13 @@ class DeviceBackend(DeviceType, ABC):
         """
 
     def run_within(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        batch_last: bool,
-        bias: Tensor | None,
-        activation: str,
-        residual: Tensor | None,
-        out: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, batch_last: bool, after: After, out: Tensor | None = None
     ) -> Tensor | None:
-        """act(x Kᵀ + bias) + residual by the launch of the product; None where it cannot.
+        """The product and what is after it in one launch; None where there is no such launch.
 
         Args:
             x, weight, batch_last, out: as for `run`.
-            bias: (M,), or None.
-            activation: one of `ksopt.epilogue.ACTIVATIONS`.
-            residual: of y's shape, or None.
+            after: not empty.
         """
         return None
 

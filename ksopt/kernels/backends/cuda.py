@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ksopt import precision
+from ksopt.epilogue import After
 from ksopt.errors import UnavailableError
 from ksopt.jit import driver
 from ksopt.kernels import factor_epilogue, host_products, registry, tuning_cache, weight_cache
@@ -80,19 +81,12 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
 
 
 def run_within(
-    x: Tensor,
-    weight: Tensor,
-    batch_last: bool,
-    bias: Tensor | None,
-    activation: str,
-    residual: Tensor | None,
-    out: Tensor | None = None,
+    x: Tensor, weight: Tensor, batch_last: bool, after: After, out: Tensor | None = None
 ) -> Tensor | None:
-    """The product and what is behind it in one launch: see `DeviceBackend.run_within`."""
+    """The product and what is after it in one launch: see `DeviceBackend.run_within`."""
     if x.numel() == 0:
         return None
-    choice = choice_for(x, weight, batch_last)
-    return factor_epilogue.run(choice, x, weight, bias, residual, activation, out)
+    return factor_epilogue.run(choice_for(x, weight, batch_last), x, weight, after, out)
 
 
 def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
