@@ -1,6 +1,7 @@
 """A factor's product and the epilogue behind it in one launch, where the chosen kernel has both.
 
-The choice is that of the product alone: the same kernel with the same tile, compiled once more.
+The choice is that of the product alone: the same kernel with the same tile, compiled once more. Its
+result is compared with float64 before it is used, as those of kernels that race are.
 PyTorch's product by a full matrix could add a bias, too (``addmm``). But then cuBLAS may add
 partial sums in 16 bit, where the batched product that was judged has none.
 """
@@ -13,15 +14,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ksopt import settings
 from ksopt.epilogue import ACTIVATIONS, Activation, After
 from ksopt.errors import KsoptError
 from ksopt.jit import host
-from ksopt.kernels import registry, weight_scopes
+from ksopt.kernels import registry, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice
 from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.launcher import KERNEL, Enterable, Launcher
 from ksopt.kernels.packing_launcher import PreparingLauncher
 from ksopt.kernels.problem import Epilogue
+from ksopt.measure.accuracy import Around, checking_chain
 
 _NONE = -1  # of csrc/host/kernel_table.hpp
 
@@ -42,7 +45,7 @@ def run(
     bias, residual = after.bias, after.residual
     activation = cast(Activation, after.activation)
     epilogue = Epilogue(bias is not None, activation, residual is not None)
-    launcher = _launcher(choice, x, epilogue)
+    launcher = _launcher(choice, x, weight, after, epilogue)
     if launcher is None:
         return None
     if not weight_scopes.thread_state.repacked and choice.repacks:
@@ -51,7 +54,9 @@ def run(
     return launcher.with_epilogue(x, weight, bias, residual, out)
 
 
-def _launcher(choice: Choice, x: Tensor, epilogue: Epilogue) -> Launcher | None:
+def _launcher(
+    choice: Choice, x: Tensor, weight: Tensor, after: After, epilogue: Epilogue
+) -> Launcher | None:
     call = choice.call
     if isinstance(call, PreparingLauncher) and call.for_rows(x) is not call:
         call = call.for_rows(x)  # another family's
@@ -59,7 +64,12 @@ def _launcher(choice: Choice, x: Tensor, epilogue: Epilogue) -> Launcher | None:
         return None
     key = (choice.candidate, epilogue, x.get_device())
     if key not in _launchers:
-        _launchers[key] = _built(*key)
+        launcher = _built(*key)
+        wrong = None if launcher is None else _fault(launcher, x, weight, after)
+        if wrong is not None:
+            label = choice.candidate.label
+            registry.warn_once(f"{label} for {launcher.problem} is left out: {wrong}")
+        _launchers[key] = launcher if wrong is None else None
     _register(call, epilogue, _launchers[key])
     return _launchers[key]
 
@@ -76,6 +86,21 @@ def _built(candidate: Candidate, epilogue: Epilogue, device: int) -> Launcher | 
         return None
     assert isinstance(launcher, Launcher)
     return launcher
+
+
+def _fault(launcher: Launcher, x: Tensor, weight: Tensor, after: After) -> str | None:
+    """The fault of a result, against float64, where kernels are measured; None if there is none."""
+    is_measured = settings.tuning() == "measure" and not weight_cache.is_capturing(x.get_device())
+    if not is_measured or torch.are_deterministic_algorithms_enabled():
+        return None
+    around = Around(after.bias, after.activation, after.residual)
+    try:
+        with torch.no_grad():
+            check, rows, (own,), around = checking_chain(x, [weight], False, around)
+            y = launcher.with_epilogue(rows, own, around.bias, around.residual)
+            return None if y is None else check.judge(y)
+    except torch.OutOfMemoryError:  # the check takes more than the product
+        return None
 
 
 def _register(call: Any, epilogue: Epilogue, launcher: Launcher | None) -> None:

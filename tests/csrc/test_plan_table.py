@@ -6,8 +6,17 @@ import threading
 
 import pytest
 import torch
-from played_driver import variable
-from played_layer import EVENTS, PLAIN, ROWS, Factors, FactorsWithin, Launched, Whole
+from played_driver import MULTIPLY, variable
+from played_layer import (
+    EVENTS,
+    PLAIN,
+    ROWS,
+    Factors,
+    FactorsWithin,
+    Launched,
+    Whole,
+    packed_launcher,
+)
 from torch import nn
 
 import ksopt
@@ -91,6 +100,18 @@ def test_a_kernel_that_does_not_compile_with_an_epilogue_leaves_it_to_pytorch(pl
 
     device.family.launcher = refuse
     with pytest.warns(RuntimeWarning, match="does not compile: a fault"):
+        warm(device)
+    device.check(device.known())
+
+
+def test_a_kernel_whose_epilogue_is_wrong_is_left_out(played, monkeypatch):
+    device = FactorsWithin(played, monkeypatch, residual=True)
+
+    def without_epilogue(problem, *_):
+        return packed_launcher(problem, MULTIPLY)
+
+    monkeypatch.setattr(device.family, "launcher", without_epilogue)
+    with pytest.warns(RuntimeWarning, match="is left out: its result is wrong"):
         warm(device)
     device.check(device.known())
 
