@@ -65,11 +65,13 @@ def _launcher(
     key = (choice.candidate, epilogue, x.get_device())
     if key not in _launchers:
         launcher = _built(*key)
-        wrong = None if launcher is None else _fault(launcher, x, weight, after)
-        if wrong is not None:
-            label = choice.candidate.label
-            registry.warn_once(f"{label} for {launcher.problem} is left out: {wrong}")
-        _launchers[key] = launcher if wrong is None else None
+        if launcher is not None:
+            wrong = _fault(launcher, x, weight, after)
+            if wrong is not None:
+                label = choice.candidate.label
+                registry.warn_once(f"{label} for {launcher.problem} is left out: {wrong}")
+                launcher = None
+        _launchers[key] = launcher
     _register(call, epilogue, _launchers[key])
     return _launchers[key]
 
