@@ -1,6 +1,7 @@
 """The operator takes over the operations around a chain where one launch computes all faster."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -452,3 +453,23 @@ def test_a_call_that_is_slower_as_a_whole_is_taken_apart(monkeypatch, activation
     with torch.no_grad():
         _, graph, _ = graphs_of(model, x, r)
     assert len(chains(graph)) == 1
+
+
+def test_a_launch_per_factor_is_one_operator_where_the_last_computes_the_epilogue(monkeypatch, toy):
+    layer = ByEinsum()
+    x = torch.randn(5, 3, 32)
+
+    def model(x):
+        return F.gelu(layer(x))
+
+    monkeypatch.setattr(toy, "us", 1e9)
+    last = SimpleNamespace(way="decode_fma")
+    monkeypatch.setattr(whole_layer.planner, "choice_of_factor", lambda *_: last)
+    with torch.no_grad():
+        y, graph, report = graphs_of(model, x)
+        torch.testing.assert_close(y, model(x))
+    (node,) = chains(graph)
+    assert node.args[4] == "gelu"
+    (site,) = report.sites
+    words = "One launch per factor computes all of it, with bias, gelu."
+    assert site.reason.endswith(words)
