@@ -134,14 +134,8 @@ template <typename T, typename P, typename Tile, typename After> struct FourEpil
       const int64 at = y - static_cast<const uint16*>(arguments.y);
       residual = load_four<T, P, Tile>(static_cast<const uint16*>(arguments.residual) + at, f, outputs);
     }
-    const auto one = [](float value, float bias, float residual) {
-      if constexpr (After::BIAS) value += bias;
-      value = activate<After::ACTIVATION>(value);
-      if constexpr (After::RESIDUAL) value += residual;
-      return value;
-    };
-    return make_float4(one(sum.x, summand.x, residual.x), one(sum.y, summand.y, residual.y),
-                       one(sum.z, summand.z, residual.z), one(sum.w, summand.w, residual.w));
+    return make_float4(with_summands<After>(sum.x, summand.x, residual.x), with_summands<After>(sum.y, summand.y, residual.y),
+                       with_summands<After>(sum.z, summand.z, residual.z), with_summands<After>(sum.w, summand.w, residual.w));
   }
 };
 

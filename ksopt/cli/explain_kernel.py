@@ -149,20 +149,22 @@ def _print(
 
 def _rows(name: str, forecast: Forecast) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for place, launch in enumerate(forecast.plan.launches):
+    plan = forecast.plan
+    for place, launch in enumerate(plan.launches):
         config = launch.choice.config or {}
-        first = place == 0
+        first, last = place == 0, place == len(plan.launches) - 1
+        within = f" with {', '.join(plan.within.names)}" if last and plan.within.names else ""
         rows.append(
             (
                 name if first else "",
                 str(launch.problem.chain),
-                launch.choice.way,
+                launch.choice.way + within,
                 " ".join(f"{key}={value}" for key, value in config.items() if _is_plain(value)),
                 "" if launch.us is None else f"{launch.us:,.1f}",
                 f"{forecast.pytorch_us:,.1f}" if first else "",
             )
         )
-    behind = ", ".join(forecast.plan.behind.names)
+    behind = ", ".join(plan.behind.names)
     if behind:
         us = f"{forecast.behind_us:,.1f}"
         rows.append(("", behind, "PyTorch's operations", "", us, ""))
@@ -208,6 +210,7 @@ def _document(
             name: {
                 "spec": asdict(one.device),
                 "pytorch_us": one.pytorch_us,
+                "within": list(one.plan.within.names),
                 "behind": list(one.plan.behind.names),
                 "behind_us": one.behind_us,
                 "launches": [

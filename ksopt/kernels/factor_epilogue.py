@@ -1,7 +1,7 @@
 """A factor's product and the epilogue behind it in one launch, where the chosen kernel has both.
 
-The choice is that of the product alone: the same kernel with the same tile, compiled once more. Its
-result is compared with float64 before it is used, as those of kernels that race are.
+The choice is that of the product alone: the same kernel with the same tile, compiled once more.
+Where kernels are measured its result is compared with float64 before it is used, as theirs are.
 PyTorch's product by a full matrix could add a bias, too (``addmm``). But then cuBLAS may add
 partial sums in 16 bit, where the batched product that was judged has none.
 """
@@ -42,16 +42,15 @@ def run(
         x, weight, out: as for `DeviceBackend.run`.
         after: not empty.
     """
-    bias, residual = after.bias, after.residual
     activation = cast(Activation, after.activation)
-    epilogue = Epilogue(bias is not None, activation, residual is not None)
+    epilogue = Epilogue(after.bias is not None, activation, after.residual is not None)
     launcher = _launcher(choice, x, weight, after, epilogue)
     if launcher is None:
         return None
     if not weight_scopes.thread_state.repacked and choice.repacks:
         with weight_scopes.repacked():
-            return launcher.with_epilogue(x, weight, bias, residual, out)
-    return launcher.with_epilogue(x, weight, bias, residual, out)
+            return launcher.with_epilogue(x, weight, after, out)
+    return launcher.with_epilogue(x, weight, after, out)
 
 
 def _launcher(
@@ -99,7 +98,8 @@ def _fault(launcher: Launcher, x: Tensor, weight: Tensor, after: After) -> str |
     try:
         with torch.no_grad():
             check, rows, (own,), around = checking_chain(x, [weight], False, around)
-            y = launcher.with_epilogue(rows, own, around.bias, around.residual)
+            own_after = After(around.bias, around.activation, around.residual)
+            y = launcher.with_epilogue(rows, own, own_after)
             return None if y is None else check.judge(y)
     except torch.OutOfMemoryError:  # the check takes more than the product
         return None

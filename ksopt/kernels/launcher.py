@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ksopt import settings
 from ksopt.batched import Matrices
+from ksopt.epilogue import After
 from ksopt.jit import arch, driver, host, nvrtc
 from ksopt.kernels import weight_table
 from ksopt.kernels.problem import Geometry, Problem
@@ -82,19 +83,13 @@ class Launcher(abc.ABC):
         """x: (*batch, N) or (N, *batch); weight: (a, b, c, d); out: as for `cuda.run`."""
 
     def with_epilogue(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        out: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, after: After, out: Tensor | None = None
     ) -> Tensor | None:
         """The result of a kernel whose problem has an epilogue; None for what it does not take.
 
         Args:
             x, weight, out: as for a call.
-            bias: (out_features,), where the epilogue has one.
-            residual: of y's shape, where the epilogue has one.
+            after: of the problem's epilogue.
         """
         return None
 
@@ -296,13 +291,9 @@ class HostLauncher(Launcher):
             raise
 
     def with_epilogue(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        out: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, after: After, out: Tensor | None = None
     ) -> Tensor | None:
+        bias, residual = after.bias, after.residual
         if not _are_contiguous(bias, residual):
             return None
         try:
@@ -346,18 +337,14 @@ class _PythonLauncher(Launcher):
     """The launcher in Python, for machines without a C++ compiler."""
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        y = self.with_epilogue(x, weight, None, None, out)
+        y = self.with_epilogue(x, weight, After(), out)
         return self.fallback(x, weight, out) if y is None else y
 
     def with_epilogue(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        out: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, after: After, out: Tensor | None = None
     ) -> Tensor | None:
         x, weight = _in_memory(x), _in_memory(weight)  # torch does this for the host library
+        bias, residual = after.bias, after.residual
         summands = [_in_memory(one) for one in (bias, residual) if one is not None]
         if not _are_contiguous(*summands):
             return None

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ksopt.epilogue import After
 from ksopt.kernels import weight_table
 from ksopt.kernels.launcher import Entry, HostLauncher, Launcher, MakeLauncher
 from ksopt.kernels.problem import Geometry
@@ -42,17 +43,12 @@ class PreparingLauncher(Launcher):
         )
 
     def with_epilogue(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        out: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, after: After, out: Tensor | None = None
     ) -> Tensor | None:
         if self.make_fallback is not None and not self.takes(x):
             return None
         packed = weight_table.prepared(weight, self.form, self._number, self.pack)
-        return self.multiply.with_epilogue(x, packed, bias, residual, out)
+        return self.multiply.with_epilogue(x, packed, after, out)
 
     def for_rows(self, x: Tensor) -> Launcher:
         """What multiplies x: this launcher, or its fallback."""

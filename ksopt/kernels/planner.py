@@ -16,7 +16,7 @@ from ksopt.kernels.explain import ChoiceReport, choice_report, from_record
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.operands import size_hint
 from ksopt.kernels.plan import ExecutionPlan, Launch
-from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
+from ksopt.kernels.problem import DeviceSpec, Problem
 
 
 def plan_of(
@@ -65,9 +65,7 @@ def plan_of(
         for factor in reversed(problem.factors())
     ]
     together = tuple(launches * problem.siblings)
-    within, behind = EMPTY, problem.epilogue
-    if not behind.is_empty and (place.type == "cuda" or spec is not None):
-        within, behind = registry.within(problem, launches[-1].choice.way)
+    within, behind = registry.within(problem, launches[-1].choice.way)
     return ExecutionPlan(problem, batch, together, behind, within=within)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ksopt.bench.paper_patterns import stratified_sample
-from ksopt.epilogue import Activation
+from ksopt.epilogue import Activation, After
 from ksopt.kernels.chain_repair import ChainRepair
 from ksopt.kernels.families import naive
 from ksopt.kernels.families.base import TemplateFamily, families, family_of
@@ -268,7 +268,8 @@ def run_epilogues() -> int:
             for tile, rows in itertools.product({tiles[len(tiles) // 3], tiles[-1]}, (3, ROWS)):
                 o = random_operands(problem, rows, torch.device("cuda"))
                 launcher = family.launcher(problem, tile, 0)
-                y = launcher.with_epilogue(o.x, o.weights[0], o.bias, o.residual)
+                behind = After(o.bias, problem.epilogue.activation, o.residual)
+                y = launcher.with_epilogue(o.x, o.weights[0], behind)
                 assert y is not None, problem
                 assert not torch.isnan(y).any(), problem
                 ran += 1

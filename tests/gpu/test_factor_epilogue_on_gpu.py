@@ -10,7 +10,7 @@ import torch
 from devices import H200, compile_all
 
 from ksopt import KSLinear
-from ksopt.epilogue import ACTIVATIONS, with_epilogue
+from ksopt.epilogue import ACTIVATIONS, After, with_epilogue
 from ksopt.kernels import by_factors, host_plans, plan_autotuner
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.families.base import family_of
@@ -74,10 +74,17 @@ def name(case: tuple[Any, Problem, Any]) -> str:
     return f"{case[0].name}-{case[1].pattern}-{case[1].dtype}-{'-'.join(case[1].epilogue.names)}"
 
 
-def assert_close(y, x, weight, bias, residual, activation):
+def operands(problem, batch):
+    """x, the weight, and what is after their product."""
+    o = random_operands(problem, batch, torch.device("cuda"))
+    return o.x, o.weights[0], After(o.bias, problem.epilogue.activation, o.residual)
+
+
+def assert_close(y, x, weight, after):
     """Sums in fp32, rounded once behind the epilogue."""
-    wide = [None if one is None else one.double() for one in (bias, residual)]
-    truth = with_epilogue(ks_reference(x.double(), weight.double()), wide[0], activation, wide[1])
+    wide = [None if one is None else one.double() for one in (after.bias, after.residual)]
+    truth = ks_reference(x.double(), weight.double())
+    truth = with_epilogue(truth, wide[0], after.activation, wide[1])
     magnitude = ks_reference(x.double().abs(), weight.double().abs())
     for one in wide:
         magnitude = magnitude if one is None else magnitude + one.abs()
@@ -93,12 +100,12 @@ def test_results(case):
     family, problem, tile = case
     launcher = family.launcher(problem, tile, 0)
     for batch in BATCHES:
-        o = random_operands(problem, batch, torch.device("cuda"))
-        out = torch.full((batch, problem.out_features), torch.nan, dtype=o.x.dtype, device="cuda")
-        y = launcher.with_epilogue(o.x, o.weights[0], o.bias, o.residual, out)
+        x, weight, after = operands(problem, batch)
+        out = torch.full((batch, problem.out_features), torch.nan, dtype=x.dtype, device="cuda")
+        y = launcher.with_epilogue(x, weight, after, out)
         assert y.data_ptr() == out.data_ptr()
-        assert_close(y, o.x, o.weights[0], o.bias, o.residual, problem.epilogue.activation)
-        again = launcher.with_epilogue(o.x, o.weights[0], o.bias, o.residual)
+        assert_close(y, x, weight, after)
+        again = launcher.with_epilogue(x, weight, after)
         assert torch.equal(y, again), "the order of sums changes"
 
 
@@ -109,12 +116,12 @@ def test_what_is_not_finite_is_carried_as_by_pytorch(name, activation):
     problem = Problem.of_factor(Pattern(*SHAPES[name][0]), "bfloat16", batch_last=False)
     problem = replace(problem, epilogue=Epilogue(True, activation, True))
     launcher = family.launcher(problem, next(family.configs(problem, H200)), 0)
-    o = random_operands(problem, 16, torch.device("cuda"))
+    x, weight, after = operands(problem, 16)
     planted = torch.tensor([torch.nan, torch.inf, -torch.inf], device="cuda").bfloat16()
-    o.bias[3:6], o.residual[2, 7:10], o.x[1, 5] = planted, planted, torch.inf
-    y = launcher.with_epilogue(o.x, o.weights[0], o.bias, o.residual)
-    truth = ks_reference(o.x.double(), o.weights[0].double())
-    truth = with_epilogue(truth, o.bias.double(), activation, o.residual.double())
+    after.bias[3:6], after.residual[2, 7:10], x[1, 5] = planted, planted, torch.inf
+    y = launcher.with_epilogue(x, weight, after)
+    truth = ks_reference(x.double(), weight.double())
+    truth = with_epilogue(truth, after.bias.double(), activation, after.residual.double())
     for kind in (torch.isnan, torch.isposinf, torch.isneginf):
         assert torch.equal(kind(y), kind(truth)), kind
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ksopt.epilogue import with_epilogue
-from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
+from ksopt.epilogue import After, with_epilogue
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.reference import ks_reference
 
 H200 = DeviceSpec((9, 0), multiprocessors=132, shared_bytes=228 * 1024)
@@ -75,33 +75,30 @@ def assert_close_to_float64(y: Tensor, x: Tensor, weight: Tensor, problem: Probl
     )
 
 
-def summands(
-    epilogue: Epilogue, features: int, batch: int, dtype: torch.dtype, seed: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """A random bias and residual, where an epilogue has them."""
+def random_after(problem: Problem, batch: int, seed: int) -> After:
+    """What is after a problem's product, with a random bias and residual where it has them."""
+    epilogue, features = problem.epilogue, problem.out_features
+    dtype = getattr(torch, problem.dtype)
     generator = torch.Generator().manual_seed(seed)
     bias = torch.randn(features, generator=generator).to(dtype)
     residual = torch.randn(batch, features, generator=generator).to(dtype)
-    return bias if epilogue.bias else None, residual if epilogue.residual else None
+    return After(
+        bias if epilogue.bias else None,
+        epilogue.activation,
+        residual if epilogue.residual else None,
+    )
 
 
-def assert_epilogue_is_right(
-    y: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
-) -> None:
-    """The result of a product with an epilogue, batch first, rounded once: see the function above.
+def assert_epilogue_is_right(y: Tensor | None, x: Tensor, weight: Tensor, after: After) -> None:
+    """A product and what is after it, batch first, rounded once: see `assert_close_to_float64`.
 
     The activations' slopes are at most 1.13, and they are computed to 2e-6 of their argument.
     """
     assert y is not None
     name = str(y.dtype).removeprefix("torch.")
-    wide = [None if one is None else one.double() for one in (bias, residual)]
+    wide = [None if one is None else one.double() for one in (after.bias, after.residual)]
     product = ks_reference(x.double(), weight.double())
-    truth = with_epilogue(product, wide[0], activation, wide[1])
+    truth = with_epilogue(product, wide[0], after.activation, wide[1])
     magnitude = ks_reference(x.double().abs(), weight.double().abs())
     for one in wide:
         magnitude = magnitude if one is None else magnitude + one.abs()

@@ -29,6 +29,7 @@ from unittest import mock
 from torch import Tensor
 
 from ksopt import settings
+from ksopt.epilogue import After
 from ksopt.jit import driver, nvrtc
 from ksopt.kernels.launcher import _PythonLauncher
 from ksopt.kernels.problem import Geometry, Problem
@@ -157,17 +158,12 @@ class EmulatedKernel:
         return self._run(lambda launcher: launcher(x, weight, out), x, (weight,), seed, out)
 
     def with_epilogue(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        seed: int = 0,
+        self, x: Tensor, weight: Tensor, after: After, seed: int = 0
     ) -> Tensor | None:
         """The result of a kernel with an epilogue, through ``Launcher.with_epilogue``."""
-        summands = [one for one in (bias, residual) if one is not None]
+        summands = [one for one in (after.bias, after.residual) if one is not None]
         return self._run(
-            lambda launcher: launcher.with_epilogue(x, weight, bias, residual),
+            lambda launcher: launcher.with_epilogue(x, weight, after),
             *(x, (weight, *summands), seed, None),
         )
 

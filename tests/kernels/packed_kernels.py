@@ -11,6 +11,7 @@ from typing import Any
 from cuda_emulator import EmulatedKernel, Emulator, Instance, OnDemand
 from torch import Tensor
 
+from ksopt.epilogue import After
 from ksopt.kernels.families.common.packed_weight import PackedFamily
 from ksopt.kernels.problem import Geometry, Problem
 
@@ -63,15 +64,10 @@ class PackedKernel:
         return self.multiply(x, packed, seed)
 
     def with_epilogue(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        seed: int = 0,
+        self, x: Tensor, weight: Tensor, after: After, seed: int = 0
     ) -> Tensor | None:
         packed = self.pack(weight.contiguous().view(1, -1), weight, seed).view(1, 1, 1, -1)
-        return self.multiply.with_epilogue(x, packed, bias, residual, seed)
+        return self.multiply.with_epilogue(x, packed, after, seed)
 
     def launched_as(self, geometry: Geometry) -> PackedKernel:
         return replace(self, multiply=self.multiply.launched_as(geometry))

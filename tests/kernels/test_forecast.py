@@ -194,6 +194,17 @@ def test_the_commands_json_has_what_the_table_has(capsys):
     assert len(document["gpus"]["A100"]["launches"]) == 2
 
 
+def test_the_command_says_what_the_last_launch_adds(capsys):
+    words = ["explain-kernel", str(CHAIN), "--dtype", "bfloat16", "--bias", "--batch", "16"]
+    assert main([*words, "--gpu", "H200"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(" with bias ") == 1
+    assert re.search(r"decode_mma16 with bias ", out)
+    assert main([*words, "--gpu", "H200", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)["gpus"]["H200"]
+    assert (seen["within"], seen["behind"], seen["behind_us"]) == (["bias"], [], 0)
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

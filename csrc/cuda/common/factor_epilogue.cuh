@@ -24,12 +24,19 @@ __device__ __forceinline__ float bias_of(const typename After::Arguments& argume
   return 0.0f;
 }
 
-// act(sum + bias) + residual. `at` is the result's place in y, where the residual has its own.
+// act(sum + bias) + residual.
+template <typename After> __device__ __forceinline__ float with_summands(float sum, float bias, float residual) {
+  if constexpr (After::BIAS) sum += bias;
+  sum = activate<After::ACTIVATION>(sum);
+  if constexpr (After::RESIDUAL) sum += residual;
+  return sum;
+}
+
+// The same. `at` is the result's place in y, where the residual has its own.
 template <typename T, typename After>
 __device__ __forceinline__ float with_epilogue(float sum, float bias, const typename After::Arguments& arguments,
                                                int64 at) {
-  if constexpr (After::BIAS) sum += bias;
-  sum = activate<After::ACTIVATION>(sum);
-  if constexpr (After::RESIDUAL) sum += to_float(static_cast<const T*>(arguments.residual)[at]);
-  return sum;
+  float residual = 0.0f;
+  if constexpr (After::RESIDUAL) residual = to_float(static_cast<const T*>(arguments.residual)[at]);
+  return with_summands<After>(sum, bias, residual);
 }

@@ -58,25 +58,29 @@ def is_whole(
     if spec is None or batch == 0 or tune == "off":
         return False
     repacked = weights != "stored"
-    is_within = weights != "trained" and _is_within(problem, batch, device, repacked)
-    if planner.whole_choice(problem, batch, device, repacked) is None and not is_within:
+    trains = weights == "trained"
+    if planner.whole_choice(problem, batch, device, repacked) is None and (
+        trains or not _is_within(problem, batch, device, repacked)
+    ):
         return False
-    if weights == "trained" and not trained_chain.has_kernel(
+    if trains and not trained_chain.has_kernel(
         planner.plan_of(problem, batch, device=device, repacked=True), device
     ):
         return False
 
     def times(one: Problem) -> tuple[float, float]:
+        is_within = _is_within(one, batch, device, repacked)
         if tune == "measure" and not torch.are_deterministic_algorithms_enabled():
-            return _measured(one, batch, device, spec, repacked)
-        return _predicted(one, batch, spec, repacked)
+            whole, apart = _measured(one, batch, device, spec, repacked, is_within)
+        else:
+            whole, apart = _predicted(one, batch, spec, repacked)
+        if not is_within:
+            return whole, apart
+        # The launches together are one operator; apart one kernel more is behind the last.
+        after_us = registry.behind_us(one, batch, spec.multiprocessors)
+        return whole if trains else min(whole, apart), apart + after_us
 
     whole, apart = times(problem)
-    if is_within:  # or by an operator each, and one kernel behind the last
-        whole = min(whole, apart)
-        size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
-        reads = 1 + problem.epilogue.residual
-        apart += elementwise_us((1 + reads) * size, spec.multiprocessors)
     if problem.siblings > 1:
         several = problem.siblings * min(times(problem.one()))
         if problem.epilogue.is_gated:
@@ -146,9 +150,17 @@ def _predicted(
 
 
 def _measured(
-    problem: Problem, batch: int, device: torch.device, spec: DeviceSpec, repacked: bool
+    problem: Problem,
+    batch: int,
+    device: torch.device,
+    spec: DeviceSpec,
+    repacked: bool,
+    is_within: bool,
 ) -> tuple[float, float]:
-    """Measured us as a whole and of several launches; infinite if there are none."""
+    """Measured us as a whole and of several launches; infinite if there are none.
+
+    ``is_within`` says whether the last of several launches computes the epilogue.
+    """
     try:
         record = plan_autotuner.tuned(problem, batch, device)
     except (KsoptError, torch.OutOfMemoryError):
@@ -161,7 +173,7 @@ def _measured(
     whole, merged = _least(times, merging=False), _least(times, merging=True)
     if problem.second is not None:  # each layer alone is compared with, too
         return whole, parts
-    if not _is_within(problem, batch, device, repacked):
+    if not is_within:
         parts -= _fused_gain_us(problem, batch, spec.multiprocessors)
     if _has_bias_at_most(problem):
         return min(whole, merged), parts

@@ -372,7 +372,7 @@ def test_a_step_is_predicted_with_its_gradients(monkeypatch):
 
     def report(pattern, dtype, batch, *, device, repacked, **_):
         calls.append((str(pattern), repacked))
-        return SimpleNamespace(measured_us=None, predicted_us=3.0)
+        return SimpleNamespace(way="bmm", measured_us=None, predicted_us=3.0)
 
     monkeypatch.setattr(planner, "choice_report", report)
     monkeypatch.setattr(planner, "whole_choice", lambda *_, **__: None)

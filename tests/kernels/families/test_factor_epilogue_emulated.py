@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from checks import assert_epilogue_is_right, gpu, operands, summands
+from checks import assert_epilogue_is_right, gpu, operands, random_after
 from cuda_emulator import EmulationError, Instance
 from packed_kernels import PackedKernel, instances, without_predicates
 
@@ -85,13 +85,12 @@ def name(at: int) -> str:
 def test_results(emulator, at):
     (kernel,) = built(emulator, [CASES[at]])
     _, problem, _ = CASES[at]
-    after, features = problem.epilogue, problem.pattern.out_features
     for batch in BATCHES:
         x, weight = operands(problem, batch, seed=batch)
-        bias, residual = summands(after, features, batch, x.dtype, seed=batch)
-        y = kernel.with_epilogue(x, weight, bias, residual)
-        assert_epilogue_is_right(y, x, weight, bias, residual, after.activation)
-    assert torch.equal(y, kernel.with_epilogue(x, weight, bias, residual, seed=1))
+        after = random_after(problem, batch, seed=batch)
+        y = kernel.with_epilogue(x, weight, after)
+        assert_epilogue_is_right(y, x, weight, after)
+    assert torch.equal(y, kernel.with_epilogue(x, weight, after, seed=1))
 
 
 def test_every_family_that_takes_epilogues_is_here_with_all_of_them():
@@ -107,11 +106,12 @@ def test_summands_at_other_addresses_are_not_taken(emulator, at):
     problem = replace(problem, epilogue=Epilogue(True, "none", True))
     (kernel,) = built(emulator, [(family, problem, tile)])
     x, weight = operands(problem, 5, seed=0)
-    bias, residual = summands(problem.epilogue, problem.pattern.out_features, 5, x.dtype, 0)
-    shifted = torch.empty(bias.numel() + 1, dtype=x.dtype)[1:].copy_(bias)
-    assert kernel.with_epilogue(x, weight, bias, residual) is not None
-    assert kernel.with_epilogue(x, weight, shifted, residual) is None
-    assert kernel.with_epilogue(x, weight, bias, residual.T.contiguous().T) is None
+    after = random_after(problem, 5, seed=0)
+    shifted = torch.empty(after.bias.numel() + 1, dtype=x.dtype)[1:].copy_(after.bias)
+    turned = after.residual.T.contiguous().T
+    assert kernel.with_epilogue(x, weight, after) is not None
+    assert kernel.with_epilogue(x, weight, replace(after, bias=shifted)) is None
+    assert kernel.with_epilogue(x, weight, replace(after, residual=turned)) is None
 
 
 FAULTS = {
@@ -149,11 +149,10 @@ def test_the_tests_find(emulator, fault):
     problem = replace(problem, epilogue=Epilogue(True, "none", True))
     (kernel,) = built(emulator, [(family, problem, tile)], edit)
     x, weight = operands(problem, 13, seed=0)
-    bias, residual = summands(problem.epilogue, problem.pattern.out_features, 13, x.dtype, 0)
+    after = random_after(problem, 13, seed=0)
 
     def check() -> None:
-        y = kernel.with_epilogue(x, weight, bias, residual)
-        assert_epilogue_is_right(y, x, weight, bias, residual, "none")
+        assert_epilogue_is_right(kernel.with_epilogue(x, weight, after), x, weight, after)
 
     with pytest.raises((EmulationError, AssertionError), match=message):
         check()
