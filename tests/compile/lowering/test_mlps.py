@@ -316,7 +316,8 @@ def test_measured_times_are_those_of_the_race(toy, monkeypatch, tmp_path):
     plan_autotuner.forget()
     problem = Problem(Chain.parse(UP), "float32", False, second=SecondLayer(Chain.parse(DOWN)))
     cpu = torch.device("cpu")
-    whole, apart = whole_layer._measured(problem, 64, cpu, toy_chains.SPEC, False)
+    judged = (problem, 64, cpu, toy_chains.SPEC)
+    whole, apart = whole_layer._measured(*judged, repacked=False, is_within=False)
     record = plan_autotuner.tuned(problem, 64, cpu)
     stored = [one for one in record.timed if one.weight != "repacked"]
     assert apart == min(one.median_us for one in stored if one.way == "layers")
