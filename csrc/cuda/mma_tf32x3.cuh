@@ -17,7 +17,7 @@
 // block that owns one column (i, j, k) and walks over rows, or streamed through the ring with x.
 #pragma once
 
-#include "common/kernel_params.cuh"
+#include "common/factor_epilogue.cuh"
 #include "common/pdl.cuh"
 #include "common/ptx.cuh"
 #include "common/smem_layout.cuh"
@@ -293,13 +293,13 @@ __device__ __forceinline__ void stage_slice(unsigned char* slice,
   }
 }
 
-// Writes a finished tile in whole rows of bytes. `slice` belongs to the warps that share its rows and
+// Writes a finished tile in whole rows of bytes, behind its epilogue. `slice` belongs to the warps that share its rows and
 // outputs, which differ in their j; they wait for each other at `barrier`. `weights_of_column` gives,
 // for a column, what `plain_product` asks for weights.
-template <typename P, typename Tile, typename Weights>
-__device__ __forceinline__ void write_tile(const Arguments& arguments, int64 tile, unsigned char* slice,
-                                           const Sums<Tile>& sums, int warp_m, int warp_n, int warp_j,
-                                           int barrier, Weights weights_of_column) {
+template <typename P, typename Tile, typename After, typename Weights>
+__device__ __forceinline__ void write_tile(const typename After::Arguments& arguments, int64 tile,
+                                           unsigned char* slice, const Sums<Tile>& sums, int warp_m, int warp_n,
+                                           int warp_j, int barrier, Weights weights_of_column) {
   using Layout = typename Tile::Layout;
   constexpr int GROUP_IN = P::C * P::D, GROUP_OUT = P::B * P::D;  // features of one i
   constexpr int SHARERS = 32 * Tile::WARPS_J, ROUNDS = 16 * Tile::SLICE_CHUNKS / SHARERS;
@@ -324,7 +324,9 @@ __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 til
            (Layout::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4 : chunk * 4);
   };
   float* const y = static_cast<float*>(arguments.y) + column.i * GROUP_OUT;
-  const auto store = [&](int64 row, int first, const float4& result) {
+  const auto store = [&](int64 row, int first, const float4& sums) {
+    const int64 feature = column.i * GROUP_OUT + first, at = row * arguments.y_batch_stride + feature;
+    const float4 result = four_with_epilogue<P, After>(sums, arguments, feature, at, GROUP_OUT - first);
     const uint4 bits = make_uint4(__float_as_uint(result.x), __float_as_uint(result.y), __float_as_uint(result.z),
                                   __float_as_uint(result.w));
     store_chunk<aligned_results<P, 4>()>(y + row * arguments.y_batch_stride + first, bits, (GROUP_OUT - first) * 4);
@@ -425,8 +427,8 @@ template <typename P, typename Tile> struct Loader {
   }
 };
 
-template <typename P, typename Tile>
-__device__ __forceinline__ void mma_tf32x3_kernel(const Arguments& arguments) {
+template <typename P, typename Tile, typename After = NoEpilogue>
+__device__ __forceinline__ void mma_tf32x3_kernel(const typename After::Arguments& arguments) {
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
   using Layout = typename Tile::Layout;
@@ -471,12 +473,13 @@ __device__ __forceinline__ void mma_tf32x3_kernel(const Arguments& arguments) {
     }
     if (++part < Tile::STAGES_PER_TILE) continue;
 
-    write_tile<P, Tile>(arguments, tile, slice, sums, warp_m, warp_n, warp_j, 1 + warp / Tile::WARPS_J,
-                        [&](const Column& column) {
-                          const float* const group = static_cast<const float*>(arguments.weight) +
-                                                     int64(column.i) * (P::B * P::C * P::D);
-                          return [=](int k, int l, int j) { return group[(k * P::C + l) * P::D + j]; };
-                        });
+    const auto weights_of_column = [&](const Column& column) {
+      const float* const group =
+          static_cast<const float*>(arguments.weight) + int64(column.i) * (P::B * P::C * P::D);
+      return [=](int k, int l, int j) { return group[(k * P::C + l) * P::D + j]; };
+    };
+    write_tile<P, Tile, After>(arguments, tile, slice, sums, warp_m, warp_n, warp_j, 1 + warp / Tile::WARPS_J,
+                               weights_of_column);
     part = 0, tile += gridDim.x;
     clear<Tile>(sums);
   }

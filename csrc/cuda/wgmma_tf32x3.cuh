@@ -199,9 +199,9 @@ template <typename P, typename Tile> struct PackedWeights {
   }
 };
 
-// Writes a finished tile from registers, each result of four j as one chunk.
-template <typename P, typename Tile, typename Weights>
-__device__ __forceinline__ void write_tile_directly(const Arguments& arguments, int64 tile,
+// Writes a finished tile from registers, behind its epilogue, each result of four j as one chunk.
+template <typename P, typename Tile, typename After, typename Weights>
+__device__ __forceinline__ void write_tile_directly(const typename After::Arguments& arguments, int64 tile,
                                                     const Sums<Tile>& sums, int warp_m,
                                                     Weights weights_of_column) {
   using Layout = typename Tile::Layout;
@@ -214,8 +214,10 @@ __device__ __forceinline__ void write_tile_directly(const Arguments& arguments, 
     return (column.n0 + n * 8 + output_of_column<Layout>(lane % 4 * 2 + c)) * P::D + column.j0;
   };
   float* const y = static_cast<float*>(arguments.y) + column.i * (P::B * P::D);
-  const auto result_at = [&](int64 row, int first) -> float4& {
-    return *reinterpret_cast<float4*>(y + row * arguments.y_batch_stride + first);
+  const auto store = [&](int64 row, int first, const float4& sums) {
+    const int64 feature = column.i * (P::B * P::D) + first, at = row * arguments.y_batch_stride + feature;
+    *reinterpret_cast<float4*>(y + row * arguments.y_batch_stride + first) =
+        four_with_epilogue<P, After>(sums, arguments, feature, at, 4);
   };
   unsigned long long not_finite = 0;  // a bit for each chunk of this thread
 #pragma unroll
@@ -231,7 +233,7 @@ __device__ __forceinline__ void write_tile_directly(const Arguments& arguments, 
         const int e = half * 2 + c;
         const float4 result = make_float4(of_j[0][e], of_j[1][e], of_j[2][e], of_j[3][e]);
         if (Tile::PRODUCTS == 1 || all_finite(result)) {
-          result_at(row, first_of(n, c)) = result;
+          store(row, first_of(n, c), result);
         } else {
           not_finite |= 1ull << ((half * Tile::NT + n) * 2 + c);
         }
@@ -245,13 +247,13 @@ __device__ __forceinline__ void write_tile_directly(const Arguments& arguments, 
     if ((not_finite >> at & 1) == 0) continue;
     const int64 row = row0 + at / (2 * Tile::NT) * 8;
     const int first = first_of(at / 2 % Tile::NT, at % 2);
-    result_at(row, first) = plain_product<P>(x + row * arguments.x_batch_stride, weight_at, first);
+    store(row, first, plain_product<P>(x + row * arguments.x_batch_stride, weight_at, first));
   }
 }
 
-template <typename P, typename Tile>
-__device__ __forceinline__ void multiply_and_store(const Arguments& arguments, unsigned char* layers,
-                                                   unsigned char* ring, Mbarrier* full) {
+template <typename P, typename Tile, typename After>
+__device__ __forceinline__ void multiply_and_store(const typename After::Arguments& arguments,
+                                                   unsigned char* layers, unsigned char* ring, Mbarrier* full) {
   using Layout = typename Tile::Layout;
   const int lane = threadIdx.x % 32, warp = (threadIdx.x - Tile::LOADERS) / 32;
   const int team = warp / (Tile::TEAM / 32), warpgroup = warp % (Tile::TEAM / 32) / 4;
@@ -293,16 +295,16 @@ __device__ __forceinline__ void multiply_and_store(const Arguments& arguments, u
       return PackedWeights<P, Tile>{reinterpret_cast<const uint32*>(packed), column};
     };
     if constexpr (Tile::DIRECT) {
-      write_tile_directly<P, Tile>(arguments, tile, sums, warp_m, weights_of_column);
+      write_tile_directly<P, Tile, After>(arguments, tile, sums, warp_m, weights_of_column);
     } else {
-      write_tile<P, Tile>(arguments, tile, slice, sums, warp_m, 0, warp_j, 1 + warp_m, weights_of_column);
+      write_tile<P, Tile, After>(arguments, tile, slice, sums, warp_m, 0, warp_j, 1 + warp_m, weights_of_column);
     }
     clear<Tile>(sums);
   }
 }
 
-template <typename P, typename Tile>
-__device__ __forceinline__ void wgmma_tf32x3_kernel(const Arguments& arguments) {
+template <typename P, typename Tile, typename After = NoEpilogue>
+__device__ __forceinline__ void wgmma_tf32x3_kernel(const typename After::Arguments& arguments) {
   extern __shared__ __align__(128) unsigned char shared[];
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
   unsigned char* const layers = shared + Tile::BARRIER_BYTES;
@@ -321,7 +323,7 @@ __device__ __forceinline__ void wgmma_tf32x3_kernel(const Arguments& arguments) 
     load_stages<P, Tile>(arguments, layers, ring, full);
   } else {
     setmaxnreg_inc<Tile::MULTIPLIER_REGISTERS>();
-    multiply_and_store<P, Tile>(arguments, layers, ring, full);
+    multiply_and_store<P, Tile, After>(arguments, layers, ring, full);
   }
 }
 

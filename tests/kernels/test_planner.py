@@ -56,11 +56,13 @@ def test_without_a_family_that_takes_chains_a_plan_is_a_launch_a_factor():
 def check_launches_a_factor():
     plan = plan_of(PROBLEM, 100, spec=SPEC)
     assert [one.problem for one in plan.launches] == list(reversed(PROBLEM.factors()))
-    assert plan.behind == PROBLEM.epilogue
+    assert (plan.within, plan.behind) == (PROBLEM.epilogue, EMPTY)  # in the last launch
     assert not plan.is_whole
     times = [launch.choice.predicted_us for launch in plan.launches]
     assert plan.predicted_us == pytest.approx(sum(times))
     assert plan.measured_us is None
+    batch_last = plan_of(replace(PROBLEM, batch_last=True), 100, spec=SPEC)
+    assert (batch_last.within, batch_last.behind) == (EMPTY, PROBLEM.epilogue)
     siblings = Problem(CHAIN, "float32", False, siblings=3)
     assert plan_of(siblings, 100, spec=SPEC).predicted_us == pytest.approx(3 * sum(times))
     assert call_of(operands()) is None

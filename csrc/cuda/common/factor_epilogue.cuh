@@ -3,6 +3,7 @@
 
 #include "common/epilogue.cuh"
 #include "common/kernel_params.cuh"
+#include "common/smem_layout.cuh"
 
 // The last template argument of kernels that may have an epilogue, for a product alone.
 struct NoEpilogue {
@@ -39,4 +40,26 @@ __device__ __forceinline__ float with_epilogue(float sum, float bias, const type
   float residual = 0.0f;
   if constexpr (After::RESIDUAL) residual = to_float(static_cast<const T*>(arguments.residual)[at]);
   return with_summands<After>(sum, bias, residual);
+}
+
+// The first `count` of four values, at a place that is a multiple of ALIGNED bytes; 0 beyond them, all of aligned ones.
+template <int ALIGNED> __device__ __forceinline__ float4 load_four(const void* values, int64 place, int count) {
+  const float* const from = static_cast<const float*>(values) + place;
+  if constexpr (ALIGNED == 16) return *reinterpret_cast<const float4*>(from);
+  return make_float4(from[0], count > 1 ? from[1] : 0.0f, count > 2 ? from[2] : 0.0f, count > 3 ? from[3] : 0.0f);
+}
+
+// Four sums in fp32 that lie side by side in y behind their epilogue, of which `count` are the factor's: `feature` is
+// the feature of the first, `at` its place in y.
+template <typename P, typename After>
+__device__ __forceinline__ float4 four_with_epilogue(const float4& sums, const typename After::Arguments& arguments,
+                                                     int64 feature, int64 at, int count) {
+  if constexpr (After::IS_EMPTY) return sums;
+  constexpr int ALIGNED = aligned_results<P, 4>();
+  float4 bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f), residual = bias;
+  if constexpr (After::BIAS) bias = load_four<ALIGNED>(arguments.bias, feature, count);
+  if constexpr (After::RESIDUAL) residual = load_four<ALIGNED>(arguments.residual, at, count);
+  return make_float4(
+      with_summands<After>(sums.x, bias.x, residual.x), with_summands<After>(sums.y, bias.y, residual.y),
+      with_summands<After>(sums.z, bias.z, residual.z), with_summands<After>(sums.w, bias.w, residual.w));
 }

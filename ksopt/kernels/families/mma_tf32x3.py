@@ -128,6 +128,7 @@ class MmaTf32x3(TemplateFamily[Config]):
     dtypes = SINGLE
     layout = "batch_first"
     splits = True
+    takes_epilogues = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         return unsupported_layout(problem.pattern)
@@ -210,4 +211,5 @@ class MmaTf32x3(TemplateFamily[Config]):
         facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
         instance = f"MmaTf32x3Tile<Support, {arguments}, {3 if problem.exact else 1}>"
         tile = codegen.tile(self.template, p, instance, facts, self.name)
-        return tile + codegen.kernel(self.kernel_name(problem), "mma_tf32x3_kernel<Support, Tile>")
+        call = "mma_tf32x3_kernel<Support, Tile>"
+        return tile + codegen.kernel(self.kernel_name(problem), call, after=problem.epilogue)

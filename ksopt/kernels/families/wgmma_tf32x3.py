@@ -168,6 +168,7 @@ class WgmmaTf32x3(PackedFamily[Config]):
     capability = (9, 0)
     capability_only = True
     splits = True
+    takes_epilogues = True
     packs_from_d = 1
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
@@ -251,7 +252,8 @@ class WgmmaTf32x3(PackedFamily[Config]):
 
     def source(self, problem: Problem, config: Config) -> str:
         call = "wgmma_tf32x3_kernel<Support, Tile>"
-        kernel = codegen.kernel(self.kernel_name(problem), call, bounds="Tile::THREADS, 1")
+        name, after = self.kernel_name(problem), problem.epilogue
+        kernel = codegen.kernel(name, call, bounds="Tile::THREADS, 1", after=after)
         return self._tile(problem, config) + kernel
 
     def packed_elements(self, problem: Problem, config: Config) -> int:

@@ -34,6 +34,14 @@ SHAPES = {
         (2, 29, 17, 16),
     ],
     "wgmma16_streamed": [(2, 13, 20, 2), (1, 40, 22, 4), (3, 32, 33, 8), (1, 16, 18, 12)],
+    "mma_tf32x3": [
+        *((3, 31, 36, 1), (2, 13, 34, 2), (2, 37, 36, 3), (1, 22, 33, 4), (2, 11, 34, 6)),
+        (1, 21, 33, 8),
+    ],
+    "wgmma_tf32x3": [
+        *((3, 31, 36, 1), (2, 13, 34, 2), (2, 37, 36, 3), (1, 22, 33, 4), (2, 11, 34, 6)),
+        *((1, 21, 33, 8), (1, 8, 40, 12), (2, 17, 32, 20)),
+    ],
 }
 BATCHES = (1, 13, 67)
 # Each activation, with a bias or a residual, neither and both in turn.
@@ -122,6 +130,18 @@ FAULTS = {
     "a residual beyond the batch": (
         ("wgmma16.cuh", "if (row >= rows || output >= left) return 0.0f;", ""),
         "outside",
+    ),
+    "a residual beyond the batch in fp32": (
+        ("wgmma_tf32x3.cuh", "if (row >= arguments.batch) break;", ""),
+        "outside",
+    ),
+    "a bias beyond b in fp32": (
+        (
+            "mma_tf32x3.cuh",
+            "if (row_of(m, e) >= arguments.batch || (Tile::PADDED && first_of(n, e) >= GROUP_OUT)) continue;",
+            "if (row_of(m, e) >= arguments.batch) continue;",
+        ),
+        "outside|wrong",
     ),
     "a residual of the first row": (
         ("common/factor_epilogue.cuh", "(arguments.residual)[at]", "(arguments.residual)[at % 8]"),
