@@ -152,13 +152,14 @@ def _is_not_of(layer: Layer) -> Callable[[fx.Node], bool]:
     return lambda user: user not in layer.inner
 
 
-def _move(node: fx.Node, before: fx.Node, order: Mapping[fx.Node, int]) -> None:
-    """Move a node and its operands before another node."""
+def _move(node: fx.Node, before: fx.Node, order: dict[fx.Node, int]) -> None:
+    """Move a node and its operands before another node; in ``order``, too."""
     if order[node] < order[before]:
         return
     for one in node.all_input_nodes:
         _move(one, before, order)
     before.prepend(node)
+    order[node] = -1  # others may read it, too: it stays where it is
 
 
 def reshaped(emit: Emitter, value: fx.Node, layer: Layer) -> fx.Node:

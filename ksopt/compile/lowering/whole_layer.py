@@ -74,10 +74,12 @@ def is_whole(
             whole, apart = _measured(one, batch, device, spec, repacked, is_within)
         else:
             whole, apart = _predicted(one, batch, spec, repacked)
+        after_us = registry.behind_us(one, batch, spec.multiprocessors)
+        if math.isinf(apart) and one.second is None:  # nothing competes with the launches
+            apart = _launches_us(one, batch, device, repacked) + (not is_within) * after_us
         if not is_within:
             return whole, apart
         # The launches together are one operator; apart one kernel more is behind the last.
-        after_us = registry.behind_us(one, batch, spec.multiprocessors)
         return whole if trains else min(whole, apart), apart + after_us
 
     whole, apart = times(problem)
@@ -118,6 +120,13 @@ def _is_within(problem: Problem, batch: int, device: torch.device, repacked: boo
     way = planner.choice_of_factor(problem.factors()[0], batch, device, repacked).way
     _, behind = registry.within(problem, way)
     return behind.is_empty
+
+
+def _launches_us(problem: Problem, batch: int, device: torch.device, repacked: bool) -> float:
+    """The sum of a plan's launches, measured or predicted; infinite where they are neither."""
+    plan = planner.plan_of(problem, batch, device=device, repacked=repacked)
+    times = (plan.measured_us, plan.predicted_us)
+    return next((us for us in times if us is not None), math.inf)
 
 
 def launch_times(

@@ -13,6 +13,7 @@ from ksopt.compile import passes
 from ksopt.compile.lowering import whole_layer
 from ksopt.kernels.families.base import ANY_TYPE
 from ksopt.kernels.problem import Epilogue, Problem
+from ksopt.patterns.chain import Chain
 from tests.kernels import toy_chains
 
 CHAIN = "(1,8,4,4)*(4,4,8,1)"  # 32 -> 16 -> 32
@@ -358,6 +359,29 @@ def test_siblings_are_one_launch(biased, dynamic, toy):
     assert len(node.args[1]) == 6
     assert report.passes["layers_in_one_launch"] == 3
     assert toy.launches[0].siblings == 3
+
+
+def test_siblings_whose_weights_are_parts_of_one_parameter():
+    """Each part reads the same split, which moves ahead of the first sibling once."""
+    chain = Chain.parse(CHAIN)
+    sizes = [pattern.nnz for pattern in chain] + [32]
+    each = [torch.randn(sum(sizes)) / 4 for _ in range(3)]
+    x = torch.randn(5, 32)
+
+    def layer(x, parameter):
+        *weights, bias = parameter.split(sizes)
+        shaped = [w.view(p.weight_shape) for w, p in zip(weights, chain, strict=True)]
+        return ksopt.ks_linear(x, shaped, bias)
+
+    def function(x, *each):
+        q, k, v = (layer(x, one) for one in each)
+        return torch.softmax(q @ k.T, -1) @ v
+
+    with torch.no_grad():
+        y, graph, _ = graphs_of(function, x, *each)
+        torch.testing.assert_close(y, function(x, *each))
+    (node,) = chains(graph)
+    assert node.args[6] == 3
 
 
 def test_a_sibling_that_an_attribute_transposes():

@@ -1,5 +1,6 @@
 """Layers are lowered as a whole if that is faster by the autotuner's times of their plans."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -83,3 +84,19 @@ def test_a_reader_that_activates_is_compared_with_products_alone(monkeypatch):
     arguments = (problem, ROWS, torch.device("cpu"), "stored")
     assert whole_layer.is_whole(*arguments, tune="measure")
     assert not whole_layer.is_whole(*arguments, reader_activates=True, tune="measure")
+
+
+def test_launches_without_a_rival_are_one_operator_with_an_epilogue_in_the_last(monkeypatch):
+    """Where nothing else computes the layer there is no race, and nothing is measured of it."""
+    choice = SimpleNamespace(way="decode_fma", measured_us=None, predicted_us=3.0)
+    monkeypatch.setattr(whole_layer.planner, "choice_of_factor", lambda *_: choice)
+    monkeypatch.setattr(whole_layer.planner, "whole_choice", lambda *_: None)
+    monkeypatch.setattr(plan_autotuner, "tuned", lambda *_: None)
+    problem = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "gelu"))
+    arguments = (problem, ROWS, torch.device("cpu"), "stored")
+    assert whole_layer.is_whole(*arguments, tune="measure")
+    assert not whole_layer.is_whole(*arguments, reader_activates=True, tune="measure")
+    siblings = replace(problem, epilogue=Epilogue(True), siblings=3)
+    assert not whole_layer.is_whole(siblings, *arguments[1:], tune="measure")
+    choice.way = "mma16"  # has no epilogue
+    assert not whole_layer.is_whole(*arguments, tune="measure")
