@@ -16,7 +16,7 @@
 // the L2 cache as half sectors, twice the traffic.
 #pragma once
 
-#include "common/kernel_params.cuh"
+#include "common/factor_epilogue.cuh"
 #include "common/pdl.cuh"
 #include "common/ptx.cuh"
 #include "common/smem_layout.cuh"
@@ -198,10 +198,13 @@ __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const uint4* wei
   }
 }
 
-// Rounds a warp's sums into the block's tile of results in shared memory, and clears them.
-template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void gather_results(unsigned char* out, Sums<Tile>& sums,
-                                               const Place<Tile>& place) {
+// Rounds a warp's sums into the block's tile of results in shared memory, behind their epilogue, and clears them. Of
+// the block's first row and output: `at` is the place in y, `feature` the feature; there are `rows` and `left` outputs
+// from there on.
+template <typename T, typename P, typename Tile, typename After>
+__device__ __forceinline__ void gather_results(unsigned char* out, Sums<Tile>& sums, const Place<Tile>& place,
+                                               const typename After::Arguments& arguments, int64 at, int64 feature,
+                                               int rows, int left) {
   using Layout = typename Tile::Layout;
 #pragma unroll
   for (int m = 0; m < Tile::MT; ++m)
@@ -213,13 +216,19 @@ __device__ __forceinline__ void gather_results(unsigned char* out, Sums<Tile>& s
       for (int n = 0; n < Tile::NT; ++n) {
         const int k = (place.warp_n * Tile::NT + n) * 8 + output_of_column<Layout>(2 * place.quarter);
         // Words in the order of memory: column 2q with j = 0.., then column 2q + 1.
+        const auto result = [&](int e) {
+          const int column = e / Layout::J;
+          const float sum = sums[m][n][e % Layout::J][half * 2 + column];
+          if constexpr (After::IS_EMPTY) return sum;
+          const int output = k + column * (Layout::WIDE ? 4 : 1);
+          if (row >= rows || output >= left) return 0.0f;
+          const int offset = output * P::D + (Layout::WIDE ? place.warp_j * 8 : 0) + e % Layout::J;
+          const float bias = bias_of<T, After>(arguments, feature + offset);
+          return with_epilogue<T, After>(sum, bias, arguments, at + row * arguments.y_batch_stride + offset);
+        };
         uint32 words[Layout::J];
 #pragma unroll
-        for (int word = 0; word < Layout::J; ++word) {
-          const int e0 = 2 * word, e1 = e0 + 1;
-          words[word] = pack_pair<T>(sums[m][n][e0 % Layout::J][half * 2 + e0 / Layout::J],
-                                     sums[m][n][e1 % Layout::J][half * 2 + e1 / Layout::J]);
-        }
+        for (int word = 0; word < Layout::J; ++word) words[word] = pack_pair<T>(result(2 * word), result(2 * word + 1));
         if (Layout::WIDE) {
           uint4* const chunks = reinterpret_cast<uint4*>(out_row);
           chunks[k * Tile::CHUNKS_OF_L + place.warp_j] =
@@ -263,8 +272,8 @@ __device__ __forceinline__ void write_results(const unsigned char* out, uint16* 
   }
 }
 
-template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void mma16_kernel(const Arguments& arguments) {
+template <typename T, typename P, typename Tile, typename After = NoEpilogue>
+__device__ __forceinline__ void mma16_kernel(const typename After::Arguments& arguments) {
   using Layout = typename Tile::Layout;
   constexpr int BM = Tile::BM, KL = Tile::KL, JC = Tile::JC;
   griddepcontrol_wait();
@@ -348,9 +357,11 @@ __device__ __forceinline__ void mma16_kernel(const Arguments& arguments) {
 
     if (++part < Tile::STAGES_PER_TILE) continue;
     // The tile is complete: gather it in shared memory, then write whole rows of bytes.
-    gather_results<T, P, Tile>(out, sums, place);
+    const int64 row0 = tile * BM, feature = group + n0 * P::D + j0;
+    gather_results<T, P, Tile, After>(out, sums, place, arguments, row0 * arguments.y_batch_stride + feature, feature,
+                                      rows_inside<BM>(arguments.batch - row0), P::B - n0);
     __syncthreads();
-    write_results<P, Tile>(out, y, tile * BM, n0, thread, arguments);
+    write_results<P, Tile>(out, y, row0, n0, thread, arguments);
     part = 0, tile += persistent_ctas;
   }
 }

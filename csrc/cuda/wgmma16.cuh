@@ -139,9 +139,10 @@ template <typename Tile> struct WeightTask {
 // (i, n0, 0, j0), `left` the factor's outputs from n0 on; output n of each tile of eight is
 // `output_of_column(n)`. A thread takes what one of the four that share a row of x does, so that
 // neighbours read neighbouring chunks and write neighbouring words, and asks for as much as its
-// registers hold before it uses any.
+// registers hold before it uses any. Of several blocks each does its share.
 template <typename P, typename Tile>
-__device__ __forceinline__ void write_weights(unsigned char* weights, const uint16* w, int left, int thread) {
+__device__ __forceinline__ void write_weights(unsigned char* weights, const uint16* w, int left, int thread,
+                                              int share = 0, int shares = 1) {
   using Layout = typename Tile::Layout;
   constexpr int TASKS = 4 * Tile::GROUPS_J * Tile::NB * Tile::UNITS;
   constexpr int NEEDED = (TASKS + Tile::MULTIPLIERS - 1) / Tile::MULTIPLIERS;
@@ -149,7 +150,8 @@ __device__ __forceinline__ void write_weights(unsigned char* weights, const uint
   constexpr int FREE = (Tile::MULTIPLIER_REGISTERS - Tile::N / 2 * Layout::J - 40) / (Layout::CHUNKS * 4);
   constexpr int FIT = FREE < 1 ? 1 : FREE < 8 ? FREE : 8;
   constexpr int AT_ONCE = FIT < NEEDED ? FIT : NEEDED;
-  for (int first = thread; first < TASKS; first += AT_ONCE * Tile::MULTIPLIERS) {
+  constexpr int TURN = AT_ONCE * Tile::MULTIPLIERS;
+  for (int first = thread + share * TURN; first < TASKS; first += shares * TURN) {
     uint32 words[AT_ONCE][Layout::CHUNKS * 4];
 #pragma unroll
     for (int t = 0; t < AT_ONCE; ++t) {

@@ -49,9 +49,15 @@ Tensor matrices_in(const TorchProduct& p, const Tensor& weight) {
   return weight.as_strided({p.groups(), p.b, p.c}, {group, along_b, along_c});
 }
 
-// The weight's matrices, prepared.
+// The weight's matrices, prepared. Those of a transposed weight have their columns side by side, as the weight has:
+// that copy is some four times as fast.
 Tensor prepare(const TorchProduct& p, const Tensor& weight) {
   const Sizes sizes = {p.groups(), p.b, p.c};
+  if (!holds_zeros(p, weight) && weight.stride(1) < weight.stride(2)) {
+    const Tensor copy = at::empty({p.groups(), p.c, p.b}, weight.options());
+    copy.as_strided(weight.sizes(), {p.d * p.b * p.c, 1, p.b, p.b * p.c}).copy_(weight);
+    return copy.transpose(1, 2);
+  }
   Tensor copy = holds_zeros(p, weight) ? at::zeros(sizes, weight.options()) : at::empty(sizes, weight.options());
   copy.as_strided(weight.sizes(), p.strides).copy_(weight);
   return copy;

@@ -171,7 +171,7 @@ def test_no_rows_take_the_factors(toy):
     ("text", "way", "within", "behind"),
     [
         ("(1,64,32,2)*(2,32,64,1)", "decode_mma16", ("bias", "gelu", "residual"), ()),
-        ("(1,64,32,2)*(2,32,64,1)", "mma16", (), ("bias", "gelu", "residual")),
+        ("(1,64,32,2)*(2,32,64,1)", "gather_mma", (), ("bias", "gelu", "residual")),
         ("(1,128,32,1)*(1,32,128,1)", "bmm", (), ("bias", "gelu", "residual")),
     ],
 )

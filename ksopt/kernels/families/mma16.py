@@ -93,6 +93,7 @@ class Mma16(TemplateFamily[Config]):
     template = "mma16.cuh"
     dtypes = HALF
     layout = "batch_first"
+    takes_epilogues = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         p = problem.pattern
@@ -184,4 +185,4 @@ class Mma16(TemplateFamily[Config]):
         facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
         call = f"mma16_kernel<{self.dtypes[problem.dtype]}, Support, Tile>"
         tile = codegen.tile(self.template, p, f"Mma16Tile<Support, {arguments}>", facts, self.name)
-        return tile + codegen.kernel(self.kernel_name(problem), call)
+        return tile + codegen.kernel(self.kernel_name(problem), call, after=problem.epilogue)

@@ -27,6 +27,10 @@ _STORED_BYTES_US = 100_000.0  # at the end of a tile, while nothing is multiplie
 _LAUNCH_US = 7.0
 _OVERLAP = 4.1
 
+_PACKED_AT_ONCE = 64
+"""Elements that a thread packs at a time, at most: ``AT_ONCE`` chunks of wgmma16.cuh."""
+_PACKING_BLOCKS = 264  # two for each of an H200's multiprocessors
+
 
 @dataclass(frozen=True)
 class Config(wgmma16.Config):
@@ -144,8 +148,11 @@ class Wgmma16Streamed(PackedFamily[Config]):
         return f"wgmma16_streamed {config.groups_j} {config.outputs}"
 
     def pack_geometry(self, problem: Problem, config: Config) -> Geometry:
-        columns = config.columns(problem.pattern)  # a block packs a column
-        return Geometry(128 * config.groups, 0, 1, columns, columns)
+        p, threads = problem.pattern, 128 * config.groups
+        columns = config.columns(p)
+        turns = -(-config.packed_elements(p) // (columns * threads * _PACKED_AT_ONCE))
+        blocks = columns * min(turns, -(-_PACKING_BLOCKS // columns))  # shares of each column
+        return Geometry(threads, 0, 1, blocks, blocks)
 
     def pack_source(self, problem: Problem, config: Config) -> str:
         call = "wgmma16_streamed_pack_kernel<Support, Tile>"

@@ -29,6 +29,10 @@ SHAPES = {
         *((2, 18, 52, 1), (3, 9, 64, 1), (4, 7, 24, 3), (4, 9, 20, 5), (1, 11, 9, 48)),
         (8, 7, 16, 7),
     ],
+    "mma16": [
+        *((1, 32, 20, 2), (2, 37, 24, 3), (3, 21, 22, 4), (2, 16, 20, 6), (3, 31, 40, 1)),
+        *((1, 33, 20, 8), (1, 16, 18, 12), (2, 29, 17, 16)),
+    ],
     "wgmma16": [
         *((1, 32, 20, 2), (2, 37, 24, 3), (3, 21, 22, 4), (2, 16, 20, 6), (1, 33, 20, 8)),
         (2, 29, 17, 16),
@@ -142,6 +146,10 @@ FAULTS = {
             ") continue;",
         ),
         "outside|wrong",
+    ),
+    "a residual beyond the batch by mma16": (
+        ("mma16.cuh", "if (row >= rows || output >= left) return 0.0f;", ""),
+        "outside",
     ),
     "a residual of the first row": (
         ("common/factor_epilogue.cuh", "(arguments.residual)[at]", "(arguments.residual)[at % 8]"),
