@@ -63,7 +63,10 @@ def _launcher(
         return None
     key = (choice.candidate, epilogue, x.get_device())
     if key not in _launchers:
-        launcher = _built(*key)
+        has_kernel = _takes_epilogues(choice.candidate)
+        if has_kernel and _is_judged() and weight_cache.is_capturing(x.get_device()):
+            return None  # until a call outside of a capture has compared it
+        launcher = _built(*key) if has_kernel else None
         if launcher is not None:
             wrong = _fault(launcher, x, weight, after)
             if wrong is not None:
@@ -75,10 +78,14 @@ def _launcher(
     return _launchers[key]
 
 
+def _takes_epilogues(candidate: Candidate) -> bool:
+    """Whether the candidate's kernel may have an epilogue."""
+    return candidate.family is not None and candidate.family.takes_epilogues
+
+
 def _built(candidate: Candidate, epilogue: Epilogue, device: int) -> Launcher | None:
     family = candidate.family
-    if family is None or not family.takes_epilogues:
-        return None
+    assert family is not None
     problem = replace(candidate.problem, epilogue=epilogue)
     try:
         launcher = family.launcher(problem, candidate.tile, device)
@@ -89,10 +96,14 @@ def _built(candidate: Candidate, epilogue: Epilogue, device: int) -> Launcher | 
     return launcher
 
 
+def _is_judged() -> bool:
+    """Whether kernels are compared with float64 before they are used."""
+    return settings.tuning() == "measure" and not torch.are_deterministic_algorithms_enabled()
+
+
 def _fault(launcher: Launcher, x: Tensor, weight: Tensor, after: After) -> str | None:
-    """The fault of a result, against float64, where kernels are measured; None if there is none."""
-    is_measured = settings.tuning() == "measure" and not weight_cache.is_capturing(x.get_device())
-    if not is_measured or torch.are_deterministic_algorithms_enabled():
+    """The fault of a result, against float64, where kernels are judged; None if there is none."""
+    if not _is_judged():
         return None
     around = Around(after.bias, after.activation, after.residual)
     try:

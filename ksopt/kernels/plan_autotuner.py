@@ -94,29 +94,38 @@ def call_of(decision: Decision, operands: Operands) -> Any:
     return None if choice.name in APART else choice.call
 
 
-def tune(operands: Operands, problem: Problem, budget_s: float) -> Record | None:
+def tune(
+    operands: Operands, problem: Problem, budget_s: float, *, alone: bool = False
+) -> Record | None:
     """Measure for these operands even if a choice exists; store the result here and on disk.
 
     Args:
         operands: of the problem.
         problem: of more than a factor.
         budget_s: seconds for the timing; compilation comes on top.
+        alone: whether to measure a launch per factor, too, where nothing competes with it.
 
     Returns:
         The measurement; None where no candidate computes the whole problem, so that only its
         factors can be tuned.
     """
     question = _question(problem, operands)
-    if not question.is_open():
+    if not (alone or question.is_open()):
         return None
     return _decider.tune((question.key, question.device), question, budget_s, _forget_calls)
 
 
-def tuned(problem: Problem, batch: int, device: torch.device) -> Record | None:
+def tuned(
+    problem: Problem, batch: int, device: torch.device, *, alone: bool = False
+) -> Record | None:
     """The record of a problem; if there is none, it is measured now on random operands.
 
+    Args:
+        problem, batch, device: of operands.
+        alone: as for `tune`.
+
     Returns:
-        None where nothing computes the whole problem.
+        None where nothing computes the whole problem, unless it is ``alone``.
     """
     backend = backend_of(device.type)
     known = known_record(backend.key(problem, batch), device)
@@ -124,7 +133,7 @@ def tuned(problem: Problem, batch: int, device: torch.device) -> Record | None:
         return known[0]
     operands = random_operands(problem, batch, device)
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        return tune(operands, problem, BUDGET_S)
+        return tune(operands, problem, BUDGET_S, alone=alone)
 
 
 def known_record(key: ProblemKey, device: torch.device) -> tuple[Record, Source] | None:

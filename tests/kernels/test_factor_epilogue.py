@@ -1,14 +1,18 @@
 """The last launch of a layer by a launch per factor, and graphs that have such layers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ksopt.epilogue import After
-from ksopt.kernels import dispatch, factor_epilogue, registry
+from ksopt.kernels import dispatch, factor_epilogue, registry, weight_cache
 from ksopt.kernels.autotuner import Choice
 from ksopt.kernels.backends.cuda import CudaBackend
+from ksopt.kernels.candidate import Candidate
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.gpus import GPUS
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
@@ -27,6 +31,28 @@ def test_products_of_pytorchs_leave_the_epilogue_behind_them(way):
 def test_a_cpu_has_no_such_launches():
     x, weight = torch.randn(5, 8), torch.randn(1, 12, 8, 1)
     assert dispatch.run_within(x, weight, False, After(torch.randn(12), "relu")) is None
+
+
+def test_a_capture_takes_only_kernels_that_were_compared_before(monkeypatch):
+    """Where results are judged: a graph cannot be, and its launches then leave the epilogue."""
+    built = []
+    problem = Problem.of_factor(Pattern(1, 12, 8, 1), "float32", False)
+    candidate = Candidate("wgmma_tf32x3", problem, 1.0, family_of("wgmma_tf32x3"))
+    choice = SimpleNamespace(call=None, candidate=candidate, repacks=False)
+    monkeypatch.setattr(factor_epilogue, "_built", lambda *key: built.append(key))
+    monkeypatch.setattr(factor_epilogue, "_launchers", {})
+    operands = torch.randn(5, 8), torch.randn(1, 12, 8, 1), After(torch.randn(12))
+    for mode, is_capturing, count in (
+        ("measure", True, 0),
+        ("model", True, 1),
+        ("measure", False, 1),
+    ):
+        monkeypatch.setenv("KSOPT_TUNE", mode)
+        monkeypatch.setattr(weight_cache, "is_capturing", lambda _, is_it=is_capturing: is_it)
+        factor_epilogue._launchers.clear()
+        built.clear()
+        assert factor_epilogue.run(choice, *operands) is None
+        assert len(built) == count, mode
 
 
 class Seen(TorchDispatchMode):

@@ -7,10 +7,11 @@ author's that is slower as a whole becomes an operator per factor (apart.py).
 
 Only single readers are followed: a node that has other readers stays. So does an activation that
 elementwise arithmetic reads, as in a gate, where one kernel of Inductor's for both is faster than a
-launch with the activation. A graph that must write in place is not changed (`in_place_epilogues`).
-Where gradients are recorded an operator takes a chain of two trained factors and its bias, siblings
-of such, or two around an activation, whose input is saved. It does so, too, where one launch
-computes several of their gradients faster (`join_gradients`).
+launch with the activation, and a bias or residual behind several launches where the kernel of a
+norm that reads the sum adds it faster. A graph that must write in place is not changed
+(`in_place_epilogues`). Where gradients are recorded an operator takes a chain of two trained
+factors and its bias, siblings of such, or two around an activation, whose input is saved. It does
+so, too, where one launch computes several of their gradients faster (`join_gradients`).
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from ksopt.compile.lowering.layer import (
     with_decomposed,
     with_next,
 )
-from ksopt.compile.lowering.operations import ARITHMETIC
+from ksopt.compile.lowering.operations import ARITHMETIC, IN_READERS_KERNEL
 from ksopt.compile.lowering.whole_layer import Weights
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import EMPTY, Epilogue, Problem
 from ksopt.ops.trained_chain import have_joint_gradients
 
 _INPUTS = ("placeholder", "get_attr")
 _SWITCHES = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
-IsWhole = Callable[[Problem, int, torch.device, Weights, bool], bool]
-"""(problem, rows, device, kind of weights, whether the reader can apply the activation) -> whether
-one launch computes the problem faster than several."""
+IsWhole = Callable[[Problem, int, torch.device, Weights, Epilogue | None], bool]
+"""(problem, rows, device, kind of weights, the epilogue without what a reader can compute) ->
+whether one launch computes the problem faster than several."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,12 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
             return "trained"
         return "stored" if all(_is_of_input(owner, inputs) for owner in owners) else "computed"
 
-    def is_faster(problem: Problem, *together: Layer, reader_activates: bool = False) -> bool:
+    def is_faster(
+        problem: Problem, *together: Layer, beside_reader: Epilogue | None = None
+    ) -> bool:
         first = together[0]
         device = fake_result(first.x).device
-        return judged(problem, first.rows, device, weights_of(*together), reader_activates)
+        return judged(problem, first.rows, device, weights_of(*together), beside_reader)
 
     def fused_of(
         problem: Problem, launch: Problem, layer: Layer, *others: Layer, beside: str = ""
@@ -309,8 +312,7 @@ def _largest(
     for node, layer in reversed(list(layers.items())):
         if node in done or len(layer.weights) + (not layer.problem.epilogue.is_empty) < 2:
             continue
-        activates = _reader_activates(node, layer, done)
-        if is_whole(layer.problem, layer, reader_activates=activates):
+        if is_whole(layer.problem, layer, beside_reader=_beside_reader(node, layer, done)):
             done.update(layer.inner)
             yield node, layer
 
@@ -328,12 +330,17 @@ def _with_others(
     return dict(sorted(several.items(), key=lambda one: order[one[0]], reverse=True))
 
 
-def _reader_activates(node: fx.Node, layer: Layer, taken: set[fx.Node]) -> bool:
-    """Whether Inductor can compute a layer's activation in the kernel of its reader."""
-    if layer.activation == "none" or layer.residual is not None or len(node.users) != 1:
-        return False
-    (reader,) = node.users
-    return reader.target in ARITHMETIC and reader not in taken
+def _beside_reader(node: fx.Node, layer: Layer, taken: set[fx.Node]) -> Epilogue | None:
+    """A layer's epilogue without what Inductor can compute in the kernel of a reader."""
+    after, readers = layer.problem.epilogue, list(node.users)
+    if after.activation != "none" and not after.residual:
+        targets = ARITHMETIC if len(readers) == 1 else ()
+    else:
+        targets = IN_READERS_KERNEL
+    are_kernels = [one.target in targets and one not in taken for one in readers]
+    if after.residual:  # the kernel writes the sum for the others
+        return replace(after, residual=False) if any(are_kernels) else None
+    return EMPTY if are_kernels and all(are_kernels) and not after.is_empty else None
 
 
 def _is_trained(layer: Layer) -> bool:

@@ -33,6 +33,12 @@ POINTWISE = ARITHMETIC | {
 }
 """Of which an activation may be composed."""
 
+IN_READERS_KERNEL = POINTWISE | {
+    *(F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm, _aten.native_layer_norm.default),
+    *("to", "float", "half", "bfloat16", "type_as"),
+}
+"""Readers in whose kernel Inductor computes what is elementwise before them, norms included."""
+
 _RESHAPES = ("flatten", "reshape", "squeeze", "unflatten", "unsqueeze")
 RESHAPES = frozenset(
     {

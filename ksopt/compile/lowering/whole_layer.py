@@ -1,13 +1,13 @@
 """Decision whether a layer is faster as a whole than by a launch per factor with Inductor's fusion.
 
 As a whole it is one launch, or the product by one matrix or factor, with its bias; or a launch per
-factor, the last of which computes the epilogue, too, as kernels for few rows do. Behind
-separate launches, and behind such a product, Inductor computes the epilogue in one kernel, where
-the race of the autotuner calls PyTorch's operations one after another: their extra time is
-subtracted. So a layer whose product by one matrix is the fastest keeps its bias, and Inductor
-computes the rest, as it does behind the dense layer that the author might have written. Siblings
-are also compared with a launch each, a gate also with one launch before it, and two layers with the
-faster implementation of each.
+factor, the last of which computes the epilogue, too, as kernels for few rows do. Behind separate
+launches, and behind such a product, Inductor computes the epilogue in one kernel, where the race of
+the autotuner calls PyTorch's operations one after another: their extra time is subtracted. What a
+kernel that reads the result can compute, too, is no gain of the layer's. So a layer whose product
+by one matrix is the fastest keeps its bias, and Inductor computes the rest, as it does behind the
+dense layer that the author might have written. Siblings are also compared with a launch each, a
+gate also with one launch before it, and two layers with the faster implementation of each.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ksopt.errors import KsoptError
 from ksopt.kernels import plan_autotuner, planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import APART, FACTORS, MERGED
-from ksopt.kernels.families.common.pytorch_cost import elementwise_us
+from ksopt.kernels.families.common.pytorch_cost import NEXT_LAUNCH_US, elementwise_us
 from ksopt.kernels.mergeable import product_in_words
-from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
+from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
 
 Weights = Literal["stored", "computed", "trained"]
 
@@ -36,7 +36,7 @@ def is_whole(
     batch: int,
     device: torch.device,
     weights: Weights = "stored",
-    reader_activates: bool = False,
+    beside_reader: Epilogue | None = None,
     tune: str | None = None,
 ) -> bool:
     """Whether one launch, or one per factor and none behind them, computes a problem fastest.
@@ -48,8 +48,9 @@ def is_whole(
         weights: "stored" ones are inputs of the graph; others are prepared at each call: those that
             are "computed" in the graph, and "trained" ones, for which the intermediate results
             between the factors are saved, too.
-        reader_activates: whether a kernel of Inductor's reads the result in any case and can add
-            the bias and activate as well: then products alone are compared with, too.
+        beside_reader: what the layer keeps of its epilogue where a kernel of Inductor's reads the
+            result in any case and can compute the rest: that is compared with, too. None where
+            there is no such kernel.
         tune: "measure" times it on random operands where nothing is recorded; "model" predicts;
             "off" returns False. None takes the value of ``KSOPT_TUNE``.
     """
@@ -68,18 +69,16 @@ def is_whole(
     ):
         return False
 
-    def times(one: Problem) -> tuple[float, float]:
+    def times(one: Problem, alone: bool = False) -> tuple[float, float]:
         is_within = _is_within(one, batch, device, repacked)
         if tune == "measure" and not torch.are_deterministic_algorithms_enabled():
-            whole, apart = _measured(one, batch, device, spec, repacked, is_within)
+            whole, apart = _measured(one, batch, device, spec, repacked, is_within, alone)
         else:
             whole, apart = _predicted(one, batch, spec, repacked)
-        after_us = registry.behind_us(one, batch, spec.multiprocessors)
-        if math.isinf(apart) and one.second is None:  # nothing competes with the launches
-            apart = _launches_us(one, batch, device, repacked) + (not is_within) * after_us
         if not is_within:
             return whole, apart
         # The launches together are one operator; apart one kernel more is behind the last.
+        after_us = registry.behind_us(one, batch, spec.multiprocessors)
         return whole if trains else min(whole, apart), apart + after_us
 
     whole, apart = times(problem)
@@ -89,8 +88,14 @@ def is_whole(
             several = min(several, *times(problem.ungated()))
             several += _gate_us(problem, batch, spec.multiprocessors)
         apart = min(apart, several)
-    if reader_activates:
-        apart = min(apart, *times(replace(problem, epilogue=EMPTY)))
+    # Kernels of whole layers read biases and residuals while they multiply; the last of several
+    # launches does not.
+    if beside_reader is not None and (
+        beside_reader.activation != problem.epilogue.activation
+        or _is_within(problem, batch, device, repacked)
+    ):
+        least = min(times(replace(problem, epilogue=beside_reader), alone=True))
+        apart = min(apart, least + _reader_us(problem, beside_reader, batch, spec.multiprocessors))
     if (
         problem.second is not None and tune == "measure"
     ):  # predictions assume the best implementations
@@ -120,13 +125,6 @@ def _is_within(problem: Problem, batch: int, device: torch.device, repacked: boo
     way = planner.choice_of_factor(problem.factors()[0], batch, device, repacked).way
     _, behind = registry.within(problem, way)
     return behind.is_empty
-
-
-def _launches_us(problem: Problem, batch: int, device: torch.device, repacked: bool) -> float:
-    """The sum of a plan's launches, measured or predicted; infinite where they are neither."""
-    plan = planner.plan_of(problem, batch, device=device, repacked=repacked)
-    times = (plan.measured_us, plan.predicted_us)
-    return next((us for us in times if us is not None), math.inf)
 
 
 def launch_times(
@@ -165,13 +163,15 @@ def _measured(
     spec: DeviceSpec,
     repacked: bool,
     is_within: bool,
+    alone: bool = False,
 ) -> tuple[float, float]:
     """Measured us as a whole and of several launches; infinite if there are none.
 
-    ``is_within`` says whether the last of several launches computes the epilogue.
+    ``is_within`` says whether the last of several launches computes the epilogue. Then, and with
+    ``alone``, they are measured where nothing competes with them, too.
     """
     try:
-        record = plan_autotuner.tuned(problem, batch, device)
+        record = plan_autotuner.tuned(problem, batch, device, alone=alone or is_within)
     except (KsoptError, torch.OutOfMemoryError):
         record = None
     others = ("cached", "stored") if repacked else ("repacked",)
@@ -204,6 +204,17 @@ def _gate_us(problem: Problem, batch: int, multiprocessors: int) -> float:
     """Microseconds of Inductor's kernel that multiplies two siblings' results."""
     size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
     return elementwise_us((3 + problem.epilogue.residual) * size, multiprocessors)
+
+
+def _reader_us(problem: Problem, beside: Epilogue, batch: int, multiprocessors: int) -> float:
+    """Microseconds that a reader takes longer for the rest of an epilogue, in a kernel it has.
+
+    It reads the residual and writes the sum, which others read.
+    """
+    if not problem.epilogue.residual or beside.residual:
+        return 0.0
+    size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
+    return elementwise_us(2 * size, multiprocessors) - NEXT_LAUNCH_US
 
 
 def _fused_gain_us(

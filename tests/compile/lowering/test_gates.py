@@ -13,7 +13,7 @@ from ksopt.compile.lowering.fuse import fuse
 from ksopt.epilogue import GATES
 from ksopt.kernels import plan_autotuner
 from ksopt.kernels.families.common.pytorch_cost import elementwise_us
-from ksopt.kernels.problem import Epilogue, Problem
+from ksopt.kernels.problem import EMPTY, Epilogue, Problem
 from ksopt.patterns.chain import Chain
 from tests.kernels import toy_chains
 
@@ -198,9 +198,9 @@ def test_an_activation_whose_reader_can_activate_is_compared_without(reader, act
     """A launch that activates takes longer than Inductor's kernel behind it does by activating."""
     seen = {}
 
-    def is_whole(problem, rows, device, weights, reader_activates):
-        seen[problem.epilogue.activation] = reader_activates
-        return not reader_activates
+    def is_whole(problem, rows, device, weights, beside_reader):
+        seen[problem.epilogue.activation] = beside_reader
+        return beside_reader is None
 
     layer, x = ByEinsum(), torch.randn(5, 32)
     with torch.no_grad():
@@ -215,8 +215,38 @@ def test_an_activation_whose_reader_can_activate_is_compared_without(reader, act
 
         y = torch.compile(model, backend=backend, fullgraph=True)(x)
         torch.testing.assert_close(y, model(x))
-    assert seen["silu"] == activates
+    assert seen["silu"] == (EMPTY if activates else None)
     assert ("none" in seen) == activates  # then the layer is judged without its activation
+
+
+@pytest.mark.parametrize(
+    ("reader", "adds"),
+    [
+        (lambda y: F.layer_norm(y, (32,)), True),
+        (lambda y: (F.layer_norm(y, (32,)), y), True),
+        (lambda y: 2 * y, True),
+        (lambda y: y @ y.T, False),
+        (lambda y: y, False),
+    ],
+)
+def test_a_residual_whose_readers_kernel_can_add_it_is_compared_without(reader, adds, toy):
+    seen = {}
+
+    def is_whole(problem, rows, device, weights, beside_reader):
+        seen[problem.epilogue.names] = beside_reader
+        return False
+
+    layer, x = ByEinsum(), torch.randn(5, 32)
+    with torch.no_grad():
+
+        def backend(gm, example_inputs):
+            judge = ksopt.compile.backend.judge(example_inputs, "off")
+            passes.rewrite_graph(gm, example_inputs, judge, is_whole=is_whole)
+            return gm.forward
+
+        torch.compile(lambda x: reader(layer(x) + x), backend=backend, fullgraph=True)(x)
+    assert seen["bias", "residual"] == (Epilogue(True) if adds else None)
+    assert seen["bias",] == EMPTY  # the sum's kernel adds the bias, too
 
 
 def test_products_alone_are_compared_with_where_the_reader_activates(toy, monkeypatch):
@@ -227,12 +257,12 @@ def test_products_alone_are_compared_with_where_the_reader_activates(toy, monkey
         return of_kernel[one.epilogue.activation]
 
     monkeypatch.setattr(toy_chains.ToyChain, "predicted_us", predicted)
-    for reader_activates in (False, True):
-        actual = whole_layer.is_whole(problem, 16, device, "stored", reader_activates, "model")
-        assert actual == (not reader_activates)
+    for beside_reader in (None, EMPTY):
+        actual = whole_layer.is_whole(problem, 16, device, "stored", beside_reader, "model")
+        assert actual == (beside_reader is None)
     of_kernel["none"] = 0.3
     plan_autotuner.forget()
-    assert whole_layer.is_whole(problem, 16, device, "stored", True, "model")
+    assert whole_layer.is_whole(problem, 16, device, "stored", EMPTY, "model")
 
 
 def test_by_the_backend(toy):

@@ -8,7 +8,7 @@ import torch
 
 from ksopt.compile.lowering import whole_layer
 from ksopt.kernels import plan_autotuner
-from ksopt.kernels.problem import Epilogue, Problem
+from ksopt.kernels.problem import EMPTY, Epilogue, Problem
 from ksopt.patterns.chain import Chain
 from tests.kernels import toy_chains
 
@@ -25,7 +25,7 @@ def toy():
 def is_whole(monkeypatch, epilogue, **times_us):
     """With these times of each way."""
     timed = [SimpleNamespace(way=way, median_us=us, weight="") for way, us in times_us.items()]
-    monkeypatch.setattr(plan_autotuner, "tuned", lambda *_: SimpleNamespace(timed=timed))
+    monkeypatch.setattr(plan_autotuner, "tuned", lambda *_, **__: SimpleNamespace(timed=timed))
     problem = Problem(CHAIN, "float32", False, epilogue=epilogue)
     return whole_layer.is_whole(problem, ROWS, torch.device("cpu"), tune="measure")
 
@@ -75,7 +75,7 @@ def test_a_reader_that_activates_is_compared_with_products_alone(monkeypatch):
     choice = SimpleNamespace(way="decode_fma")
     monkeypatch.setattr(whole_layer.planner, "choice_of_factor", lambda *_: choice)
 
-    def tuned(problem, *_):
+    def tuned(problem, *_, alone):
         us = 5e9 if problem.epilogue.is_empty else 6e9
         return SimpleNamespace(timed=[SimpleNamespace(way="factors", median_us=us, weight="")])
 
@@ -83,20 +83,54 @@ def test_a_reader_that_activates_is_compared_with_products_alone(monkeypatch):
     problem = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "gelu"))
     arguments = (problem, ROWS, torch.device("cpu"), "stored")
     assert whole_layer.is_whole(*arguments, tune="measure")
-    assert not whole_layer.is_whole(*arguments, reader_activates=True, tune="measure")
+    assert not whole_layer.is_whole(*arguments, beside_reader=EMPTY, tune="measure")
 
 
-def test_launches_without_a_rival_are_one_operator_with_an_epilogue_in_the_last(monkeypatch):
-    """Where nothing else computes the layer there is no race, and nothing is measured of it."""
-    choice = SimpleNamespace(way="decode_fma", measured_us=None, predicted_us=3.0)
+def test_launches_without_a_rival_are_measured_where_the_last_computes_the_epilogue(monkeypatch):
+    """Also without the epilogue, where a reader may compute it."""
+    choice = SimpleNamespace(way="decode_fma")
     monkeypatch.setattr(whole_layer.planner, "choice_of_factor", lambda *_: choice)
     monkeypatch.setattr(whole_layer.planner, "whole_choice", lambda *_: None)
-    monkeypatch.setattr(plan_autotuner, "tuned", lambda *_: None)
+    us_of = {"within": 0.0}
+
+    def tuned(problem, *_, alone):
+        us = 5e9 if problem.epilogue.is_empty else us_of["within"]
+        timed = [SimpleNamespace(way="factors", median_us=us, weight="")]
+        return SimpleNamespace(timed=timed) if alone else None
+
+    monkeypatch.setattr(plan_autotuner, "tuned", tuned)
     problem = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "gelu"))
     arguments = (problem, ROWS, torch.device("cpu"), "stored")
-    assert whole_layer.is_whole(*arguments, tune="measure")
-    assert not whole_layer.is_whole(*arguments, reader_activates=True, tune="measure")
+    for us_of["within"], is_it in ((4e9, True), (6e9, False)):
+        assert whole_layer.is_whole(*arguments, tune="measure")
+        assert whole_layer.is_whole(*arguments, beside_reader=EMPTY, tune="measure") == is_it
     siblings = replace(problem, epilogue=Epilogue(True), siblings=3)
     assert not whole_layer.is_whole(siblings, *arguments[1:], tune="measure")
-    choice.way = "mma16"  # has no epilogue
+    choice.way = "gather_mma"  # has no epilogue
     assert not whole_layer.is_whole(*arguments, tune="measure")
+
+
+@pytest.mark.parametrize("gain", [0.9, 1.1])
+@pytest.mark.parametrize("way", ["decode_fma", "gather_mma"])
+def test_a_residual_behind_launches_is_compared_with_a_readers_kernel(monkeypatch, way, gain):
+    """That reads it and writes the sum. Kernels of whole layers keep it."""
+    choice = SimpleNamespace(way=way)
+    monkeypatch.setattr(whole_layer.planner, "choice_of_factor", lambda *_: choice)
+    after = Epilogue(True, "none", True)
+    problem = Problem(CHAIN, "float32", False, epilogue=after)
+    beside = replace(after, residual=False)
+    reader_us = whole_layer._reader_us(problem, beside, ROWS, 1)
+    assert reader_us > 0
+
+    def tuned(problem, *_, alone):
+        us = 5e9 + gain * reader_us if problem.epilogue.residual else 5e9
+        timed = [("factors", us)] if way == "decode_fma" else [("factors", 9e9), ("toy_chain", us)]
+        return SimpleNamespace(
+            timed=[SimpleNamespace(way=way, median_us=us, weight="") for way, us in timed]
+        )
+
+    monkeypatch.setattr(plan_autotuner, "tuned", tuned)
+    arguments = (problem, ROWS, torch.device("cpu"), "stored")
+    is_whole = whole_layer.is_whole(*arguments, beside_reader=beside, tune="measure")
+    assert is_whole == (gain < 1 or way == "gather_mma")
+    assert whole_layer.is_whole(*arguments, tune="measure")
