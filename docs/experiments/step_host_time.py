@@ -2,12 +2,10 @@
 
     python docs/experiments/step_host_time.py --layers 4 --length 64
 
-Of four models that compute the same two by two: the dense one; the dense one whose weights are two
-parameters each, which are concatenated; the one of `KSLinear`; and the same with all parameters of
-a layer in one. Prints, in microseconds, how long the host takes for a forward and a backward pass
-and for setting gradients to None while the device has nothing else to do, then the time of whole
-steps in a row and the sum of their kernels. It has a clock of its own because ksopt.measure times
-the device.
+Of the dense model, the one of `KSLinear`, and the same with all parameters of a layer in one.
+Prints, in microseconds, how long the host takes for a forward and a backward pass and for setting
+gradients to None while the device has nothing else to do, then the time of whole steps in a row and
+the sum of their kernels. It has a clock of its own because ksopt.measure times the device.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from ksopt import KSLinear, ks_linear
@@ -32,20 +29,6 @@ from ksopt.jit import host
 CHAIN = "(1,out/2,mid/6,2)*(2,mid/6,in/2,1)"
 STEPS = 200
 T = TypeVar("T")
-
-
-class Halved(nn.Module):
-    """A dense layer whose weight is two parameters."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        half = weight.shape[0] // 2
-        self.first = nn.Parameter(weight[:half].detach().clone())
-        self.second = nn.Parameter(weight[half:].detach().clone())
-        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, torch.cat([self.first, self.second]), self.bias)
 
 
 class Joined(nn.Module):
@@ -62,14 +45,6 @@ class Joined(nn.Module):
         parts = self.all.split(self.sizes)
         weights = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=False)]
         return ks_linear(x, weights, parts[-1] if len(parts) > len(weights) else None)
-
-
-def halved(model: nn.Module) -> nn.Module:
-    """The model with `Halved` in place of the linear layers of its blocks."""
-    for name, layer in list(model.named_modules()):
-        if type(layer).__name__ == "Conv1D":  # of GPT-2: the weight is (in, out)
-            set_module(model, name, Halved(layer.weight.T, layer.bias))
-    return model
 
 
 def joined(model: nn.Module) -> nn.Module:
@@ -147,7 +122,6 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for title, twin, change, backend in (
         ("dense", "dense", None, "inductor"),
-        ("dense, two parameters a weight", "dense", halved, "inductor"),
         ("KSLinear", "linear", None, "ksopt"),
         ("KSLinear, one parameter a layer", "linear", joined, "ksopt"),
     ):
