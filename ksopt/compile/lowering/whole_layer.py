@@ -24,6 +24,7 @@ from ksopt.errors import KsoptError
 from ksopt.kernels import plan_autotuner, planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import APART, FACTORS, MERGED
+from ksopt.kernels.explain import from_record
 from ksopt.kernels.families.common.pytorch_cost import NEXT_LAUNCH_US, elementwise_us
 from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
@@ -135,8 +136,19 @@ def launch_times(
     Args:
         problem, batch, device, weights: as for `is_whole`.
     """
-    choice = planner.whole_choice(problem, batch, device, weights != "stored")
-    return None if choice is None else LaunchTimes(choice.predicted_us, choice.measured_us)
+    repacked = weights != "stored"
+    choice = planner.whole_choice(problem, batch, device, repacked)
+    if choice is not None:
+        return LaunchTimes(choice.predicted_us, choice.measured_us)
+    backend = backend_of(device.type)
+    spec = backend.spec(device)
+    if spec is None or not _is_within(problem, batch, device, repacked):
+        return None
+    # Nothing competes with a launch per factor.
+    (parts,) = registry.plain(problem, batch, spec)
+    known = plan_autotuner.known_record(backend.key(problem, batch), device)
+    measured_us = None if known is None else from_record(*known, repacked).measured_us
+    return LaunchTimes(parts.predicted_us, measured_us)
 
 
 def _predicted(

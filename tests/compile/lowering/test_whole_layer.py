@@ -134,3 +134,23 @@ def test_a_residual_behind_launches_is_compared_with_a_readers_kernel(monkeypatc
     is_whole = whole_layer.is_whole(*arguments, beside_reader=beside, tune="measure")
     assert is_whole == (gain < 1 or way == "gather_mma")
     assert whole_layer.is_whole(*arguments, tune="measure")
+
+
+def test_launches_without_a_rival_have_times(monkeypatch, tmp_path):
+    """Predicted until they are measured alone."""
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
+    plan_autotuner.forget()
+    problem = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "gelu"))
+    place = torch.device("cpu")
+    layer = (problem, 8, place, "stored")
+    monkeypatch.setattr(plan_autotuner, "has_rivals", lambda *_: False)
+    assert whole_layer.launch_times(*layer) is None  # PyTorch's product leaves the epilogue
+    choice = SimpleNamespace(way="decode_fma")
+    monkeypatch.setattr(whole_layer.planner, "choice_of_factor", lambda *_: choice)
+    predicted = whole_layer.launch_times(*layer)
+    assert predicted.predicted_us > 0
+    assert predicted.measured_us is None
+    assert plan_autotuner.tuned(problem, 8, place) is None
+    record = plan_autotuner.tuned(problem, 8, place, alone=True)
+    measured = whole_layer.launch_times(*layer)
+    assert measured.measured_us == record.chosen(False).median_us
