@@ -293,9 +293,9 @@ __device__ __forceinline__ void stage_slice(unsigned char* slice,
   }
 }
 
-// Writes a finished tile in whole rows of bytes, behind its epilogue. `slice` belongs to the warps that share its rows and
-// outputs, which differ in their j; they wait for each other at `barrier`. `weights_of_column` gives,
-// for a column, what `plain_product` asks for weights.
+// Writes a finished tile in whole rows of bytes, behind its epilogue. `slice` belongs to the warps that share its rows
+// and outputs, which differ in their j; they wait for each other at `barrier`. `weights_of_column` gives, for a column,
+// what `plain_product` asks for weights.
 template <typename P, typename Tile, typename After, typename Weights>
 __device__ __forceinline__ void write_tile(const typename After::Arguments& arguments, int64 tile,
                                            unsigned char* slice, const Sums<Tile>& sums, int warp_m, int warp_n,

@@ -89,8 +89,8 @@ def is_whole(
             several = min(several, *times(problem.ungated()))
             several += _gate_us(problem, batch, spec.multiprocessors)
         apart = min(apart, several)
-    # Kernels of whole layers read biases and residuals while they multiply; the last of several
-    # launches does not.
+    # Biases and residuals only where the last of several launches adds them: kernels of whole
+    # layers have raced with theirs.
     if beside_reader is not None and (
         beside_reader.activation != problem.epilogue.activation
         or _is_within(problem, batch, device, repacked)
