@@ -184,6 +184,17 @@ def test_a_gate_that_is_not_faster_stays(monkeypatch):
     assert {one.problem.epilogue.activation for one in fused if not one.by_author} == {"silu"}
 
 
+def judged_by(is_whole, model):
+    """The model, compiled without Inductor; ``is_whole`` judges its layers."""
+
+    def backend(gm, example_inputs):
+        judge = ksopt.compile.backend.judge(example_inputs, "off")
+        passes.rewrite_graph(gm, example_inputs, judge, is_whole=is_whole)
+        return gm.forward
+
+    return torch.compile(model, backend=backend, fullgraph=True)
+
+
 @pytest.mark.parametrize(
     ("reader", "activates"),
     [
@@ -203,18 +214,12 @@ def test_an_activation_whose_reader_can_activate_is_compared_without(reader, act
         return beside_reader is None
 
     layer, x = ByEinsum(), torch.randn(5, 32)
+
+    def model(x):
+        return reader(F.silu(layer(x)), x)
+
     with torch.no_grad():
-
-        def backend(gm, example_inputs):
-            judge = ksopt.compile.backend.judge(example_inputs, "off")
-            passes.rewrite_graph(gm, example_inputs, judge, is_whole=is_whole)
-            return gm.forward
-
-        def model(x):
-            return reader(F.silu(layer(x)), x)
-
-        y = torch.compile(model, backend=backend, fullgraph=True)(x)
-        torch.testing.assert_close(y, model(x))
+        torch.testing.assert_close(judged_by(is_whole, model)(x), model(x))
     assert seen["silu"] == (EMPTY if activates else None)
     assert ("none" in seen) == activates  # then the layer is judged without its activation
 
@@ -238,13 +243,7 @@ def test_a_residual_whose_readers_kernel_can_add_it_is_compared_without(reader, 
 
     layer, x = ByEinsum(), torch.randn(5, 32)
     with torch.no_grad():
-
-        def backend(gm, example_inputs):
-            judge = ksopt.compile.backend.judge(example_inputs, "off")
-            passes.rewrite_graph(gm, example_inputs, judge, is_whole=is_whole)
-            return gm.forward
-
-        torch.compile(lambda x: reader(layer(x) + x), backend=backend, fullgraph=True)(x)
+        judged_by(is_whole, lambda x: reader(layer(x) + x))(x)
     assert seen["bias", "residual"] == (Epilogue(True) if adds else None)
     assert seen["bias",] == EMPTY  # the sum's kernel adds the bias, too
 
