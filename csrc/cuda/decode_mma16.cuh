@@ -134,8 +134,7 @@ template <typename T, typename P, typename Tile, typename After> struct FourEpil
       const int64 at = y - static_cast<const uint16*>(arguments.y);
       residual = load_four<T, P, Tile>(static_cast<const uint16*>(arguments.residual) + at, f, outputs);
     }
-    return make_float4(with_summands<After>(sum.x, summand.x, residual.x), with_summands<After>(sum.y, summand.y, residual.y),
-                       with_summands<After>(sum.z, summand.z, residual.z), with_summands<After>(sum.w, summand.w, residual.w));
+    return with_summands<After>(sum, summand, residual);
   }
 };
 

@@ -198,13 +198,11 @@ __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const uint4* wei
   }
 }
 
-// Rounds a warp's sums into the block's tile of results in shared memory, behind their epilogue, and clears them. Of
-// the block's first row and output: `at` is the place in y, `feature` the feature; there are `rows` and `left` outputs
-// from there on.
+// Rounds a warp's sums into the block's tile of results in shared memory, behind their epilogue, and clears them.
 template <typename T, typename P, typename Tile, typename After>
 __device__ __forceinline__ void gather_results(unsigned char* out, Sums<Tile>& sums, const Place<Tile>& place,
-                                               const typename After::Arguments& arguments, int64 at, int64 feature,
-                                               int rows, int left) {
+                                               const typename After::Arguments& arguments,
+                                               const ResultsPlace& results) {
   using Layout = typename Tile::Layout;
 #pragma unroll
   for (int m = 0; m < Tile::MT; ++m)
@@ -217,14 +215,10 @@ __device__ __forceinline__ void gather_results(unsigned char* out, Sums<Tile>& s
         const int k = (place.warp_n * Tile::NT + n) * 8 + output_of_column<Layout>(2 * place.quarter);
         // Words in the order of memory: column 2q with j = 0.., then column 2q + 1.
         const auto result = [&](int e) {
-          const int column = e / Layout::J;
-          const float sum = sums[m][n][e % Layout::J][half * 2 + column];
-          if constexpr (After::IS_EMPTY) return sum;
-          const int output = k + column * (Layout::WIDE ? 4 : 1);
-          if (row >= rows || output >= left) return 0.0f;
+          const int column = e / Layout::J, output = k + column * (Layout::WIDE ? 4 : 1);
           const int offset = output * P::D + (Layout::WIDE ? place.warp_j * 8 : 0) + e % Layout::J;
-          const float bias = bias_of<T, After>(arguments, feature + offset);
-          return with_epilogue<T, After>(sum, bias, arguments, at + row * arguments.y_batch_stride + offset);
+          const float sum = sums[m][n][e % Layout::J][half * 2 + column];
+          return result_in_tile<T, After>(sum, arguments, results, row, output, offset);
         };
         uint32 words[Layout::J];
 #pragma unroll
@@ -358,8 +352,9 @@ __device__ __forceinline__ void mma16_kernel(const typename After::Arguments& ar
     if (++part < Tile::STAGES_PER_TILE) continue;
     // The tile is complete: gather it in shared memory, then write whole rows of bytes.
     const int64 row0 = tile * BM, feature = group + n0 * P::D + j0;
-    gather_results<T, P, Tile, After>(out, sums, place, arguments, row0 * arguments.y_batch_stride + feature, feature,
-                                      rows_inside<BM>(arguments.batch - row0), P::B - n0);
+    gather_results<T, P, Tile, After>(out, sums, place, arguments,
+                                      {row0 * arguments.y_batch_stride + feature, feature,
+                                       rows_inside<BM>(arguments.batch - row0), P::B - n0});
     __syncthreads();
     write_results<P, Tile>(out, y, row0, n0, thread, arguments);
     part = 0, tile += persistent_ctas;

@@ -220,13 +220,12 @@ template <typename Tile> struct GroupPlace {
 // neighbouring columns of two rows.
 template <typename Tile> using GroupSums = float[Tile::Layout::J][Tile::N / 2];
 
-// Rounds tiles n0 to n0 + SLICE_TILES of a warp's 16 rows into their slice, behind their epilogue. Of their first
-// row and output: `at` is the place in y, `feature` the feature; there are `rows` and `left` outputs from there on.
+// Rounds tiles n0 to n0 + SLICE_TILES of a warp's 16 rows into their slice, behind their epilogue.
 template <typename T, typename P, typename Tile, typename After>
 __device__ __forceinline__ void fill_slice(unsigned char* slice, const GroupSums<Tile>& sums, int n0,
                                            const GroupPlace<Tile>& place,
-                                           const typename After::Arguments& arguments, int64 at, int64 feature,
-                                           int rows, int left) {
+                                           const typename After::Arguments& arguments,
+                                           const ResultsPlace& results) {
   using Layout = typename Tile::Layout;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -236,14 +235,10 @@ __device__ __forceinline__ void fill_slice(unsigned char* slice, const GroupSums
       const int k = n * 8 + output_of_column<Layout>(2 * place.quarter);
       // Words in the order of memory: column 2q with j = 0.., then column 2q + 1.
       const auto result = [&](int e) {
-        const int column = e / Layout::J;
-        const float sum = sums[e % Layout::J][(n0 + n) * 4 + half * 2 + column];
-        if constexpr (After::IS_EMPTY) return sum;
-        const int output = k + column * (Layout::WIDE ? 4 : 1), row = half * 8 + place.row_in_eight;
-        if (row >= rows || output >= left) return 0.0f;
+        const int column = e / Layout::J, output = k + column * (Layout::WIDE ? 4 : 1);
         const int offset = output * P::D + (Layout::WIDE ? place.group_j * 8 : 0) + e % Layout::J;
-        const float bias = bias_of<T, After>(arguments, feature + offset);
-        return with_epilogue<T, After>(sum, bias, arguments, at + row * arguments.y_batch_stride + offset);
+        const float sum = sums[e % Layout::J][(n0 + n) * 4 + half * 2 + column];
+        return result_in_tile<T, After>(sum, arguments, results, half * 8 + place.row_in_eight, output, offset);
       };
       uint32 words[Layout::J];
 #pragma unroll
@@ -307,8 +302,9 @@ __device__ __forceinline__ void store_group(const typename After::Arguments& arg
   for (int n0 = 0; n0 < Tile::NT; n0 += Tile::SLICE_TILES) {
     uint16* const to = first + n0 * 8 * P::D;
     const int rows_left = rows - first_row, outputs_left = left - place.group_n * Tile::N - n0 * 8;
-    fill_slice<T, P, Tile, After>(slice, sums, n0, place, arguments, to - static_cast<uint16*>(arguments.y),
-                                  feature + (place.group_n * Tile::N + n0 * 8) * P::D, rows_left, outputs_left);
+    fill_slice<T, P, Tile, After>(slice, sums, n0, place, arguments,
+                                  {to - static_cast<uint16*>(arguments.y),
+                                   feature + (place.group_n * Tile::N + n0 * 8) * P::D, rows_left, outputs_left});
     meet();
     write_slice<P, Tile>(slice, to, rows_left, outputs_left, place.group_j * 32 + place.lane, arguments);
     meet();

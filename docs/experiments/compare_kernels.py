@@ -5,11 +5,11 @@
 
 Of the families of factors, on `--patterns` of the paper's in three dtypes and both layouts: whether
 each predicts the same tile to be its fastest, and the same time; and, of three patterns, whether a
-kernel of each has the same machine code. Of the families of chains: whether the kernels of some
-layers and MLPs have, those that pack their weights too; of the families of gradients, whether the
-first and the last launch of some problems have, those that pack and add too, where both versions
-have such families (since 6c127f0). Needs NVRTC, and no GPU. Names of functions and types are no
-machine code.
+kernel of each has the same machine code; and one with an epilogue, of the families that take one.
+Of the families of chains: whether the kernels of some layers and MLPs have, those that pack their
+weights too; of the families of gradients, whether the first and the last launch of some problems
+have, those that pack and add too, where both versions have such families (since 6c127f0). Needs
+NVRTC, and no GPU. Names of functions and types are no machine code.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def described(patterns: list[str]) -> dict[str, Any]:
     """The predictions and the machine code of the imported version."""
     from ksopt.jit import nvrtc
     from ksopt.kernels.families.base import TemplateFamily, families
-    from ksopt.kernels.problem import DeviceSpec, Problem
+    from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
     from ksopt.patterns.chain import Pattern
 
     device = DeviceSpec((9, 0), 132, 228 * 1024)
@@ -166,7 +166,7 @@ def described(patterns: list[str]) -> dict[str, Any]:
                         if family.unsupported_reason(problem, device) is None:
                             yield f"{text} {dtype} {last} {family.name}", problem, family
 
-    predicted, code = {}, {}
+    predicted, code, with_epilogue = {}, {}, {}
     for case, problem, family in cases(patterns):
         times = [
             (family.predicted_us(problem, tile, ROWS, device), at, dataclasses.astuple(tile))
@@ -180,9 +180,14 @@ def described(patterns: list[str]) -> dict[str, Any]:
         if isinstance(family, TemplateFamily) and tiles:
             for at, source in enumerate(family.sources(problem, tiles[0])):
                 code[f"{case} {at}"] = code_of(nvrtc.cubin(source, "sm_90a").data)
+            if getattr(family, "takes_epilogues", False):  # since eca76806
+                both = dataclasses.replace(problem, epilogue=Epilogue(True, "gelu", True))
+                source = family.source(both, tiles[0])
+                with_epilogue[case] = code_of(nvrtc.cubin(source, "sm_90a").data)
     results: dict[str, Any] = {
         "predictions": predicted,
         "machine code of factors": code,
+        "machine code of factors with an epilogue": with_epilogue,
         "machine code of chains": loaded_code(chain_launchers(device), device),
     }
     if importlib.util.find_spec("ksopt.kernels.families.gradient_base"):

@@ -33,6 +33,13 @@ template <typename After> __device__ __forceinline__ float with_summands(float s
   return sum;
 }
 
+// The same of four.
+template <typename After>
+__device__ __forceinline__ float4 with_summands(const float4& sum, const float4& bias, const float4& residual) {
+  return make_float4(with_summands<After>(sum.x, bias.x, residual.x), with_summands<After>(sum.y, bias.y, residual.y),
+                     with_summands<After>(sum.z, bias.z, residual.z), with_summands<After>(sum.w, bias.w, residual.w));
+}
+
 // The same. `at` is the result's place in y, where the residual has its own.
 template <typename T, typename After>
 __device__ __forceinline__ float with_epilogue(float sum, float bias, const typename After::Arguments& arguments,
@@ -42,8 +49,26 @@ __device__ __forceinline__ float with_epilogue(float sum, float bias, const type
   return with_summands<After>(sum, bias, residual);
 }
 
-// The first `count` of four values, at a place that is a multiple of ALIGNED bytes; 0 beyond them, all of aligned ones.
-template <int ALIGNED> __device__ __forceinline__ float4 load_four(const void* values, int64 place, int count) {
+// Where a tile's results are: of its first row and output the place in y, and the feature; how many rows and outputs
+// there are from there on.
+struct ResultsPlace {
+  int64 at, feature;
+  int rows, outputs;
+};
+
+// One result of a tile behind its epilogue; 0 if its row or output is none of the factor's. `offset`: its feature is so
+// far behind the tile's first.
+template <typename T, typename After>
+__device__ __forceinline__ float result_in_tile(float sum, const typename After::Arguments& arguments,
+                                                const ResultsPlace& place, int row, int output, int offset) {
+  if constexpr (After::IS_EMPTY) return sum;
+  if (row >= place.rows || output >= place.outputs) return 0.0f;
+  const float bias = bias_of<T, After>(arguments, place.feature + offset);
+  return with_epilogue<T, After>(sum, bias, arguments, place.at + row * arguments.y_batch_stride + offset);
+}
+
+// The first `count` of four floats, at a place that is a multiple of ALIGNED bytes; 0 beyond them, all of aligned ones.
+template <int ALIGNED> __device__ __forceinline__ float4 load_floats(const void* values, int64 place, int count) {
   const float* const from = static_cast<const float*>(values) + place;
   if constexpr (ALIGNED == 16) return *reinterpret_cast<const float4*>(from);
   return make_float4(from[0], count > 1 ? from[1] : 0.0f, count > 2 ? from[2] : 0.0f, count > 3 ? from[3] : 0.0f);
@@ -57,9 +82,7 @@ __device__ __forceinline__ float4 four_with_epilogue(const float4& sums, const t
   if constexpr (After::IS_EMPTY) return sums;
   constexpr int ALIGNED = aligned_results<P, 4>();
   float4 bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f), residual = bias;
-  if constexpr (After::BIAS) bias = load_four<ALIGNED>(arguments.bias, feature, count);
-  if constexpr (After::RESIDUAL) residual = load_four<ALIGNED>(arguments.residual, at, count);
-  return make_float4(
-      with_summands<After>(sums.x, bias.x, residual.x), with_summands<After>(sums.y, bias.y, residual.y),
-      with_summands<After>(sums.z, bias.z, residual.z), with_summands<After>(sums.w, bias.w, residual.w));
+  if constexpr (After::BIAS) bias = load_floats<ALIGNED>(arguments.bias, feature, count);
+  if constexpr (After::RESIDUAL) residual = load_floats<ALIGNED>(arguments.residual, at, count);
+  return with_summands<After>(sums, bias, residual);
 }

@@ -126,33 +126,27 @@ def test_summands_at_other_addresses_are_not_taken(emulator, at):
     assert kernel.with_epilogue(x, weight, replace(after, residual=turned)) is None
 
 
+AFTER = "common/factor_epilogue.cuh"
+OUTSIDE = "if (row >= place.rows || output >= place.outputs) return 0.0f;"
+# The family that is run, the header, what is replaced by what, and what is noticed.
 FAULTS = {
     "a bias beyond b": (
-        ("decode_mma16.cuh", "if (f / Tile::JC < outputs) words", "words"),
+        *("decode_mma16", "decode_mma16.cuh", "if (f / Tile::JC < outputs) words", "words"),
         "outside|wrong",
     ),
-    "a residual beyond the batch": (
-        ("wgmma16.cuh", "if (row >= rows || output >= left) return 0.0f;", ""),
-        "outside",
-    ),
+    "a residual beyond the batch": ("wgmma16", AFTER, OUTSIDE, "", "outside"),
+    "a residual beyond the batch by mma16": ("mma16", AFTER, OUTSIDE, "", "outside"),
     "a residual beyond the batch in fp32": (
-        ("wgmma_tf32x3.cuh", "if (row >= arguments.batch) break;", ""),
+        *("wgmma_tf32x3", "wgmma_tf32x3.cuh", "if (row >= arguments.batch) break;", ""),
         "outside",
     ),
     "a bias beyond b in fp32": (
-        (
-            "mma_tf32x3.cuh",
-            "|| (Tile::PADDED && first_of(n, e) >= GROUP_OUT)) continue;",
-            ") continue;",
-        ),
+        *("mma_tf32x3", "mma_tf32x3.cuh"),
+        *("|| (Tile::PADDED && first_of(n, e) >= GROUP_OUT)) continue;", ") continue;"),
         "outside|wrong",
     ),
-    "a residual beyond the batch by mma16": (
-        ("mma16.cuh", "if (row >= rows || output >= left) return 0.0f;", ""),
-        "outside",
-    ),
     "a residual of the first row": (
-        ("common/factor_epilogue.cuh", "(arguments.residual)[at]", "(arguments.residual)[at % 8]"),
+        *("decode_fma", AFTER, "(arguments.residual)[at]", "(arguments.residual)[at % 8]"),
         "wrong",
     ),
 }
@@ -161,15 +155,14 @@ FAULTS = {
 @pytest.mark.sweep
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_tests_find(emulator, fault):
-    (header, before, after), message = FAULTS[fault]
+    name, header, before, after, message = FAULTS[fault]
 
-    def edit(name: str, text: str) -> str:
-        if name == header:
+    def edit(file: str, text: str) -> str:
+        if file == header:
             assert before in text
             text = text.replace(before, after)
-        return without_predicates(name, text)
+        return without_predicates(file, text)
 
-    name = header.removesuffix(".cuh") if "/" not in header else "decode_fma"
     family = family_of(name)
     shape = (1, 43, 33, 16) if name == "decode_mma16" else SHAPES[name][-1]
     problem = Problem.of_factor(Pattern(*shape), "bfloat16", batch_last=False)
