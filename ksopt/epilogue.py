@@ -69,16 +69,24 @@ class After:
         bias: one value for each feature, or None.
         activation: one of `ACTIVATIONS`.
         residual: of y's shape, or None.
+        in_float32: whether the result of 16-bit operands is in float32.
     """
 
     bias: Tensor | None = None
     activation: str = "none"
     residual: Tensor | None = None
+    in_float32: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return self.bias is None and self.residual is None and self.activation == "none"
+        is_bare = self.bias is None and self.residual is None and self.activation == "none"
+        return is_bare and not self.in_float32
+
+
+def in_float32(y: Tensor) -> Tensor:
+    """A 16-bit tensor in float32; any other as it is."""
+    return y.float() if y.dtype.itemsize == 2 else y
 
 
 def check_activation(activation: str, siblings: int = 1) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ksopt import ops
 from ksopt.epilogue import GATES
+from ksopt.errors import InvalidInputError
 from ksopt.kernels.validation import check_tensors
 from ksopt.reference import is_batch_last
 
@@ -20,6 +22,7 @@ def ks_linear(
     *,
     activation: str | None = None,
     residual: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """y = act(x (K_1 K_2 ... K_L)ᵀ + bias) + residual.
 
@@ -39,6 +42,8 @@ def ks_linear(
             "gelu_gate", "gelu_tanh_gate" or "silu_gate": then y = act(a) * b + residual, of the
             products a and b of two chains, bias included (silu_gate is that of SwiGLU).
         residual: added at the end, of the result's shape and dtype, or None.
+        out_dtype: torch.float32 for y in float32 where x is float16 or bfloat16, not rounded to
+            x's dtype at the end, and without a residual; None or x's dtype for y in x's dtype.
 
     Returns:
         y: [*batch, out_features] or [out_features, *batch], contiguous.
@@ -47,8 +52,8 @@ def ks_linear(
     and residual are cast to it.
 
     Raises:
-        InvalidInputError: no weights; what is no tensor; an unknown activation; or shapes, dtypes
-            or devices that do not fit together.
+        InvalidInputError: no weights; what is no tensor; an unknown activation; another out_dtype;
+            or shapes, dtypes or devices that do not fit together.
 
     Source: the paper, section 1 (a linear layer whose matrix is a product of such factors).
 
@@ -65,4 +70,10 @@ def ks_linear(
     check_tensors("ks_linear", x, weights, bias, residual)
     batch_last, act = is_batch_last(layout), "none" if activation is None else activation
     siblings = 2 if act in GATES else 1
-    return ops.chain(x, weights, bias, residual, act, batch_last, siblings, op="ks_linear")
+    if out_dtype not in (None, torch.float32, x.dtype):
+        raise InvalidInputError(
+            f"ks_linear: out_dtype is {out_dtype}, but it must be None, torch.float32 or x's, "
+            f"{x.dtype}"
+        )
+    casts = out_dtype == torch.float32
+    return ops.chain(x, weights, bias, residual, act, batch_last, siblings, casts, op="ks_linear")

@@ -336,7 +336,7 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
                                               const Residual<P, Tile, Epilogue::RESIDUAL>& residual,
                                               const Gate<T, P, Tile, Epilogue>& gate, const OutputPlace<P, Tile>& place,
                                               const uint16* bias, int64 row, int64 end) {
-  uint16* const y = static_cast<uint16*>(arguments.y) + row * arguments.y_stride + place.feature;
+  const int64 first = row * arguments.y_stride + place.feature;
 #pragma unroll
   for (int run = 0; run < OutputPlace<P, Tile>::RUN_COUNT; ++run) {
     const int offset = place.behind(run) * P::D1;
@@ -346,25 +346,28 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row + half * 8 >= end) continue;
-      uint32 words[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        float values[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float value = place.sum(sums, run, half, 2 * w + e);
-          if (Epilogue::BIAS) value += half_of<T>(bias_words[w], e);
-          if constexpr (Epilogue::GATED) {
-            value *= half_of<T>(gate.words[run][half][w], e);
-          } else {
-            value = activate<Epilogue::ACTIVATION>(value);
-          }
-          if constexpr (Epilogue::RESIDUAL) value += half_of<T>(residual.words[run][half][w], e);
-          values[e] = value;
+      const auto result = [&](int e) {
+        float value = place.sum(sums, run, half, e);
+        if (Epilogue::BIAS) value += half_of<T>(bias_words[e / 2], e % 2);
+        if constexpr (Epilogue::GATED) {
+          value *= half_of<T>(gate.words[run][half][e / 2], e % 2);
+        } else {
+          value = activate<Epilogue::ACTIVATION>(value);
         }
-        words[w] = pack_pair<T>(values[0], values[1]);
+        if constexpr (Epilogue::RESIDUAL) value += half_of<T>(residual.words[run][half][e / 2], e % 2);
+        return value;
+      };
+      const int64 at = first + half * 8 * arguments.y_stride + offset;
+      if constexpr (Epilogue::IN_FLOAT32) {
+        float4* const to = reinterpret_cast<float4*>(static_cast<float*>(arguments.y) + at);
+        to[0] = make_float4(result(0), result(1), result(2), result(3));
+        to[1] = make_float4(result(4), result(5), result(6), result(7));
+      } else {
+        uint32 words[4];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) words[w] = pack_pair<T>(result(2 * w), result(2 * w + 1));
+        store_16_bytes(static_cast<uint16*>(arguments.y) + at, words[0], words[1], words[2], words[3]);
       }
-      store_16_bytes(y + half * 8 * arguments.y_stride + offset, words[0], words[1], words[2], words[3]);
     }
   }
 }

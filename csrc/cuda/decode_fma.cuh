@@ -189,6 +189,11 @@ __device__ __forceinline__ void decode_fma_kernel(const typename After::Argument
       if constexpr (!SAME_BIAS) bias = bias_of<T, After>(arguments, feature);
       sum = with_epilogue<T, After>(sum, bias, arguments, (row0 + m) * arguments.y_batch_stride + feature);
     }
-    y[m * arguments.y_batch_stride + k * P::D + j] = from_float<T>(sum);
+    T* const to = y + (m * arguments.y_batch_stride + k * P::D + j);
+    if constexpr (After::IN_FLOAT32) {
+      static_cast<float*>(arguments.y)[to - static_cast<T*>(arguments.y)] = sum;
+    } else {
+      *to = from_float<T>(sum);
+    }
   }
 }

@@ -90,10 +90,22 @@ __device__ __forceinline__ float4 load_four(const uint16* from, int f, int outpu
   return make_float4(values[0], values[1], values[2], values[3]);
 }
 
-// Stores four sums of one row. `y` is y at (row, i, k0, j0), `outputs` how many k are left there.
-template <typename T, typename P, typename Tile>
-__device__ __forceinline__ void store_four(uint16* y, int f, const float4& sum, int outputs) {
-  if (in_fours<P, Tile>()) {
+// Stores four sums of one row. `y` is y at (row, i, k0, j0), or as far behind `first`, whose elements may be of float32;
+// `outputs` is how many k are left there.
+template <typename T, typename P, typename Tile, typename After>
+__device__ __forceinline__ void store_four(void* first, uint16* y, int f, const float4& sum, int outputs) {
+  if constexpr (After::IN_FLOAT32) {
+    float* const row = static_cast<float*>(first) + (y - static_cast<uint16*>(first));
+    if constexpr (in_fours<P, Tile>()) {
+      if (f / Tile::JC < outputs) *reinterpret_cast<float4*>(row + feature_at<P, Tile>(f)) = sum;
+    } else {
+      const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (f + e < outputs * P::D) row[f + e] = values[e];
+      }
+    }
+  } else if (in_fours<P, Tile>()) {
     if (f / Tile::JC < outputs) {  // the first: the last one is inside if it is
       uint16* const to = y + feature_at<P, Tile>(f);
       *reinterpret_cast<uint2*>(to) = make_uint2(pack_pair<T>(sum.x, sum.y), pack_pair<T>(sum.z, sum.w));
@@ -370,7 +382,7 @@ __device__ __forceinline__ void decode_mma16_kernel(const typename After::Argume
       const int m = e / FOURS, f = e % FOURS * 4;
       float4 sum = sum_of_warps(m, f);
       if constexpr (!After::IS_EMPTY) sum = after(sum, f, y + m * arguments.y_batch_stride);
-      store_four<T, P, Tile>(y + m * arguments.y_batch_stride, f, sum, outputs);
+      store_four<T, P, Tile, After>(arguments.y, y + m * arguments.y_batch_stride, f, sum, outputs);
     }
   } else {
     if (Tile::WARPS_L > 1) {
@@ -388,7 +400,7 @@ __device__ __forceinline__ void decode_mma16_kernel(const typename After::Argume
         add(sum, load_from_block(parts + m * Tile::SUM_PITCH + f, other));
       }
       if constexpr (!After::IS_EMPTY) sum = after(sum, f, y + m * arguments.y_batch_stride);
-      store_four<T, P, Tile>(y + m * arguments.y_batch_stride, f, sum, outputs);
+      store_four<T, P, Tile, After>(arguments.y, y + m * arguments.y_batch_stride, f, sum, outputs);
     }
     cluster_barrier();  // none may end while others read its sums
   }

@@ -198,7 +198,24 @@ __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const uint4* wei
   }
 }
 
-// Rounds a warp's sums into the block's tile of results in shared memory, behind their epilogue, and clears them.
+// A thread's results of two columns, `result(e)` in the order of memory, straight into a y of float32: of row `row` and
+// of outputs from k on. The first has j = `j0` of a tile's.
+template <typename P, typename Layout, typename Result>
+__device__ __forceinline__ void store_in_float32(const Arguments& arguments, const ResultsPlace& results, int row, int k,
+                                                 int j0, const Result& result) {
+  float* const y = static_cast<float*>(arguments.y) + results.at + row * arguments.y_batch_stride + j0;
+#pragma unroll
+  for (int column = 0; column < 2; ++column) {
+    const int output = k + column * (Layout::WIDE ? 4 : 1);
+    float values[Layout::J];
+#pragma unroll
+    for (int j = 0; j < Layout::J; ++j) values[j] = result(column * Layout::J + j);
+    if (row < results.rows && output < results.outputs) store_floats(y + output * P::D, values);
+  }
+}
+
+// Rounds a warp's sums into the block's tile of results in shared memory, behind their epilogue, and clears them. Results
+// in float32 go to y.
 template <typename T, typename P, typename Tile, typename After>
 __device__ __forceinline__ void gather_results(unsigned char* out, Sums<Tile>& sums, const Place<Tile>& place,
                                                const typename After::Arguments& arguments,
@@ -220,17 +237,19 @@ __device__ __forceinline__ void gather_results(unsigned char* out, Sums<Tile>& s
           const float sum = sums[m][n][e % Layout::J][half * 2 + column];
           return result_in_tile<T, After>(sum, arguments, results, row, output, offset);
         };
-        uint32 words[Layout::J];
-#pragma unroll
-        for (int word = 0; word < Layout::J; ++word) words[word] = pack_pair<T>(result(2 * word), result(2 * word + 1));
-        if (Layout::WIDE) {
-          uint4* const chunks = reinterpret_cast<uint4*>(out_row);
-          chunks[k * Tile::CHUNKS_OF_L + place.warp_j] =
-              make_uint4(words[0], words[1], words[2], words[3]);
-          chunks[(k + 4) * Tile::CHUNKS_OF_L + place.warp_j] =
-              make_uint4(words[4], words[5], words[6], words[7]);
+        if constexpr (After::IN_FLOAT32) {
+          store_in_float32<P, Layout>(arguments, results, row, k, Layout::WIDE ? place.warp_j * 8 : 0, result);
         } else {
-          store_words<Layout::J>(out_row + k * P::D * 2, words);
+          uint32 words[Layout::J];
+#pragma unroll
+          for (int w = 0; w < Layout::J; ++w) words[w] = pack_pair<T>(result(2 * w), result(2 * w + 1));
+          if constexpr (Layout::WIDE) {
+            uint4* const chunks = reinterpret_cast<uint4*>(out_row);
+            chunks[k * Tile::CHUNKS_OF_L + place.warp_j] = make_uint4(words[0], words[1], words[2], words[3]);
+            chunks[(k + 4) * Tile::CHUNKS_OF_L + place.warp_j] = make_uint4(words[4], words[5], words[6], words[7]);
+          } else {
+            store_words<Layout::J>(out_row + k * P::D * 2, words);
+          }
         }
 #pragma unroll
         for (int j = 0; j < Layout::J; ++j) sums[m][n][j][half * 2] = sums[m][n][j][half * 2 + 1] = 0.0f;
@@ -355,8 +374,10 @@ __device__ __forceinline__ void mma16_kernel(const typename After::Arguments& ar
     gather_results<T, P, Tile, After>(out, sums, place, arguments,
                                       {row0 * arguments.y_batch_stride + feature, feature,
                                        rows_inside<BM>(arguments.batch - row0), P::B - n0});
-    __syncthreads();
-    write_results<P, Tile>(out, y, row0, n0, thread, arguments);
+    if constexpr (!After::IN_FLOAT32) {
+      __syncthreads();
+      write_results<P, Tile>(out, y, row0, n0, thread, arguments);
+    }
     part = 0, tile += persistent_ctas;
   }
 }

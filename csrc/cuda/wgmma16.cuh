@@ -220,7 +220,8 @@ template <typename Tile> struct GroupPlace {
 // neighbouring columns of two rows.
 template <typename Tile> using GroupSums = float[Tile::Layout::J][Tile::N / 2];
 
-// Rounds tiles n0 to n0 + SLICE_TILES of a warp's 16 rows into their slice, behind their epilogue.
+// Rounds tiles n0 to n0 + SLICE_TILES of a warp's 16 rows into their slice, behind their epilogue. Results in float32 go
+// to y.
 template <typename T, typename P, typename Tile, typename After>
 __device__ __forceinline__ void fill_slice(unsigned char* slice, const GroupSums<Tile>& sums, int n0,
                                            const GroupPlace<Tile>& place,
@@ -240,15 +241,20 @@ __device__ __forceinline__ void fill_slice(unsigned char* slice, const GroupSums
         const float sum = sums[e % Layout::J][(n0 + n) * 4 + half * 2 + column];
         return result_in_tile<T, After>(sum, arguments, results, half * 8 + place.row_in_eight, output, offset);
       };
-      uint32 words[Layout::J];
-#pragma unroll
-      for (int word = 0; word < Layout::J; ++word) words[word] = pack_pair<T>(result(2 * word), result(2 * word + 1));
-      if constexpr (Layout::WIDE) {
-        uint4* const chunks = reinterpret_cast<uint4*>(row);
-        chunks[k * Tile::CHUNKS_OF_L + place.group_j] = make_uint4(words[0], words[1], words[2], words[3]);
-        chunks[(k + 4) * Tile::CHUNKS_OF_L + place.group_j] = make_uint4(words[4], words[5], words[6], words[7]);
+      if constexpr (After::IN_FLOAT32) {
+        store_in_float32<P, Layout>(arguments, results, half * 8 + place.row_in_eight, k,
+                                    Layout::WIDE ? place.group_j * 8 : 0, result);
       } else {
-        store_words<Layout::J>(row + k * P::D * 2, words);
+        uint32 words[Layout::J];
+#pragma unroll
+        for (int w = 0; w < Layout::J; ++w) words[w] = pack_pair<T>(result(2 * w), result(2 * w + 1));
+        if constexpr (Layout::WIDE) {
+          uint4* const chunks = reinterpret_cast<uint4*>(row);
+          chunks[k * Tile::CHUNKS_OF_L + place.group_j] = make_uint4(words[0], words[1], words[2], words[3]);
+          chunks[(k + 4) * Tile::CHUNKS_OF_L + place.group_j] = make_uint4(words[4], words[5], words[6], words[7]);
+        } else {
+          store_words<Layout::J>(row + k * P::D * 2, words);
+        }
       }
     }
   }
@@ -305,9 +311,11 @@ __device__ __forceinline__ void store_group(const typename After::Arguments& arg
     fill_slice<T, P, Tile, After>(slice, sums, n0, place, arguments,
                                   {to - static_cast<uint16*>(arguments.y),
                                    feature + (place.group_n * Tile::N + n0 * 8) * P::D, rows_left, outputs_left});
-    meet();
-    write_slice<P, Tile>(slice, to, rows_left, outputs_left, place.group_j * 32 + place.lane, arguments);
-    meet();
+    if constexpr (!After::IN_FLOAT32) {
+      meet();
+      write_slice<P, Tile>(slice, to, rows_left, outputs_left, place.group_j * 32 + place.lane, arguments);
+      meet();
+    }
   }
 }
 

@@ -36,6 +36,7 @@ struct LayerHandles {
   AtenTensorHandle bias, residual;
   const std::string& activation;
   int64_t siblings;
+  bool in_float32;  // the result of 16-bit operands
 };
 
 // The layer's result, if `run_known_plan` can compute it; else null. As for `multiply_known`.

@@ -62,6 +62,7 @@ struct Plan {
   int64_t max_blocks;          // blocks loop over tiles beyond this count
   bool early;                  // it waits for earlier kernels by itself, so it may start before their end
   int64_t fallback = NONE;     // plan for operands that are not fit for 16-byte access
+  bool in_float32 = false;     // its results are, of operands of another type
 };
 
 std::vector<Plan> plans;
@@ -73,8 +74,9 @@ struct Within {
   std::optional<Tensor> bias, residual;  // contiguous; the residual of y's shape
 };
 
-// A plan with an epilogue: which, activation, bias, residual -> the plan that computes both; NONE: no plan does.
-std::map<std::array<int64_t, 4>, int64_t> plans_within;  // under plans_mutex
+// A plan with an epilogue: which, activation, bias, residual, whether results are in float32 -> the plan that computes
+// both; NONE: no plan does.
+std::map<std::array<int64_t, 5>, int64_t> plans_within;  // under plans_mutex
 
 void* required(const char* library, const char* name) {
   void* handle = dlopen(library, RTLD_LAZY | RTLD_GLOBAL);
@@ -234,6 +236,11 @@ Tensor empty_like_in(const Tensor& x, const std::vector<int64_t>& sizes, std::op
   return Tensor(handle);
 }
 
+// The dtype of results, where it is not that of the operands.
+std::optional<int32_t> type_of_results(bool in_float32) {
+  return in_float32 ? std::optional(aoti_torch_dtype_float32()) : std::nullopt;
+}
+
 // x: (*batch, N) or, batch last, (N, *batch), whose batch dims have one stride; weight: (a, b, c, d).
 // out: where y is written, contiguous and aligned to 16 bytes, sharing no memory with the operands; a
 // new tensor if there is none.
@@ -252,7 +259,7 @@ std::optional<Tensor> launch_plan(Plan plan, const Tensor& x, const Tensor& weig
   const int32_t device = x.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  Tensor y = out ? *out : empty_like_in(x, sizes);
+  Tensor y = out ? *out : empty_like_in(x, sizes, type_of_results(plan.in_float32));
   if (batch == 0) return y;
 
   Arguments arguments{};

@@ -30,6 +30,7 @@ struct Layer {
   bool batch_last;
   int64_t siblings;
   std::vector<Tensor> owners;  // of each weight, or empty
+  bool in_float32;             // the result of 16-bit operands
   const Tensor* out;           // or null
 
   template <typename Predicate>
@@ -43,7 +44,7 @@ const Tensor* tensor_if_any(const c10::IValue& value) { return value.isNone() ? 
 
 const Tensor* tensor_if_any(const std::optional<Tensor>& value) { return value ? &*value : nullptr; }
 
-constexpr size_t arguments_of(bool writes) { return writes ? 9 : 8; }
+constexpr size_t arguments_of(bool writes) { return writes ? 10 : 9; }
 
 Layer layer_of(const Stack& stack, bool writes) {
   const c10::IValue* arguments = &stack[stack.size() - arguments_of(writes)];
@@ -55,7 +56,8 @@ Layer layer_of(const Stack& stack, bool writes) {
           arguments[5].toBool(),
           arguments[6].toInt(),
           arguments[7].isNone() ? std::vector<Tensor>() : arguments[7].toTensorVector(),
-          writes ? &arguments[8].toTensor() : nullptr};
+          arguments[8].toBool(),
+          writes ? &arguments[9].toTensor() : nullptr};
 }
 
 std::vector<Tensor> roots_of(const Layer& layer) {
@@ -76,7 +78,7 @@ std::optional<Tensor> known(const Layer& layer, bool repacked, bool stored) {
     std::vector<ksopt::CachedWeight> cached;  // of weights that change nothing is
     if (!repacked) cached = ksopt::cached_of(layer.weights, roots_of(layer));
     ksopt::LayerHandles handles{ksopt::handle_of(&layer.x), {}, ksopt::handle_of(layer.bias),
-                                ksopt::handle_of(layer.residual), layer.activation, layer.siblings};
+                                ksopt::handle_of(layer.residual), layer.activation, layer.siblings, layer.in_float32};
     handles.weights = ksopt::handles_of(layer.weights);
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
         ksopt::layer_known(handles, {layer.batch_last, ksopt::is_exact(layer.x), repacked, stored},
@@ -116,11 +118,11 @@ void layer_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, S
 // The known plan, for eager layers, which enter Python; `repacked` is the state of this thread's scope.
 std::optional<Tensor> run_layer(const Tensor& x, std::vector<Tensor> weights, const std::optional<Tensor>& bias,
                                 const std::optional<Tensor>& residual, std::string activation, bool batch_last,
-                                int64_t siblings, std::optional<std::vector<Tensor>> owners, bool repacked, bool stored,
-                                const std::optional<Tensor>& out) {
+                                int64_t siblings, std::optional<std::vector<Tensor>> owners, bool in_float32,
+                                bool repacked, bool stored, const std::optional<Tensor>& out) {
   ksopt::mark_repacked(repacked);
   return known({x, std::move(weights), tensor_if_any(bias), tensor_if_any(residual), activation, batch_last, siblings,
-                owners ? std::move(*owners) : std::vector<Tensor>(), tensor_if_any(out)},
+                owners ? std::move(*owners) : std::vector<Tensor>(), in_float32, tensor_if_any(out)},
                repacked, stored);
 }
 
@@ -143,6 +145,6 @@ void register_layers(torch::Library& library) {
 TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def(
       "run_layer(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
-      "int siblings, Tensor[]? owners, bool repacked, bool stored, Tensor? out=None) -> Tensor?",
+      "int siblings, Tensor[]? owners, bool in_float32, bool repacked, bool stored, Tensor? out=None) -> Tensor?",
       torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, run_layer));
 }

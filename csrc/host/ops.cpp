@@ -35,9 +35,9 @@ void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool ex
 }
 
 void know_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias,
-               std::optional<Tensor> residual, std::string activation, bool batch_last, int64_t siblings, bool exact,
-               int64_t of_weights, int64_t kernel, int64_t form, int64_t repair) {
-  const Layer layer{x, weights, bias, residual, activation_of(activation), batch_last, siblings};
+               std::optional<Tensor> residual, std::string activation, bool batch_last, int64_t siblings,
+               bool in_float32, bool exact, int64_t of_weights, int64_t kernel, int64_t form, int64_t repair) {
+  const Layer layer{x, weights, bias, residual, activation_of(activation), batch_last, siblings, in_float32};
   know_plan_of(layer, exact, static_cast<Weights>(of_weights), {kernel, form, reinterpret_cast<void*>(repair)});
 }
 
@@ -53,11 +53,11 @@ void know_mlp(const Tensor& x, std::vector<Tensor> weights, std::vector<Tensor> 
 // Registers a chain's kernel and returns its index.
 int64_t add_chain(int64_t kernel, int64_t out_features, int64_t threads, int64_t shared_bytes, int64_t rows_per_unit,
                   int64_t most_blocks, int64_t cluster, int64_t pack, int64_t pack_blocks, int64_t pack_threads,
-                  int64_t packed_elements, bool any_rows) {
+                  int64_t packed_elements, bool any_rows, bool in_float32) {
   const std::unique_lock lock(plans_mutex);
   chain_kernels.push_back({reinterpret_cast<void*>(kernel), out_features, static_cast<unsigned>(threads),
                            static_cast<unsigned>(shared_bytes), rows_per_unit, most_blocks, cluster, any_rows,
-                           packing_of(pack, pack_blocks, pack_threads, packed_elements)});
+                           packing_of(pack, pack_blocks, pack_threads, packed_elements), in_float32});
   return static_cast<int64_t>(chain_kernels.size()) - 1;
 }
 
@@ -102,18 +102,18 @@ int64_t add_torch(int64_t way, std::vector<int64_t> pattern, std::vector<int64_t
 // Registers a kernel (a CUkernel handle of the driver) and returns its index for `launch`.
 int64_t add_plan(int64_t kernel, int64_t out_features, bool batch_last, int64_t threads,
                  int64_t shared_bytes, int64_t rows_per_tile, int64_t tiles_per_row_tile,
-                 int64_t max_blocks, bool early, int64_t fallback) {
+                 int64_t max_blocks, bool early, int64_t fallback, bool in_float32) {
   const std::unique_lock lock(plans_mutex);
   plans.push_back({reinterpret_cast<void*>(kernel), out_features, batch_last,
                    static_cast<unsigned>(threads), static_cast<unsigned>(shared_bytes),
-                   rows_per_tile, tiles_per_row_tile, max_blocks, early, fallback});
+                   rows_per_tile, tiles_per_row_tile, max_blocks, early, fallback, in_float32});
   return static_cast<int64_t>(plans.size()) - 1;
 }
 
 // Says which plan computes a product of another plan with an epilogue; NONE: no plan does.
-void set_epilogue(int64_t plan, int64_t activation, bool bias, bool residual, int64_t other) {
+void set_epilogue(int64_t plan, int64_t activation, bool bias, bool residual, bool in_float32, int64_t other) {
   const std::unique_lock lock(plans_mutex);
-  plans_within[{plan, activation, bias, residual}] = other;
+  plans_within[{plan, activation, bias, residual, in_float32}] = other;
 }
 
 // Says which plan takes the operands that a plan does not.
@@ -161,9 +161,9 @@ AtenTensorHandle ksopt::layer_known(const LayerHandles& layer, const Taken& take
   for (AtenTensorHandle weight : layer.weights) weights.push_back(borrowed(weight));
   const auto bias = borrowed_if_any(layer.bias), residual = borrowed_if_any(layer.residual);
   const int64_t activation = activation_of(layer.activation);
-  const auto y = run_known_plan({x, weights, bias, residual, activation, taken.batch_last, layer.siblings},
-                                taken.exact, weights_of(taken.repacked, taken.stored), borrowed(prepared),
-                                borrowed_if_any(out));
+  const auto y = run_known_plan(
+      {x, weights, bias, residual, activation, taken.batch_last, layer.siblings, layer.in_float32}, taken.exact,
+      weights_of(taken.repacked, taken.stored), borrowed(prepared), borrowed_if_any(out));
   return y ? owned(*y) : nullptr;
 }
 
@@ -223,7 +223,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("forget() -> ()");
   m.def(
       "know_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
-      "int siblings, bool exact, int of_weights, int kernel, int form, int repair) -> ()");
+      "int siblings, bool in_float32, bool exact, int of_weights, int kernel, int form, int repair) -> ()");
   m.def(
       "know_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias, Tensor? bias, Tensor? residual, "
       "str hidden_activation, str activation, bool exact, bool repacked, int kernel, int form) -> ()");
@@ -232,10 +232,11 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def(
       "add_chain(int kernel, int out_features, int threads, int shared_bytes, int rows_per_unit, "
       "int most_blocks, int cluster, int pack, int pack_blocks, int pack_threads, int packed_elements, "
-      "bool any_rows) -> int");
+      "bool any_rows, bool in_float32=False) -> int");
   m.def(
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
-      "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");
+      "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback, bool in_float32=False) -> "
+      "int");
   m.def(
       "know_weight_grad(Tensor grad, Tensor x, int a, int d, bool with_bias, int kernel, int adding, int threads, "
       "int shared_bytes, int adding_threads, int blocks, int shares, int rows_per_share, int adding_blocks) -> ()");
@@ -244,7 +245,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "int packed_of_grad, int pack, int pack_blocks, int pack_threads, int packed_elements, int kernel, "
       "int out_features, int threads, int shared_bytes, int rows_per_unit, int most_blocks, int cluster) -> ()");
   m.def("set_fallback(int plan, int fallback) -> ()");
-  m.def("set_epilogue(int plan, int activation, bool bias, bool residual, int other) -> ()");
+  m.def("set_epilogue(int plan, int activation, bool bias, bool residual, bool in_float32, int other) -> ()");
   m.def(
       "add_torch(int way, int[] pattern, int[] strides, bool batch_last, bool by_groups, int before, int after, "
       "int repair) -> int");

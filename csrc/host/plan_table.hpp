@@ -39,6 +39,7 @@ struct ChainKernel {
   int64_t cluster;        // blocks that share the work on their rows
   bool any_rows = false;  // it takes rows of any length, in either layout: one kernel a layout
   WeightPacking packing{};
+  bool in_float32 = false;  // as of `Plan`
 
   // As grid_of of ksopt/kernels/families/common/row_grid.py.
   ChainGrid grid_of(int64_t rows) const {
@@ -61,6 +62,7 @@ struct Layer {
   int64_t activation;  // of csrc/cuda/common/epilogue.cuh, or a gate
   bool batch_last;
   int64_t siblings;
+  bool in_float32 = false;  // the result of 16-bit operands; then there is no residual
 
   size_t length() const { return weights.size() / static_cast<size_t>(siblings); }
   bool is_gated() const { return activation >= FIRST_GATE; }
@@ -103,7 +105,7 @@ std::optional<int64_t> features_of_result(const Layer& layer, const Rows& x) {
   return features;
 }
 
-// dtype, layout, precision, bits of the batch, place, siblings, bias, activation, residual, alignment (of
+// dtype, layout, precision, bits of the batch, place, siblings, bias, activation, residual, result's type, alignment (of
 // kernels' choices; by factors each factor has its own), patterns.
 using PlanKey = std::vector<int64_t>;
 struct PlanKeyHash {
@@ -116,9 +118,9 @@ struct PlanKeyHash {
 
 PlanKey plan_key(const Layer& layer, const Rows& x, bool exact) {
   PlanKey key;
-  key.reserve(10 + 4 * layer.length());
+  key.reserve(11 + 4 * layer.length());
   key.assign({x.dtype, x.batch_last, exact, bits_of(x.batch), x.place, layer.siblings, layer.bias.has_value(),
-              layer.activation, layer.residual.has_value(), x.aligned});
+              layer.activation, layer.residual.has_value(), layer.in_float32, x.aligned});
   for (size_t at = 0; at < layer.length(); ++at) {
     for (int64_t i = 0; i < 4; ++i) key.push_back(layer.weights[at].size(i));
   }
@@ -191,7 +193,8 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
                                            ? packed_weights(chain.packing, weights.all, weights.chains)
                                            : find_prepared(weights.forms, ksopt::ALL, choice.form, device);
   if (!packed) return std::nullopt;
-  Tensor y = out ? *out : empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));
+  const std::vector<int64_t> sizes = sizes_of_result(layer, chain.out_features);
+  Tensor y = out ? *out : empty_like_in(layer.x, sizes, type_of_results(chain.in_float32));
   const ChainGrid grid = chain.grid_of(x.batch);
   const int64_t stride_of_y = layer.batch_last ? x.batch : chain.out_features;
   ChainArguments arguments{layer.x.const_data_ptr(),
@@ -210,26 +213,31 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
   return y;
 }
 
+// What torch's operations make of a product, in its memory or, in float32, in new memory; bias: still to be added.
+Tensor behind(const Tensor& y, const Layer& layer, const std::optional<Tensor>& bias, ksopt::Activation activation) {
+  ksopt::add_epilogue(y.get(), bias ? bias->get() : nullptr, activation,
+                      layer.residual ? layer.residual->get() : nullptr, layer.batch_last);
+  return layer.in_float32 ? Tensor(ksopt::in_float32(y.get())) : y;
+}
+
 // act(first) * second + residual, a bias that is still to be added included.
 Tensor gated(const Layer& layer, const Tensor& first, const Tensor& second, const std::optional<Tensor>& bias,
              const std::optional<Tensor>& out) {
-  Tensor y(ksopt::gate(first.get(), second.get(), bias ? bias->get() : nullptr, layer.activation_of_product(),
-                       layer.batch_last, out ? out->get() : nullptr));
-  ksopt::add_epilogue(y.get(), nullptr, ksopt::Activation::none, layer.residual ? layer.residual->get() : nullptr,
-                      layer.batch_last);
-  return y;
+  const Tensor y(ksopt::gate(first.get(), second.get(), bias ? bias->get() : nullptr, layer.activation_of_product(),
+                             layer.batch_last, out ? out->get() : nullptr));
+  return behind(y, layer, std::nullopt, ksopt::Activation::none);
 }
 
 // The last product of a layer with what is behind it: by its kernel, where that has an epilogue, or by torch's
 // operations. None if Python has to say which.
 std::optional<Tensor> run_last(const Step& step, const Layer& layer, const Tensor& x, const std::optional<Tensor>& out) {
-  const bool is_bare = !layer.bias && !layer.residual && layer.activation == 0;
+  const bool is_bare = !layer.bias && !layer.residual && layer.activation == 0 && !layer.in_float32;
   if (!is_bare && step.choice.kind == KERNEL) {
     int64_t plan = NONE;
     {
       const std::shared_lock lock(plans_mutex);
       const auto it = plans_within.find(
-          {step.choice.plan, layer.activation, layer.bias.has_value(), layer.residual.has_value()});
+          {step.choice.plan, layer.activation, layer.bias.has_value(), layer.residual.has_value(), layer.in_float32});
       if (it == plans_within.end()) return std::nullopt;
       plan = it->second;
     }
@@ -238,12 +246,8 @@ std::optional<Tensor> run_last(const Step& step, const Layer& layer, const Tenso
       if (auto y = step.run(x, layer.batch_last, out, &within)) return y;
     }
   }
-  auto y = step.run(x, layer.batch_last, out);
-  if (y) {
-    ksopt::add_epilogue(y->get(), layer.bias ? layer.bias->get() : nullptr, layer.activation_of_product(),
-                        layer.residual ? layer.residual->get() : nullptr, layer.batch_last);
-  }
-  return y;
+  const auto y = step.run(x, layer.batch_last, out);
+  return y ? std::optional(behind(*y, layer, layer.bias, layer.activation_of_product())) : std::nullopt;
 }
 
 // A product for each factor, and torch's operations behind them: as ksopt/kernels/by_factors.py.
@@ -278,10 +282,8 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
   if (layer.is_gated()) return gated(layer, parts[0], parts[1], layer.bias, out);
   std::vector<AtenTensorHandle> handles;
   for (const Tensor& part : parts) handles.push_back(part.get());
-  Tensor y(ksopt::side_by_side(handles, layer.batch_last, out ? out->get() : nullptr));
-  ksopt::add_epilogue(y.get(), layer.bias ? layer.bias->get() : nullptr, layer.activation_of_product(),
-                      layer.residual ? layer.residual->get() : nullptr, layer.batch_last);
-  return y;
+  const Tensor y(ksopt::side_by_side(handles, layer.batch_last, out ? out->get() : nullptr));
+  return behind(y, layer, layer.bias, layer.activation_of_product());
 }
 
 // As ksopt/kernels/chain_repair.py: computes the rows of y again that what is not finite spoilt.
@@ -306,33 +308,32 @@ std::optional<Tensor> run_merged(const PlanChoice& choice, const Layer& layer, c
                                  const PreparedForms& forms, const std::optional<Tensor>& out) {
   const std::optional<Tensor> product = find_prepared(forms, ksopt::ALL, choice.form, x.device);
   if (!product || (choice.repair != nullptr && layer.bias && !layer.bias->is_contiguous())) return std::nullopt;
-  const AtenTensorHandle residual = layer.residual ? layer.residual->get() : nullptr;
-  const AtenTensorHandle bias = layer.bias ? layer.bias->get() : nullptr;
   if (product->dim() == 4) {
     const auto step = step_of(x, *product, exact, false, forms, ksopt::OF_PRODUCT);
     return step ? run_last(*step, layer, layer.x, out) : std::nullopt;
   }
   AtenTensorHandle const to = out && !layer.is_gated() ? out->get() : nullptr;
-  Tensor y(ksopt::multiply_by_matrix(layer.x.get(), product->get(), bias, layer.batch_last, to));
+  const AtenTensorHandle bias = layer.bias ? layer.bias->get() : nullptr;
+  const Tensor y(ksopt::multiply_by_matrix(layer.x.get(), product->get(), bias, layer.batch_last, to));
   if (layer.is_gated()) {
     const auto [first, second] = ksopt::halves(y.get(), layer.batch_last);
     return gated(layer, Tensor(first), Tensor(second), std::nullopt, out);
   }
   if (choice.repair != nullptr) repair_rows(choice.repair, layer, x, y);
-  ksopt::add_epilogue(y.get(), nullptr, layer.activation_of_product(), residual, layer.batch_last);
-  return y;
+  return behind(y, layer, std::nullopt, layer.activation_of_product());
 }
 
 bool is_ordinary(const Layer& layer) {
   return layer.x.dim() > 0 && layer.x.is_contiguous() && layer.x.numel() > 0 && layer.siblings > 0 &&
          !layer.weights.empty() && layer.weights.size() % static_cast<size_t>(layer.siblings) == 0 &&
-         layer.activation < ALL_ACTIVATIONS && (!layer.is_gated() || layer.siblings == 2);
+         layer.activation < ALL_ACTIVATIONS && (!layer.is_gated() || layer.siblings == 2) &&
+         (!layer.in_float32 || (layer.x.element_size() == 2 && !layer.residual));
 }
 
 // y, if the plan of such operands is known and can be run; as for `launch_known`, the caller does the rest.
 std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights weights, const PreparedForms& forms,
                                      const std::optional<Tensor>& out) {
-  if (!is_ordinary(layer)) return std::nullopt;
+  if (!is_ordinary(layer) || (out && layer.in_float32)) return std::nullopt;
   const Rows x = rows_of(layer.x, layer.batch_last);
   const std::optional<int64_t> features = features_of_result(layer, x);
   if (!features) return std::nullopt;

@@ -50,6 +50,12 @@ void add_epilogue(AtenTensorHandle y_handle, AtenTensorHandle bias, Activation a
   if (residual != nullptr) y.add_(tensor_of(residual));
 }
 
+AtenTensorHandle in_float32(AtenTensorHandle y_handle) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const Tensor y = tensor_of(y_handle);
+  return new_handle(y.element_size() == 2 ? y.to(at::kFloat) : y);
+}
+
 AtenTensorHandle gate(AtenTensorHandle first_handle, AtenTensorHandle second_handle, AtenTensorHandle bias_handle,
                       Activation activation, bool batch_last, AtenTensorHandle out_handle) {
   const at::AutoDispatchBelowADInplaceOrView below;

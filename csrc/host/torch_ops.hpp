@@ -67,6 +67,9 @@ enum class Activation : int64_t { none, relu, gelu, gelu_tanh, silu };
 void add_epilogue(AtenTensorHandle y, AtenTensorHandle bias, Activation activation, AtenTensorHandle residual,
                   bool batch_last);
 
+// A 16-bit tensor in float32; any other as it is.
+AtenTensorHandle in_float32(AtenTensorHandle y);
+
 // act(first + its half of the bias) * (second + its half), which are written over; bias and out may be null.
 AtenTensorHandle gate(AtenTensorHandle first, AtenTensorHandle second, AtenTensorHandle bias, Activation activation,
                       bool batch_last, AtenTensorHandle out);

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ksopt.epilogue import GATES, After, activation_of, add_epilogue_
+from ksopt.epilogue import GATES, After, activation_of, add_epilogue_, in_float32
 from ksopt.kernels import dispatch
 from ksopt.kernels.problem import Problem
 
@@ -35,6 +36,7 @@ def by_factors(
     owners: Sequence[Tensor] | None = None,
     out: Tensor | None = None,
     within: Within | None = None,
+    casts: bool = False,
 ) -> Tensor:
     """The result of a layer, by one product per factor and PyTorch's operations after the last.
 
@@ -42,11 +44,12 @@ def by_factors(
         product: multiplies by one factor.
         behind: computes the epilogue; it is not called for an empty one.
         within: computes the last product and the epilogue, where it can; None: it never can.
+        casts: whether the result of 16-bit operands is in float32; without ``out``.
         x, weights, bias, residual, activation, batch_last, siblings, owners: see `ksopt.ops`.
         out: where the last product, or that of all siblings, is written; None for new memory.
     """
     length = len(weights) // siblings
-    after = After(bias, activation, residual)
+    after = After(bias, activation, residual, casts)
     if after.is_empty or siblings > 1:
         within = None
     parts = []
@@ -68,9 +71,9 @@ def by_factors(
         bias, activation = None, "none"
     else:
         y = parts[0] if siblings == 1 else torch.cat(parts, 0 if batch_last else -1, out=out)
-    if bias is None and residual is None and activation == "none":
-        return y
-    return behind(y, bias, activation, residual, batch_last)
+    if bias is not None or residual is not None or activation != "none":
+        y = behind(y, bias, activation, residual, batch_last)
+    return in_float32(y) if casts else y
 
 
 def _gated(
@@ -116,7 +119,8 @@ class ByFactors:
     ) -> Tensor:
         p = self.problem
         around = (bias, residual, p.epilogue.activation, p.batch_last, p.siblings)
-        return by_factors(_multiply, add_epilogue_, x, weights, *around, out=out, within=_within)
+        how: dict[str, Any] = {"out": out, "within": _within, "casts": p.epilogue.in_float32}
+        return by_factors(_multiply, add_epilogue_, x, weights, *around, **how)
 
 
 def _multiply(

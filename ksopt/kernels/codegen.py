@@ -69,7 +69,7 @@ def kernel(
     if not after.is_empty:
         arguments = "EpilogueArguments"
         activation = ACTIVATIONS.index(after.activation)
-        extras = (activation, int(after.bias), int(after.residual))
+        extras = (activation, int(after.bias), int(after.residual), *(1,) * after.in_float32)
         call = f"{call.removesuffix('>')}, FactorEpilogue<{', '.join(map(str, extras))}>>"
     return (
         f'extern "C" __global__ void {attributes}__launch_bounds__({bounds})\n'

@@ -43,7 +43,8 @@ def run(
         after: not empty.
     """
     activation = cast(Activation, after.activation)
-    epilogue = Epilogue(after.bias is not None, activation, after.residual is not None)
+    parts = (after.bias is not None, activation, after.residual is not None, after.in_float32)
+    epilogue = Epilogue(*parts)
     launcher = _launcher(choice, x, weight, after, epilogue)
     if launcher is None:
         return None
@@ -63,7 +64,7 @@ def _launcher(
         return None
     key = (choice.candidate, epilogue, x.get_device())
     if key not in _launchers:
-        has_kernel = _takes_epilogues(choice.candidate)
+        has_kernel = _takes(choice.candidate, epilogue)
         if has_kernel and _is_judged() and weight_cache.is_capturing(x.get_device()):
             return None  # until a call outside of a capture has compared it
         launcher = _built(*key) if has_kernel else None
@@ -78,9 +79,9 @@ def _launcher(
     return _launchers[key]
 
 
-def _takes_epilogues(candidate: Candidate) -> bool:
+def _takes(candidate: Candidate, epilogue: Epilogue) -> bool:
     """Whether the candidate's kernel may have an epilogue."""
-    return candidate.family is not None and candidate.family.takes_epilogues
+    return candidate.family is not None and candidate.family.takes(epilogue)
 
 
 def _built(candidate: Candidate, epilogue: Epilogue, device: int) -> Launcher | None:
@@ -109,7 +110,7 @@ def _fault(launcher: Launcher, x: Tensor, weight: Tensor, after: After) -> str |
     try:
         with torch.no_grad():
             check, rows, (own,), around = checking_chain(x, [weight], False, around)
-            own_after = After(around.bias, around.activation, around.residual)
+            own_after = replace(after, bias=around.bias, residual=around.residual)
             y = launcher.with_epilogue(rows, own, own_after)
             return None if y is None else check.judge(y)
     except torch.OutOfMemoryError:  # the check takes more than the product
@@ -126,5 +127,5 @@ def _register(call: Any, epilogue: Epilogue, launcher: Launcher | None) -> None:
     _registered.add((entry.plan, epilogue))
     own = launcher.entry() if launcher is not None else None
     activation = ACTIVATIONS.index(epilogue.activation)
-    after = (activation, epilogue.bias, epilogue.residual)
+    after = (activation, epilogue.bias, epilogue.residual, epilogue.in_float32)
     torch.ops.ksopt_host.set_epilogue(entry.plan, *after, _NONE if own is None else own.plan)

@@ -39,13 +39,14 @@ def run(
     batch_last: bool,
     siblings: int,
     owners: Sequence[Tensor] | None = None,
+    in_float32: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:
     """A layer's result, where its plan is in the table and can be run; else None.
 
     Args:
-        x, weights, bias, residual, activation, batch_last, siblings, owners: see `ksopt.ops`.
-            Nothing is assumed of them: operands that do not fit together return None.
+        x, weights, bias, residual, activation, batch_last, siblings, owners, in_float32: see
+            `ksopt.ops`. Nothing is assumed of them: operands that do not fit together return None.
         out: as for `ksopt.ops.implementation.chain`; None if it cannot be written straight.
     """
     if _run_layer is None:
@@ -53,7 +54,8 @@ def run(
     around = (bias, residual, activation, batch_last, siblings)
     try:
         stored = owners is not None or all(map(is_stored, weights))
-        return _run_layer(x, weights, *around, owners, thread_state.repacked, stored, out)
+        how = (in_float32, thread_state.repacked, stored)
+        return _run_layer(x, weights, *around, owners, *how, out)
     except (RuntimeError, AttributeError):  # the path that checks and decides reports the error
         return None
 
@@ -64,11 +66,12 @@ def register(
     batch_last: bool,
     siblings: int,
     decision: Decision | None = None,
+    in_float32: bool = False,
 ) -> None:
     """Register the plan of these operands, if the host library can run it.
 
     Args:
-        operands, activation, batch_last, siblings: of a layer.
+        operands, activation, batch_last, siblings, in_float32: of a layer.
         decision: what was decided; None for one launch per factor in all weight modes.
     """
     global _run_layer
@@ -76,7 +79,7 @@ def register(
     if not host.is_loaded() or not x.is_contiguous():
         return
     layer = (x, operands.weights, operands.bias, operands.residual)
-    around = (activation, batch_last, siblings)
+    around = (activation, batch_last, siblings, in_float32)
     exact = x.dtype is not torch.float32 or precision.is_exact()
     for mode in (_CACHED, _REPACKED, _STORED):
         kernel, form, repair = _FACTORS, 0, 0

@@ -227,7 +227,7 @@ def torch_entry(
 def chain_entry(
     takes_any_rows: bool = False, /, *, kernel: int, out_features: int, threads: int,
     shared_bytes: int, rows_per_unit: int, most_blocks: int, cluster: int, pack: int,
-    pack_blocks: int, pack_threads: int, packed_elements: int, form: int,
+    pack_blocks: int, pack_threads: int, packed_elements: int, form: int, in_float32: bool = False,
 ) -> Entry | None:  # fmt: skip
     """The entry of a kernel that computes a layer, and takes ``ChainArguments``.
 
@@ -244,6 +244,7 @@ def chain_entry(
         pack_blocks, pack_threads: of its launch.
         packed_elements: of its result.
         form: the number of the prepared weights.
+        in_float32: whether its results are, of operands of another type.
 
     Returns:
         None where there is no host library.
@@ -252,7 +253,8 @@ def chain_entry(
         return None
     launch = (kernel, out_features, threads, shared_bytes, rows_per_unit, most_blocks, cluster)
     packing = (pack, pack_blocks, pack_threads, packed_elements)
-    return Entry(torch.ops.ksopt_host.add_chain(*launch, *packing, takes_any_rows), form)
+    kind = (takes_any_rows, in_float32)
+    return Entry(torch.ops.ksopt_host.add_chain(*launch, *packing, *kind), form)
 
 
 class HostLauncher(Launcher):
@@ -275,6 +277,7 @@ class HostLauncher(Launcher):
             geometry.max_blocks,
             geometry.early,
             _NONE if fallback is None else _LATER,
+            problem.epilogue.in_float32,
         )
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
@@ -306,7 +309,8 @@ class HostLauncher(Launcher):
         # torch's C interface reports only that it failed. If memory was exhausted, this
         # allocation raises the error that callers catch.
         last, features = self.problem.batch_last, self.problem.pattern.out_features
-        x.new_empty((features, *x.shape[1:]) if last else (*x.shape[:-1], features))
+        shape = (features, *x.shape[1:]) if last else (*x.shape[:-1], features)
+        x.new_empty(shape, dtype=_dtype_of_result(self.problem, x))
 
     def entry(self) -> Entry:
         # Other rows than the kernel takes are its fallback's, in the host library, too.
@@ -354,7 +358,8 @@ class _PythonLauncher(Launcher):
         out_features = self.problem.pattern.out_features
         rows = math.prod(sizes)
         y_shape = (out_features, *sizes) if last else (*sizes, out_features)
-        y = x.new_empty(y_shape) if out is None else out
+        dtype = _dtype_of_result(self.problem, x)
+        y = x.new_empty(y_shape, dtype=dtype) if out is None else out
         if rows == 0:
             return y
         flat = x.reshape(x.shape[0], rows) if last else x.reshape(rows, x.shape[-1])
@@ -383,6 +388,10 @@ class _PythonLauncher(Launcher):
         launch = (self.kernel, blocks, g.threads, g.shared_bytes, arguments, device)
         driver.launch(*launch, early=g.early)
         return y
+
+
+def _dtype_of_result(problem: Problem, x: Tensor) -> torch.dtype:
+    return torch.float32 if problem.epilogue.in_float32 else x.dtype
 
 
 def _in_memory(tensor: Tensor) -> Tensor:

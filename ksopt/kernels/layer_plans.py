@@ -20,6 +20,7 @@ def whole_call(
     batch_last: bool,
     siblings: int,
     check: Callable[[], object] | None = None,
+    in_float32: bool = False,
 ) -> ChainCall | None:
     """The kernel that computes a whole layer in one launch; None for one launch per factor.
 
@@ -30,11 +31,12 @@ def whole_call(
         siblings: how many chains the weights are of.
         check: raises where the operands do not fit together; None where they are known to. It is
             called once for operands of such shapes, dtypes and devices.
+        in_float32: whether the result of 16-bit operands is.
     """
     layer = (operands, activation, batch_last, siblings)
-    decision, is_final = _decision_of_call(*layer, check)
+    decision, is_final = _decision_of_call(*layer, check, in_float32)
     if is_final:
-        host_plans.register(*layer, decision)
+        host_plans.register(*layer, decision, in_float32)
     call: ChainCall | None = None if decision is None else call_of(decision, operands)
     return call
 
@@ -46,20 +48,22 @@ def is_whole(
     siblings: int,
     check: Callable[[], object] | None = None,
     repacked: bool = False,
+    in_float32: bool = False,
 ) -> bool:
     """Whether a plan of one launch takes operands, which may be fake: then it is predicted.
 
     Of fake ones also whether it is several launches with nothing behind them.
 
     Args:
-        operands, activation, batch_last, siblings, check: as for `whole_call`.
+        operands, activation, batch_last, siblings, check, in_float32: as for `whole_call`.
         repacked: of fake ones, whether weights will be prepared at each call.
     """
     x = operands.x
     if is_real(x):
-        decision, _ = _decision_of_call(operands, activation, batch_last, siblings, check)
+        layer = (operands, activation, batch_last, siblings)
+        decision, _ = _decision_of_call(*layer, check, in_float32)
         return decision is not None and call_of(decision, operands) is not None
-    plan = plan_of_fakes(operands, activation, batch_last, siblings, repacked)
+    plan = plan_of_fakes(operands, activation, batch_last, siblings, repacked, in_float32)
     return plan is not None and plan.is_one_operator
 
 
@@ -69,11 +73,13 @@ def plan_of_fakes(
     batch_last: bool = False,
     siblings: int = 1,
     repacked: bool = False,
+    in_float32: bool = False,
 ) -> ExecutionPlan | None:
     """The `plan_of` the problem of operands, which may be fake; None where it is unknown."""
     if not has_known_weights(operands):
         return None
-    return plan_for(problem_of(operands, activation, batch_last, siblings), operands.x, repacked)
+    problem = problem_of(operands, activation, batch_last, siblings, in_float32)
+    return plan_for(problem, operands.x, repacked)
 
 
 def chosen_for_repacked(
@@ -101,8 +107,9 @@ def _decision_of_call(
     batch_last: bool,
     siblings: int,
     check: Callable[[], object] | None = None,
+    in_float32: bool = False,
 ) -> tuple[Decision | None, bool]:
     """The decision for a layer (None: one launch per factor); whether later calls may use it."""
-    what = (batch_last, activation, siblings)
-    make = functools.partial(problem_of, operands, activation, batch_last, siblings)
+    what = (batch_last, activation, siblings, in_float32)
+    make = functools.partial(problem_of, operands, activation, batch_last, siblings, in_float32)
     return decision_of(operands, what, make, check)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.batched import within_32_bits
-from ksopt.epilogue import After, add_epilogue_
+from ksopt.epilogue import After, add_epilogue_, in_float32
 from ksopt.jit import host
 from ksopt.kernels import chain_repair, weight_cache, weight_groups
 from ksopt.kernels.chain_repair import ChainRepair
@@ -179,18 +179,25 @@ class Merged:
         if product.ndim == 4:  # a factor, with its own choice
             from ksopt.kernels import dispatch
 
-            after, whole = After(bias, p.epilogue.activation, residual), None
+            casts = p.epilogue.in_float32
+            after, whole = After(bias, p.epilogue.activation, residual, casts), None
             if not after.is_empty:
                 whole = dispatch.run_within(x, product, p.batch_last, after, out)
             if whole is not None:
                 return whole
             y = dispatch.multiply(x, product, p.batch_last, out)
-            return add_epilogue_(y, bias, after.activation, residual, p.batch_last)
+            return self._behind(y, bias, residual)
         y = times_matrix(x, product, bias, p.batch_last, out)
         if self.repair is not None:
             added = None if bias is None else bias.contiguous()
             self.repair(x.contiguous(), weights, added, y)
-        return add_epilogue_(y, None, p.epilogue.activation, residual, p.batch_last)
+        return self._behind(y, None, residual)
+
+    def _behind(self, y: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        """What PyTorch's operations make of the product."""
+        after = self.problem.epilogue
+        y = add_epilogue_(y, bias, after.activation, residual, self.problem.batch_last)
+        return in_float32(y) if after.in_float32 else y
 
     def _merge(self, weights: Sequence[Tensor]) -> Tensor:
         return merge(weights, self.problem.siblings)

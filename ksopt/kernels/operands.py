@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ksopt.kernels.problem import Epilogue, Problem, ProblemKey, bits_of, is_exact, rows_of
+from ksopt.kernels.problem import (
+    SIXTEEN_BIT,
+    Epilogue,
+    Problem,
+    ProblemKey,
+    bits_of,
+    is_exact,
+    rows_of,
+)
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.precision import dtype_name
 
@@ -57,13 +65,16 @@ class Operands:
             return replace(self, weights=stored)
 
 
-def problem_of(operands: Operands, activation: str, batch_last: bool, siblings: int) -> Problem:
+def problem_of(
+    operands: Operands, activation: str, batch_last: bool, siblings: int, in_float32: bool = False
+) -> Problem:
     """The problem of operands, at torch's present precision."""
     length = len(operands.weights) // siblings
     chain = Chain(tuple(Pattern(*weight.shape) for weight in operands.weights[:length]))
     bias, residual = operands.bias is not None, operands.residual is not None
-    epilogue = Epilogue(bias, activation, residual)  # type: ignore[arg-type]
     dtype = dtype_name(operands.x.dtype)
+    is_cast = in_float32 and dtype in SIXTEEN_BIT
+    epilogue = Epilogue(bias, activation, residual, is_cast)  # type: ignore[arg-type]
     return Problem(chain, dtype, batch_last, is_exact(dtype), epilogue, siblings)
 
 

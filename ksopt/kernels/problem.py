@@ -36,19 +36,27 @@ multiples of 16 bytes, as the fast kernels require. "unaligned": some do not. "s
 elements of a row are not contiguous."""
 
 
+IN_FLOAT32 = "float32"
+"""The name of a cast of the result."""
+
+
 @dataclass(frozen=True)
 class Epilogue:
     """The operations on a chain's product before it is written: act(x W^T + bias) + residual.
+
+    The result may be cast: written in float32 where all operands are of a 16-bit type.
 
     Attributes:
         bias: whether a bias, one value for each feature of the product, is added.
         activation: what is applied then; a gate multiplies the products of two siblings.
         residual: whether a tensor of y's shape is added at the end.
+        in_float32: whether y is of float32 instead of the operands' 16-bit type.
     """
 
     bias: bool = False
     activation: Activation | Gate = "none"
     residual: bool = False
+    in_float32: bool = False
 
     def __post_init__(self) -> None:
         check_activation(self.activation, siblings=2)  # the problem knows how many there are
@@ -58,12 +66,12 @@ class Epilogue:
         """The epilogue of such ``names``.
 
         Example:
-            >>> Epilogue.of_names(("bias", "gelu"))
-            Epilogue(bias=True, activation='gelu', residual=False)
+            >>> Epilogue.of_names(("bias", "gelu")).activation
+            'gelu'
         """
-        steps = [name for name in names if name not in ("bias", "residual")]
+        steps = [name for name in names if name not in ("bias", "residual", IN_FLOAT32)]
         activation = cast(Activation | Gate, steps[0] if steps else "none")
-        return cls("bias" in names, activation, "residual" in names)
+        return cls("bias" in names, activation, "residual" in names, IN_FLOAT32 in names)
 
     @property
     def is_gated(self) -> bool:
@@ -85,7 +93,15 @@ class Epilogue:
         """
         bias = ("bias",) if self.bias else ()
         activation = () if self.activation == "none" else (self.activation,)
-        return (*bias, *activation, *(("residual",) if self.residual else ()))
+        residual = ("residual",) if self.residual else ()
+        return (*bias, *activation, *residual, *((IN_FLOAT32,) if self.in_float32 else ()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The epilogue as plain values: the arguments that create it."""
+        values = asdict(self)
+        if not self.in_float32:  # as in records from before there was one
+            del values["in_float32"]
+        return values
 
 
 EMPTY = Epilogue()
@@ -137,10 +153,19 @@ class Problem:
         if self.siblings < 1:
             raise InvalidInputError(f"siblings {self.siblings!r}: there must be at least 1")
         check_activation(self.epilogue.activation, self.siblings)
+        for one in (self.epilogue, *(() if self.second is None else (self.second.epilogue,))):
+            if one.in_float32 and (one.residual or self.dtype not in SIXTEEN_BIT):
+                raise InvalidInputError(
+                    "a result is cast to float32 where its operands are of 16 bit and it has no "
+                    f"residual; this is {self.dtype} with {', '.join(one.names)}"
+                )
         if self.second is None:
             return
-        if self.siblings > 1 or self.epilogue.residual:
-            raise InvalidInputError("the first of two layers has no siblings and no residual")
+        first = self.epilogue
+        if self.siblings > 1 or first.residual or first.in_float32:
+            raise InvalidInputError(
+                "the first of two layers has no siblings, no residual and no cast"
+            )
         check_activation(self.second.epilogue.activation)
         reads, gives = self.second.chain.in_features, self.chain.out_features
         if reads != gives:
@@ -356,14 +381,14 @@ class ProblemKey:
         p = self.problem
         second = {}
         if p.second is not None:
-            after = asdict(p.second.epilogue)
+            after = p.second.epilogue.to_json()
             second = {"second": {"pattern": str(p.second.chain), "epilogue": after}}
         return {
             "pattern": str(p.chain),
             "dtype": p.dtype,
             "layout": p.layout,
             "exact": p.exact,
-            "epilogue": asdict(p.epilogue),
+            "epilogue": p.epilogue.to_json(),
             "siblings": p.siblings,
             **second,
             "rows": self.rows,

@@ -230,7 +230,7 @@ def within(problem: Problem, last_way: str) -> tuple[Epilogue, Epilogue]:
         last_way: the candidate of its last factor.
     """
     after = problem.epilogue
-    takes = any(one.name == last_way and one.takes_epilogues for one in families())
+    takes = any(one.name == last_way and one.takes(after) for one in families())
     return (after, EMPTY) if takes and problem.siblings == 1 else (EMPTY, after)
 
 
@@ -238,9 +238,10 @@ def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
     """Predicted microseconds of PyTorch's operations after a problem's last launch."""
     if problem.epilogue.is_empty:
         return 0.0
+    after = problem.epilogue
     size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
-    reads = 1 + problem.epilogue.is_gated + problem.epilogue.residual
-    return pytorch_cost.elementwise_us(size * (1 + reads), multiprocessors)
+    moved = 2 + after.is_gated + after.residual + after.in_float32
+    return pytorch_cost.elementwise_us(size * moved, multiprocessors)
 
 
 def by_merging(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:

@@ -152,8 +152,8 @@ def check_chain_out(y: Tensor, out: Tensor) -> None:
         )
     if out.dtype != y.dtype or out.device != y.device:
         raise InvalidInputError(
-            f"ks_chain: out is {dtype_name(out.dtype)} on {out.device}, but it must be as x is: "
-            f"{dtype_name(y.dtype)} on {y.device}"
+            f"ks_chain: out is {dtype_name(out.dtype)} on {out.device}, but it must be as the "
+            f"result is: {dtype_name(y.dtype)} on {y.device}"
         )
 
 
@@ -234,6 +234,23 @@ def check_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool)
                 f"multiple of a*d = {a}*{d}"
             )
     _check_kind(grad, x, "ks_mm_weight_grad", "grad", "x")
+
+
+def check_result_in_float32(op: str, x: Tensor, residual: Tensor | None) -> None:
+    """Refuse a layer whose result cannot be cast to float32.
+
+    Raises:
+        InvalidInputError: operands of float64; a residual beside those of 16 bit.
+    """
+    if x.dtype == torch.float64:
+        raise InvalidInputError(
+            f"{op}: x is float64, whose result stays float64: results of 16-bit operands alone "
+            "are cast to float32"
+        )
+    if residual is not None and x.dtype.itemsize == 2:
+        raise InvalidInputError(
+            f"{op}: a result in float32 takes no residual: add it to the result instead"
+        )
 
 
 def check_chain(op: str, weights: Sequence[Tensor], siblings: int, activation: str) -> None:

@@ -4,15 +4,16 @@ Two are public: ``ks_chain``, which computes a layer, and ``ks_mlp``, which comp
 are what these are composed of, and what compiled graphs hold. Importing this module registers:
 
 ``ksopt::ks_chain(Tensor x, Tensor[] weights, Tensor? bias=None, Tensor? residual=None,
-str activation="none", bool batch_last=False, int siblings=1, Tensor[]? owners=None) ->
-Tensor``
+str activation="none", bool batch_last=False, int siblings=1, Tensor[]? owners=None,
+bool in_float32=False) -> Tensor``
     All that a layer computes: y = act(x (K_1 ... K_L)ᵀ + bias) + residual. weights are those of
     K_1, ..., K_L, left to right; of siblings, chains of the same patterns that read one x, one
     chain's after another's: their products stand side by side in y. activation is one of
     `ksopt.epilogue.ACTIVATIONS`; bias is [siblings * M], residual of y's shape. Of two siblings it
     may be one of `ksopt.epilogue.GATES`: "silu_gate" makes silu(a) * b of their products a and b,
     bias included, and y has M features. Between two factors the tensor is rounded to x's dtype.
-    owners are those of the weights, as for ``ks_mm``.
+    owners are those of the weights, as for ``ks_mm``. in_float32: y of 16-bit operands is float32,
+    not rounded to their dtype, and there is no residual.
     ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out` does. ops/chain.py
     composes it of those below, which multiply by one factor.
 

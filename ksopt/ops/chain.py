@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ksopt import epilogue
 from ksopt.epilogue import with_epilogue
 from ksopt.kernels import layer_plans, trained_chain
 from ksopt.kernels.by_factors import by_factors
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.operands import Operands, is_real
-from ksopt.kernels.validation import check_chain, check_epilogue
+from ksopt.kernels.validation import check_chain, check_epilogue, check_result_in_float32
 from ksopt.ops import implementation, trained
 from ksopt.ops.eager import are_ordinary
 from ksopt.ops.graph_inputs import cacheable_owners
@@ -31,7 +32,8 @@ from ksopt.ops.trained_chain import have_joint_gradients, trained_products
 
 _ARGUMENTS = (
     "(Tensor x, Tensor[] weights, Tensor? bias=None, Tensor? residual=None, "
-    'str activation="none", bool batch_last=False, int siblings=1, Tensor[]? owners=None'
+    'str activation="none", bool batch_last=False, int siblings=1, Tensor[]? owners=None, '
+    "bool in_float32=False"
 )
 
 
@@ -43,32 +45,36 @@ def chain(
     activation: str = "none",
     batch_last: bool = False,
     siblings: int = 1,
+    in_float32: bool = False,
     op: str = "ks_chain",
 ) -> Tensor:
     """`ks_chain`, without torch's dispatcher where that has nothing to do.
 
     Args:
-        x, weights, bias, residual, activation, batch_last, siblings: see `ksopt.ops`.
+        x, weights, bias, residual, activation, batch_last, siblings, in_float32: see `ksopt.ops`.
         op: what errors call it.
     """
     if are_ordinary(x, *weights, bias, residual):
         is_factor = siblings == 1 == len(weights) and bias is None is residual
-        if is_factor and activation == "none":  # no plan is to be chosen
+        if is_factor and activation == "none" and not in_float32:  # no plan is to be chosen
             return implementation.product(x, weights[0], batch_last)
-        return implementation.chain(
-            x, weights, bias, residual, activation, batch_last, siblings, op=op
-        )
+        around = (bias, residual, activation, batch_last, siblings)
+        return implementation.chain(x, weights, *around, in_float32=in_float32, op=op)
     if CHAIN_FAMILIES and torch.compiler.is_compiling():
         # Dynamo's graph holds one node, and AOTAutograd its parts, or the kernel's operator.
         node: Tensor = torch.ops.ksopt.ks_chain(
-            x, list(weights), bias, residual, activation, batch_last, siblings
+            *(x, list(weights), bias, residual, activation, batch_last, siblings),
+            **({"in_float32": True} if in_float32 else {}),
         )
         return node
     if not torch.compiler.is_compiling():
+        if in_float32:
+            check_result_in_float32(op, x, residual)
         y = trained.run(x, weights, bias, residual, activation, batch_last, siblings)
         if y is not None:
-            return y
-    return composed(x, weights, bias, residual, activation, batch_last, siblings, None, op)
+            return epilogue.in_float32(y) if in_float32 else y
+    around = (bias, residual, activation, batch_last, siblings)
+    return composed(x, weights, *around, None, in_float32, op)
 
 
 def composed(
@@ -80,10 +86,13 @@ def composed(
     batch_last: bool = False,
     siblings: int = 1,
     owners: Sequence[Tensor] | None = None,
+    in_float32: bool = False,
     op: str = "ks_chain",
 ) -> Tensor:
     """``ks_chain`` composed of other operators; ``op`` is its name in errors."""
     check_chain(op, weights, siblings, activation)
+    if in_float32:
+        check_result_in_float32(op, x, residual)
     if is_cast_by_autocast(x, weights):
         x = x.to(trained.autocast_dtype(x.device.type))
         around = (
@@ -94,24 +103,28 @@ def composed(
             siblings,
         )
         with torch._C._DisableAutocast():
-            return composed(x, weights, *around, weights if owners is None else owners, op)
+            owners = weights if owners is None else owners
+            return composed(x, weights, *around, owners, in_float32, op)
     weights, owners = cast_weights(x, weights, owners, op)
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
         operands = Operands(x, tuple(weights), bias, residual)
         if not are_parts_seen(operands):
             ready, cacheable = for_one_launch(x, weights, owners)
             around = (bias, residual, activation, batch_last, siblings)
-            check = partial(implementation.chain_fake, x, ready, *around, owners, op)
-            how = (activation, batch_last, siblings, check, cacheable is None)
+            check = partial(implementation.chain_fake, x, ready, *around, owners, in_float32, op)
+            how = (activation, batch_last, siblings, check, cacheable is None, in_float32)
             if layer_plans.is_whole(replace(operands, weights=tuple(ready)), *how):
-                whole: Tensor = ks_chain_inner(x, ready, *around, cacheable)
+                casts = {"in_float32": True} if in_float32 else {}
+                whole: Tensor = ks_chain_inner(x, ready, *around, cacheable, **casts)
                 return whole
         if siblings == 1 and not batch_last:
             trained_parts = _trained(x, weights, [] if bias is None else [bias], 1)
             if trained_parts is not None:
-                return _behind(op, trained_parts[0], None, activation, residual, batch_last)
+                y = _behind(op, trained_parts[0], None, activation, residual, batch_last)
+                return epilogue.in_float32(y) if in_float32 else y
     around = (bias, residual, activation, batch_last, siblings)
-    return by_factors(ks_mm, partial(_behind, op), x, weights, *around, owners)
+    behind = partial(_behind, op)
+    return by_factors(ks_mm, behind, x, weights, *around, owners, casts=in_float32)
 
 
 def chain_siblings(

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ksopt import epilogue
 from ksopt.epilogue import GATES, After, add_epilogue_, parts_of_result
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import (
@@ -29,6 +30,7 @@ from ksopt.kernels.validation import (
     check_epilogue,
     check_ks_mm,
     check_out,
+    check_result_in_float32,
     is_written_straight,
     shape_of_result,
 )
@@ -198,34 +200,38 @@ def chain(
     batch_last: bool = False,
     siblings: int = 1,
     owners: Sequence[Tensor] | None = None,
+    in_float32: bool = False,
     out: Tensor | None = None,
     op: str = "ks_chain",
 ) -> Tensor:
     """A layer's result by its plan: see `ksopt.ops`.
 
     Args:
-        out: where it is written: contiguous, aligned to 16 bytes, and apart from the operands.
+        out: where it is written: contiguous, aligned to 16 bytes, and apart from the operands; of
+            their dtype.
         op: what errors call the operator.
     """
     around = (bias, residual, activation, batch_last, siblings)
-    y = host_plans.run(x, weights, *around, owners, out)
+    y = host_plans.run(x, weights, *around, owners, in_float32, out)
     if y is not None:
         return y
     check_chain(op, weights, siblings, activation)
+    if in_float32:
+        check_result_in_float32(op, x, residual)
     if owners is not None and not are_alike(x, weights):
         with weight_scopes.owned_by_each(owners):
-            return chain(x, cast(x, weights, owners, op), *around, None, out, op)
+            return chain(x, cast(x, weights, owners, op), *around, None, in_float32, out, op)
     operands = Operands(x, tuple(weights), bias, residual)
-    check = partial(chain_fake, x, weights, *around, None, op)
-    call = layer_plans.whole_call(operands, activation, batch_last, siblings, check)
+    check = partial(chain_fake, x, weights, *around, None, in_float32, op)
+    call = layer_plans.whole_call(operands, activation, batch_last, siblings, check, in_float32)
     if call is not None:
         with torch._C._AutoDispatchBelowADInplaceOrView():
             if owners is None:
                 return call(x, operands.weights, bias, residual, out)
             with weight_scopes.owned_by_each(owners):
                 return call(x, operands.weights, bias, residual, out)
-    within = partial(_within, op)
-    return by_factors(product, partial(_behind, op), x, weights, *around, owners, out, within)
+    factors = (product, partial(_behind, op), x, weights)
+    return by_factors(*factors, *around, owners, out, partial(_within, op), in_float32)
 
 
 def are_alike(x: Tensor, weights: Sequence[Tensor]) -> bool:
@@ -255,10 +261,12 @@ def chain_inner(
     batch_last: bool = False,
     siblings: int = 1,
     owners: Sequence[Tensor] | None = None,
+    in_float32: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """`chain` as graphs call it: weights without owners are not cached, as by `inner`."""
-    arguments = (x, weights, bias, residual, activation, batch_last, siblings, owners, out)
+    around = (bias, residual, activation, batch_last, siblings)
+    arguments = (x, weights, *around, owners, in_float32, out)
     if owners is not None:
         return chain(*arguments)
     with weight_scopes.repacked():
@@ -305,14 +313,18 @@ def chain_fake(
     batch_last: bool = False,
     siblings: int = 1,
     owners: Sequence[Tensor] | None = None,
+    in_float32: bool = False,
     op: str = "ks_chain",
 ) -> Tensor:
-    """The shape of a `chain`."""
+    """The shape and dtype of a `chain`'s result."""
     check_chain(op, weights, siblings, activation)
+    if in_float32:
+        check_result_in_float32(op, x, residual)
     around = (None, None, "none", batch_last, siblings, owners)
     y = by_factors(fake, add_epilogue_, x, weights, *around)
     check_epilogue(op, y, bias, activation, residual, batch_last)
-    return y.new_empty(shape_of_result(y, activation, batch_last)) if activation in GATES else y
+    y = y.new_empty(shape_of_result(y, activation, batch_last)) if activation in GATES else y
+    return epilogue.in_float32(y) if in_float32 else y
 
 
 def chain_writing(
@@ -324,6 +336,7 @@ def chain_writing(
     batch_last: bool = False,
     siblings: int = 1,
     owners: Sequence[Tensor] | None = None,
+    in_float32: bool = False,
     *,
     out: Tensor,
 ) -> None:
@@ -336,9 +349,11 @@ def chain_writing(
             "ks_chain: no gradient is recorded of a product that is written into out, but an "
             "operand or out requires one: leave out away, or multiply under torch.no_grad()"
         )
-    arguments = (x, weights, bias, residual, activation, batch_last, siblings, owners)
+    around = (bias, residual, activation, batch_last, siblings)
+    arguments = (x, weights, *around, owners, in_float32)
     parts = parts_of_result(activation, siblings)
-    if _holds_result(out, x, weights, batch_last, parts) and is_written_straight(out, *operands):
+    holds = not in_float32 and _holds_result(out, x, weights, batch_last, parts)
+    if holds and is_written_straight(out, *operands):
         chain_inner(*arguments, out)
     else:
         y = chain_inner(*arguments)
@@ -368,11 +383,13 @@ def chain_writing_fake(
     batch_last: bool = False,
     siblings: int = 1,
     owners: Sequence[Tensor] | None = None,
+    in_float32: bool = False,
     *,
     out: Tensor,
 ) -> None:
     """The checks of `chain_writing` on fakes."""
-    y = chain_fake(x, weights, bias, residual, activation, batch_last, siblings, owners)
+    around = (bias, residual, activation, batch_last, siblings)
+    y = chain_fake(x, weights, *around, owners, in_float32)
     check_chain_out(y, out)
 
 

@@ -104,6 +104,9 @@ class FamilyWithEpilogues:
     def __init__(self):
         self.built = []
 
+    def takes(self, epilogue):
+        return not epilogue.in_float32
+
     def launcher(self, problem, tile, device_index):
         self.built.append(problem.epilogue)
         return packed_launcher(problem, MULTIPLY_WITHIN)
@@ -164,7 +167,7 @@ class Device:
 
     def known(self, x=None, out=None):
         """y, if it takes no Python beyond the look at what is prepared."""
-        return host_plans.run(self.x if x is None else x, *self.arguments(), None, out)
+        return host_plans.run(self.x if x is None else x, *self.arguments(), None, False, out)
 
     def check(self, y, x=None):
         x = self.x if x is None else x

@@ -329,7 +329,7 @@ def test_what_the_driver_refuses_is_reported_in_its_words(library):
 class Full(torch.Tensor):
     """On a device that has no memory left."""
 
-    def new_empty(self, *_):
+    def new_empty(self, *_, **__):
         raise torch.OutOfMemoryError("Tried to allocate 1 GiB")
 
 

@@ -32,6 +32,9 @@ CASES = [
     ("(1,32,24,16)*(3,128,40,1)", 2, Epilogue(activation="relu", bias=True, residual=True)),
     ("(1,96,96,4)*(4,96,96,1)", 2, Epilogue(activation="silu_gate")),
     ("(1,384,48,4)*(4,48,96,1)", 2, Epilogue(activation="gelu_gate", bias=True, residual=True)),
+    ("(1,96,96,4)*(4,96,96,1)", 1, Epilogue(activation="gelu", bias=True, in_float32=True)),
+    ("(1,192,64,2)*(4,32,96,1)", 3, Epilogue(bias=True, in_float32=True)),
+    ("(1,384,48,4)*(4,48,96,1)", 2, Epilogue(activation="silu_gate", in_float32=True)),
 ]
 
 
@@ -70,7 +73,8 @@ def check(s, tile, epilogue, dtype, batches):
         x = draw(rows, s.right.in_features + 8, dtype=dtype)[:, :-8]
         bias = draw(s.siblings * s.left.out_features, dtype=dtype)
         residual = draw(rows, features, dtype=dtype)
-        out = torch.full((rows, features + 8), float("nan"), device="cuda", dtype=dtype)
+        kind = torch.float32 if epilogue.in_float32 else dtype
+        out = torch.full((rows, features + 8), float("nan"), device="cuda", dtype=kind)
         y = launcher(
             *(x, chain_packing.pack(left, right, index)),
             bias if epilogue.bias else None,

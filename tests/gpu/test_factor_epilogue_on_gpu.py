@@ -43,6 +43,11 @@ SHAPES = {
     ],
 }
 BATCHES = (1, 16, 67, 700)
+CASTS = [
+    Epilogue(bias, activation, in_float32=True)
+    for bias in (True, False)
+    for activation in ACTIVATIONS
+]
 TILES_EACH = 3
 EPILOGUES = [
     Epilogue(bias, activation, residual)
@@ -53,7 +58,7 @@ EPILOGUES = [
 
 
 def cases() -> list[tuple[Any, Problem, Any]]:
-    draw, after = random.Random(0), itertools.cycle(EPILOGUES)
+    draw, after, casts = random.Random(0), itertools.cycle(EPILOGUES), itertools.cycle(CASTS)
     several = []
     for name, shapes in SHAPES.items():
         family = family_of(name)
@@ -64,6 +69,9 @@ def cases() -> list[tuple[Any, Problem, Any]]:
             tiles = [c for c in family.configs(problem, H200) if family.fits(problem, c, H200)]
             for tile in draw.sample(tiles, min(TILES_EACH, len(tiles))):
                 several.append((family, replace(problem, epilogue=next(after)), tile))
+            if family.takes_float32_results and dtype != "float32":
+                cast = replace(problem, epilogue=next(casts))
+                several += [(family, cast, tile) for tile in draw.sample(tiles, min(2, len(tiles)))]
     return several
 
 
@@ -83,7 +91,8 @@ def name(case: tuple[Any, Problem, Any]) -> str:
 def operands(problem, batch):
     """x, the weight, and what is after their product."""
     o = random_operands(problem, batch, torch.device("cuda"))
-    return o.x, o.weights[0], After(o.bias, problem.epilogue.activation, o.residual)
+    after = problem.epilogue
+    return o.x, o.weights[0], After(o.bias, after.activation, o.residual, after.in_float32)
 
 
 def assert_close(y, x, weight, after):
@@ -107,11 +116,13 @@ def test_results(case):
     launcher = family.launcher(problem, tile, 0)
     for batch in BATCHES:
         x, weight, after = operands(problem, batch)
-        out = torch.full((batch, problem.out_features), torch.nan, dtype=x.dtype, device="cuda")
+        dtype = torch.float32 if after.in_float32 else x.dtype
+        out = torch.full((batch, problem.out_features), torch.nan, dtype=dtype, device="cuda")
         y = launcher.with_epilogue(x, weight, after, out)
         assert y.data_ptr() == out.data_ptr()
         assert_close(y, x, weight, after)
         again = launcher.with_epilogue(x, weight, after)
+        assert again.dtype == dtype
         assert torch.equal(y, again), "the order of sums changes"
 
 
@@ -221,3 +232,25 @@ def test_a_compiled_layer_for_few_rows_is_two_launches(rows):
     truth = chain_reference(x.double(), [one.double() for one in layer.weights])
     truth = with_epilogue(truth, layer.bias.double(), "gelu")
     assert float((y.double() - truth).norm() / truth.norm()) < 6e-3
+
+
+@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.parametrize("rows", [1, 16, 4096])
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_a_compiled_layer_whose_result_is_returned_in_float32_has_no_launch_for_it(
+    rows, activation
+):
+    layer = KSLinear(1024, 1024, "(1,512,128,2)*(2,128,512,1)", activation=activation)
+    layer = layer.to("cuda", torch.bfloat16)
+    x = torch.randn(rows, 1024, device="cuda").bfloat16()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: layer(x).float(), backend="ksopt", dynamic=False)
+    with torch.inference_mode():
+        for _ in range(3):
+            y = compiled(x)
+        names = kernels_of(lambda: compiled(x))
+    assert all("ksopt" in one for one in names), names
+    assert y.dtype == torch.float32
+    truth = chain_reference(x.double(), [one.double() for one in layer.weights])
+    truth = with_epilogue(truth, layer.bias.double(), activation or "none")
+    assert float((y.double() - truth).norm() / truth.norm()) < 4e-3

@@ -86,6 +86,7 @@ def random_after(problem: Problem, batch: int, seed: int) -> After:
         bias if epilogue.bias else None,
         epilogue.activation,
         residual if epilogue.residual else None,
+        epilogue.in_float32,
     )
 
 
@@ -95,6 +96,7 @@ def assert_epilogue_is_right(y: Tensor | None, x: Tensor, weight: Tensor, after:
     The activations' slopes are at most 1.13, and they are computed to 2e-6 of their argument.
     """
     assert y is not None
+    assert y.dtype == (torch.float32 if after.in_float32 else x.dtype)
     name = str(y.dtype).removeprefix("torch.")
     wide = [None if one is None else one.double() for one in (after.bias, after.residual)]
     product = ks_reference(x.double(), weight.double())

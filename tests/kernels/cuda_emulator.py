@@ -176,7 +176,9 @@ class EmulatedKernel:
         out: Tensor | None,
     ) -> Any:
         """What a launcher returns that runs the kernel; ``read``: the weight, and the summands."""
-        y_row_bytes = self.instance.problem.pattern.out_features * x.element_size()
+        problem = self.instance.problem
+        size = 4 if problem.epilogue.in_float32 else x.element_size()
+        y_row_bytes = problem.pattern.out_features * size
 
         def launch(
             kernel: int,

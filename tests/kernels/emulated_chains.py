@@ -127,10 +127,12 @@ def assert_right(y: Tensor, o: Operands, epilogue: Epilogue) -> None:
     too, and near zero what it gives may be smaller than what it takes.
     """
     truth, size = expected(o, epilogue)
-    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[y.dtype]
+    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[o.x.dtype]
     roundings = 1 if epilogue.middle == "none" else 4
-    allowed = unit * (truth.abs() + 1.2 * roundings * size) + 1e-6 * size + 1e-6
+    own = 2**-24 if epilogue.in_float32 else unit
+    allowed = own * truth.abs() + 1.2 * unit * roundings * size + 1e-6 * size + 1e-6
     assert y.shape == truth.shape
+    assert y.dtype == (torch.float32 if epilogue.in_float32 else o.x.dtype)
     wrong = ~((y.double() - truth).abs() <= allowed)  # also true of NaN
     assert not wrong.any(), (
         f"{int(wrong.sum())} of {wrong.numel()} outputs are wrong, the first at "
@@ -302,7 +304,8 @@ def _launch(
     weights = _aligned(torch.cat([packed, bias, *([] if hidden is None else [hidden])]))
     apart = _aligned(o.x._base.reshape(-1))  # x and residual
     count = rows * (features + z_features)
-    y = _aligned(torch.full((count,), float("nan"), dtype=o.x.dtype))
+    dtype = torch.float32 if epilogue.in_float32 else o.x.dtype
+    y = _aligned(torch.full((count,), float("nan"), dtype=dtype))
     blocks, of_block = launch
     size, stride = o.x.element_size(), o.x.stride(0)
     kind, last = Arguments, ()

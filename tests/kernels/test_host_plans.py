@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ksopt
 from ksopt import KSLinear, ks_linear, ops
-from ksopt.epilogue import ACTIVATIONS
+from ksopt.epilogue import ACTIVATIONS, GATES
 from ksopt.jit import host
 from ksopt.kernels import host_plans, layer_plans, plan_autotuner, weight_scopes
 from ksopt.kernels.backends import cpu
@@ -148,6 +148,28 @@ def test_a_layer_is_pythons_and_takes_no_python(last, siblings, dtype, calls, by
                     assert calls.count == 0
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("siblings", [1, 2])
+def test_a_result_in_float32_takes_no_python_either(siblings, calls, by_python):
+    x, weights, bias, _ = operands(
+        Chain.parse("(1,6,4,3)*(3,4,5,1)"), (8,), False, siblings, torch.bfloat16
+    )
+    for activation in (*ACTIVATIONS, *(GATES[:1] if siblings == 2 else ())):
+        for added in (None, bias):
+            layer = (x, weights, added, None, activation, False, siblings)
+            expected = by_python(ops.chain, *layer, True)
+            assert expected.dtype == torch.float32
+            for _ in range(2):
+                ops.chain(*layer, True)
+                ops.chain(*layer)  # the same in 16 bit has a plan of its own
+            calls.count = 0
+            for y in (ops.chain(*layer, True), ops.ks_chain_inner(*layer, in_float32=True)):
+                assert y.dtype == torch.float32
+                close(y, expected)
+            assert ops.chain(*layer).dtype == torch.bfloat16
+            assert calls.count == 0
+
+
 def known(x, layer):
     """The layer's result by the table alone."""
     y = host_plans.run(x, list(layer.weights), layer.bias, None, layer.activation, False, 1)
@@ -230,7 +252,9 @@ def test_out_that_shares_memory_is_written_last(layer):
     x, weights, bias, residual = operands()
     warm(x, layer)
     expected = ops.chain(x, weights, bias, residual, "gelu")
-    assert host_plans.run(x, weights, bias, residual, "gelu", False, 1, None, residual) is None
+    assert (
+        host_plans.run(x, weights, bias, residual, "gelu", False, 1, None, False, residual) is None
+    )
     ops.ks_chain_out(x, weights, bias, residual, "gelu", out=residual)
     close(residual, expected)
 

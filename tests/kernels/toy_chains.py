@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from ksopt.epilogue import with_epilogue
+from ksopt.epilogue import in_float32, with_epilogue
 from ksopt.kernels import plan_autotuner, registry
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.base import register_backend, unregister_backend
@@ -57,6 +57,7 @@ class ToyChain(KernelFamily[ToyConfig]):
     name = "toy_chain"
     dtypes = SINGLE
     takes_chains = True
+    takes_float32_results = True
     launches: ClassVar[list[Problem]] = []
     stored: ClassVar[list[Problem]] = []
     us = 1e-3
@@ -94,6 +95,7 @@ class ToyChain(KernelFamily[ToyConfig]):
             assert epilogue.residual == (residual is not None)
             y = with_epilogue(y, bias, epilogue.activation, residual, problem.batch_last)
             y = (y + self.fault).contiguous()
+            y = in_float32(y) if epilogue.in_float32 else y
             return y if out is None else out.copy_(y)
 
         return launch
@@ -121,6 +123,7 @@ class ToyMlp(ToyChain):
 
     name = "toy_mlp"
     takes_mlps = True
+    takes_float32_results = False
     launches: ClassVar[list[Problem]] = []
     us = 1e-3
     fault = 0.0

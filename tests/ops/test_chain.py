@@ -434,7 +434,9 @@ def test_out_that_cannot_hold_the_result_and_one_that_wants_gradients():
     case = Case(CHAINS[0], dtype=torch.float32)
     with pytest.raises(InvalidInputError, match=r"out has shape \[7, 17\], but the result has sha"):
         ops.ks_chain_out(*case.arguments(), out=torch.empty(7, 17))
-    with pytest.raises(InvalidInputError, match="out is float64 on cpu, but it must be as x is"):
+    with pytest.raises(
+        InvalidInputError, match="out is float64 on cpu, but it must be as the result"
+    ):
         ops.ks_chain_out(*case.arguments(), out=torch.empty(7, 18).double())
     case.x.requires_grad_()
     with pytest.raises(InvalidInputError, match="no gradient is recorded of a product"):
@@ -455,3 +457,69 @@ def test_a_layer_with_an_activation(activation):
     assert ("activation=" in repr(layer)) == (activation is not None)
     with pytest.raises(InvalidInputError, match="activation 'tanh' is unknown"):
         KSLinear(15, 18, CHAINS[0], activation="tanh")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ["none", "gelu", "silu_gate"])
+@pytest.mark.parametrize("last", LAYOUTS)
+def test_results_in_float32(last, activation, dtype):
+    """Of 16-bit operands, by every way; with gradients of the operands' type."""
+    make = Case.gated if activation in GATES else Case
+    case = make("(1,6,4,3)*(3,4,5,1)", last, dtype=dtype)
+    arguments = (case.x, case.weights, case.bias, None, activation, last, case.siblings)
+    case.residual = None
+    truth = case.expected(activation)
+    tensors = [case.x, *case.weights, case.bias]
+    for way in (ops.chain, ops.ks_chain, ops.ks_chain_inner):
+        with torch.no_grad():
+            y = way(*arguments, in_float32=True)
+        assert y.dtype == torch.float32
+        assert (y - truth).norm() < 0.02 * truth.norm()
+        with FakeTensorMode() as mode:
+            x, *weights = (mode.from_tensor(one) for one in (case.x, *case.weights))
+            bias = mode.from_tensor(case.bias)
+            fake = way(x, weights, bias, *arguments[3:], in_float32=True)
+        assert (fake.dtype, fake.shape) == (y.dtype, y.shape)
+    for one in tensors:
+        one.requires_grad_()
+    for way in (ops.chain, ops.ks_chain):
+        y = way(*arguments, in_float32=True)
+        gradients = torch.autograd.grad(y.square().sum(), tensors)
+        assert all(one.dtype == dtype for one in gradients)
+        assert all(one.isfinite().all() and one.any() for one in gradients)
+
+
+def test_other_results_stay_as_they_are_where_float32_is_requested():
+    """Float32 operands have such a result already, with a residual too; float64 ones have none."""
+    case = Case("(1,6,4,3)*(3,4,5,1)", dtype=torch.float32)
+    y = ops.chain(*case.arguments(), in_float32=True)
+    assert torch.equal(y, ops.chain(*case.arguments()))
+    with pytest.raises(InvalidInputError, match="x is float64, whose result stays float64"):
+        ops.chain(*Case("(1,6,4,3)*(3,4,5,1)").arguments(), in_float32=True)
+
+
+def test_out_dtype():
+    case = Case("(1,6,4,3)*(3,4,5,1)", dtype=torch.bfloat16, around=False)
+    for dtype, expected in ((None, "bfloat16"), (case.x.dtype, "bfloat16"), (torch.float32,) * 2):
+        y = ks_linear(case.x, case.weights, out_dtype=dtype)
+        assert str(y.dtype).endswith(str(expected).removeprefix("torch."))
+    wide = [one.float() for one in case.weights]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ks_linear(case.x.float(), wide).dtype == torch.bfloat16
+        assert ks_linear(case.x.float(), wide, out_dtype=torch.float32).dtype == torch.float32
+    with pytest.raises(InvalidInputError, match=r"out_dtype is torch\.float16, but it must be"):
+        ks_linear(case.x, case.weights, out_dtype=torch.float16)
+    y = ks_linear(case.x, case.weights)
+    with pytest.raises(InvalidInputError, match="takes no residual: add it to the result"):
+        ks_linear(case.x, case.weights, residual=y, out_dtype=torch.float32)
+
+
+def test_a_result_in_float32_is_written_into_such_memory_alone():
+    case = Case("(1,6,4,3)*(3,4,5,1)", dtype=torch.bfloat16, around=False)
+    arguments = (*case.arguments(), None, True)
+    y = ops.chain(*case.arguments(), in_float32=True)
+    out = torch.full_like(y, torch.nan)
+    ops.ks_chain_out(*arguments, out=out)
+    assert torch.equal(out, y)
+    with pytest.raises(InvalidInputError, match=r"out is bfloat16 .* as the result is: float32"):
+        ops.ks_chain_out(*arguments, out=out.bfloat16())

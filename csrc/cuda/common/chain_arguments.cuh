@@ -33,11 +33,13 @@ struct ChainPackArguments {
 
 // KEEPS_Z: the values between the factors are also written to memory, for a backward pass; only without
 // MIDDLE. GATED: ACTIVATION of the first sibling's product times the second's is written, with the features
-// of one. HIDDEN_BIAS: the first of two layers has a bias, added before MIDDLE.
+// of one. HIDDEN_BIAS: the first of two layers has a bias, added before MIDDLE. IN_FLOAT32: y is of float32; then there
+// is no residual.
 template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool KEEPS_Z_ = false, bool GATED_ = false,
-          bool HIDDEN_BIAS_ = false>
+          bool HIDDEN_BIAS_ = false, bool IN_FLOAT32_ = false>
 struct ChainEpilogue {
   static constexpr int MIDDLE = MIDDLE_, ACTIVATION = ACTIVATION_;  // Activation of z and of y
   static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_, KEEPS_Z = KEEPS_Z_, GATED = GATED_;
-  static constexpr bool HIDDEN_BIAS = HIDDEN_BIAS_;
+  static constexpr bool HIDDEN_BIAS = HIDDEN_BIAS_, IN_FLOAT32 = IN_FLOAT32_;
+  static_assert(!(RESIDUAL && IN_FLOAT32), "a residual has the type of what it is added to");
 };

@@ -1,4 +1,5 @@
-// The epilogue of a factor's kernel: bias, activation and residual, on sums that are not rounded yet.
+// The epilogue of a factor's kernel: bias, activation and residual, on sums that are not rounded yet, and a result in
+// float32 instead of a 16-bit type.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -8,13 +9,14 @@
 // The last template argument of kernels that may have an epilogue, for a product alone.
 struct NoEpilogue {
   using Arguments = ::Arguments;
-  static constexpr bool IS_EMPTY = true, BIAS = false, RESIDUAL = false;
+  static constexpr bool IS_EMPTY = true, BIAS = false, RESIDUAL = false, IN_FLOAT32 = false;
   static constexpr int ACTIVATION = IDENTITY;
 };
 
-template <int ACTIVATION_, bool BIAS_, bool RESIDUAL_> struct FactorEpilogue {
+template <int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool IN_FLOAT32_ = false> struct FactorEpilogue {
   using Arguments = EpilogueArguments;
-  static constexpr bool IS_EMPTY = false, BIAS = BIAS_, RESIDUAL = RESIDUAL_;
+  static constexpr bool IS_EMPTY = false, BIAS = BIAS_, RESIDUAL = RESIDUAL_, IN_FLOAT32 = IN_FLOAT32_;
+  static_assert(!(RESIDUAL && IN_FLOAT32), "a residual has the type of what it is added to");
   static constexpr int ACTIVATION = ACTIVATION_;
 };
 
@@ -65,6 +67,21 @@ __device__ __forceinline__ float result_in_tile(float sum, const typename After:
   if (row >= place.rows || output >= place.outputs) return 0.0f;
   const float bias = bias_of<T, After>(arguments, place.feature + offset);
   return with_epilogue<T, After>(sum, bias, arguments, place.at + row * arguments.y_batch_stride + offset);
+}
+
+// Stores results that lie side by side in a y of float32, at a place that is a multiple of COUNT or of 4.
+template <int COUNT> __device__ __forceinline__ void store_floats(float* to, const float (&values)[COUNT]) {
+  constexpr int WIDTH = COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1;
+#pragma unroll
+  for (int at = 0; at < COUNT; at += WIDTH) {
+    if constexpr (WIDTH == 4) {
+      *reinterpret_cast<float4*>(to + at) = make_float4(values[at], values[at + 1], values[at + 2], values[at + 3]);
+    } else if constexpr (WIDTH == 2) {
+      *reinterpret_cast<float2*>(to + at) = make_float2(values[at], values[at + 1]);
+    } else {
+      to[at] = values[at];
+    }
+  }
 }
 
 // The first `count` of four floats, at a place that is a multiple of ALIGNED bytes; 0 beyond them, all of aligned ones.

@@ -66,5 +66,7 @@ def replace(node: fx.Node, layer: Layer, adds_bias: bool) -> None:
         value = emit.call(function, value, **how)
     if layer.residual is not None:
         value = emit.call(torch.add, value, layer.residual)
+    if layer.in_float32:
+        value = emit.method("float", value)
     node.replace_all_uses_with(value)
     node.graph.erase_node(node)

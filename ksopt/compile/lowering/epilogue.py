@@ -1,8 +1,8 @@
 """Epilogues: operations behind a chain that could be computed with it.
 
-A bias, an activation, a residual. The emitted operator computes the product alone, and Inductor
-fuses the rest into one kernel behind it, unless `fuse` takes it into the launch. Sites record what
-a launch could take, by the rule of `steps`.
+A bias, an activation, a residual, a cast. The emitted operator computes the product alone, and
+Inductor fuses the rest into one kernel behind it, unless `fuse` takes it into the launch. Sites
+record what a launch could take, by the rule of `steps`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Product(NamedTuple):
 
 
 def epilogues(graph: fx.Graph, products: Mapping[fx.Node, Product]) -> dict[str, tuple[str, ...]]:
-    """Names of each site's steps: "bias", "relu", "silu", "gelu", "gelu_tanh", "residual".
+    """Names of each site's steps: "bias", an activation, "residual", "float32".
 
     In their order. Nothing is behind a product where the graph must write in place: `fuse` leaves
     such a graph as it is. A sum of two products is a step of one of them.

@@ -1,4 +1,4 @@
-"""Fuse what surrounds a product into its launch: bias, activation, residual, siblings, gate, MLP.
+"""Fuse what surrounds a product into its launch: bias, activation, residual, cast, siblings, MLP.
 
 `lowering.rewrite` emits an operator per factor, and Inductor fuses the rest into one kernel behind
 the last. If one launch computes a whole layer faster, the nodes become one ``ks_chain``; if one
@@ -170,7 +170,7 @@ def fuse(gm: fx.GraphModule, is_whole: IsWhole) -> list[Fused]:
     if not trains:
         at_work = {product for one in fused for product in one.products}
         for node, call in _slower_calls(graph, at_work, lambda one: weights_of(one) != "stored"):
-            bare = replace(call, activation="none", residual=None)
+            bare = replace(call, activation="none", residual=None, in_float32=False)
             is_one = bare != call and is_faster(bare.problem, bare)
             if is_one:
                 fused.append(fused_of(bare.problem, bare.problem, call))
@@ -350,6 +350,7 @@ def _is_trained(layer: Layer) -> bool:
     return (
         after.activation == "none"
         and not after.residual
+        and not after.in_float32
         and len(weights) <= 2
         and all(weight.requires_grad for weight in weights)
     )
@@ -380,6 +381,7 @@ def _replace(node: fx.Node, layer: Layer) -> fx.Node:
     value = emit.call(
         *(ops.ks_chain, layer.x, list(layer.weights), bias, residual, layer.activation),
         *(False, 1, list(layer.owners)),
+        **({"in_float32": True} if layer.in_float32 else {}),
     )
     value = siblings.reshaped(emit, value, layer)
     node.replace_all_uses_with(value, delete_user_cb=lambda user: user not in layer.inner)

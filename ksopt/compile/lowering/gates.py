@@ -79,7 +79,7 @@ def _is_gate(gated: Gated) -> bool:
     first, second = gated.first, gated.second
     if first.activation == "none" or second.activation != "none" or first.x is not second.x:
         return False
-    if any(one.residual is not None or one.reshapes for one in (first, second)):
+    if any(one.residual is not None or one.reshapes or one.in_float32 for one in (first, second)):
         return False
     bare = with_changes(first, activation="none")
     return bare.problem == second.problem

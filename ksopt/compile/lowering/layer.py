@@ -16,7 +16,7 @@ from ksopt.compile.lowering.emit import Emitter
 from ksopt.compile.lowering.steps import are_alike, step_of
 from ksopt.epilogue import Activation
 from ksopt.kernels.operands import size_hint
-from ksopt.kernels.problem import Epilogue, Problem, is_exact
+from ksopt.kernels.problem import IN_FLOAT32, Epilogue, Problem, is_exact
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.precision import dtype_name
 
@@ -26,6 +26,7 @@ SIBLINGS = frozenset({torch.ops.ksopt.ks_chain_siblings, ops.ks_chain_siblings})
 MLPS = frozenset({torch.ops.ksopt.ks_mlp, ops.ks_mlp})
 _CHAIN_ARGUMENTS = (
     *("x", "weights", "bias", "residual", "activation", "batch_last", "siblings", "owners"),
+    "in_float32",
 )
 
 
@@ -39,6 +40,7 @@ class Layer:
         owners: the parameters and buffers that the weights are views of.
         bias, residual: None for none.
         activation: see `ksopt.epilogue`.
+        in_float32: whether its result is cast to float32; then x is of a 16-bit type.
         reshapes: the nodes that change the result's shape, in order.
         inner: all nodes that compute it, this one included.
     """
@@ -51,11 +53,12 @@ class Layer:
     residual: fx.Node | None = None
     reshapes: tuple[fx.Node, ...] = ()
     inner: tuple[fx.Node, ...] = ()
+    in_float32: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that it is computed in, to which weights, or all operands, may be cast."""
-        dtype: torch.dtype = fake_result(self.inner[-1]).dtype
+        dtype: torch.dtype = fake_result(self.x if self.in_float32 else self.inner[-1]).dtype
         return dtype
 
     @property
@@ -68,7 +71,8 @@ class Layer:
         """The problem that the layer is."""
         dtype = dtype_name(self.dtype)
         patterns = (Pattern(*map(int, fake_result(one).shape)) for one in self.weights)
-        after = Epilogue(self.bias is not None, self.activation, self.residual is not None)
+        summands = (self.bias is not None, self.residual is not None)
+        after = Epilogue(summands[0], self.activation, summands[1], self.in_float32)
         return Problem(Chain(tuple(patterns)), dtype, False, is_exact(dtype), after)
 
     @property
@@ -127,9 +131,12 @@ def _native(node: fx.Node) -> Layer | None:
         return None
     if not all(map(_is_of_floats, nodes)):  # of one dtype, or cast by autocast
         return None
+    casts = bool(arguments.get("in_float32")) and fake_result(node).dtype == torch.float32
+    if casts and fake_result(arguments["x"]).dtype.itemsize != 2:
+        return None  # computed in float32, or cast by autocast
     return Layer(
         *(arguments["x"], weights, weights, named[0], arguments.get("activation", "none")),
-        *(named[1], (), (node,)),
+        *(named[1], (), (node,), casts),
     )
 
 
@@ -166,13 +173,17 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
             return replace(layer, bias=step.summand, inner=inner)
         if step.name == "residual":
             return replace(layer, residual=step.summand, inner=inner)
+        if step.name == IN_FLOAT32:
+            if layer.is_cast_by_autocast:
+                continue
+            return replace(layer, in_float32=True, inner=inner)
         return replace(layer, activation=cast("Activation", step.name), inner=inner)
     return None
 
 
 def with_decomposed(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Layer]]:
     """A layer extended by an activation that elementwise operations compute."""
-    if layer.activation != "none" or layer.residual is not None:
+    if layer.activation != "none" or layer.residual is not None or layer.in_float32:
         return
     decomposed = decomposed_activation(value)
     if decomposed is not None:
@@ -181,7 +192,8 @@ def with_decomposed(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Lay
 
 
 def _is_bare(layer: Layer) -> bool:
-    return layer.bias is None and layer.activation == "none" and layer.residual is None
+    is_plain = layer.activation == "none" and not layer.in_float32
+    return layer.bias is None and layer.residual is None and is_plain
 
 
 def vector(emit: Emitter, bias: fx.Node) -> fx.Node:

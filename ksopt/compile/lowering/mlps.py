@@ -62,6 +62,8 @@ def pairs(
             continue
         if first.residual is not None or _sizes(mlp) is None:
             continue
+        if first.in_float32 or second.in_float32:
+            continue
         if is_whole(mlp.problem, first, second):
             taken |= {node, hidden}
             yield node, mlp

@@ -33,6 +33,8 @@ POINTWISE = ARITHMETIC | {
 }
 """Of which an activation may be composed."""
 
+CASTS = frozenset({"float", "to", "type", _aten._to_copy.default})
+"""They may change the dtype of a tensor."""
 IN_READERS_KERNEL = POINTWISE | {
     *(F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm, _aten.native_layer_norm.default),
     *("to", "float", "half", "bfloat16", "type_as"),

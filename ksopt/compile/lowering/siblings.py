@@ -47,7 +47,8 @@ def groups(
     alike: dict[Any, list[fx.Node]] = {}
     for node, layer in layers.items():
         after = layer.problem.epilogue
-        if after.activation == "none" and not after.residual and _may_be_a_part(node):
+        is_plain = after.activation == "none" and not after.residual and not after.in_float32
+        if is_plain and _may_be_a_part(node):
             alike.setdefault((layer.x, layer.problem), []).append(node)
     for nodes in alike.values():
         nodes.sort(key=order.__getitem__)

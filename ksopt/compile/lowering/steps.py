@@ -1,4 +1,7 @@
-"""The one rule for what a launch can compute behind a product: bias, activation, residual.
+"""The one rule for what a launch can compute behind a product: bias, activation, residual, cast.
+
+A cast to float32 is one only where the graph returns its result: other readers are kernels of
+Inductor's, which cast what they read.
 
 `layer` reads by it the layers that are launched, and `epilogue` what is reported of a site.
 """
@@ -8,18 +11,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx
 
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.symbolic import is_contiguous, same, same_shape
-from ksopt.compile.lowering.operations import ADDITIONS, Call, activation_of, reshapes
+from ksopt.compile.lowering.operations import ADDITIONS, CASTS, Call, activation_of, reshapes
+from ksopt.kernels.problem import IN_FLOAT32
 
 
 class Step(NamedTuple):
     """An operation behind a product.
 
     Attributes:
-        name: "bias", an activation, "residual"; empty if it only changes the shape.
+        name: "bias", an activation, "residual", "float32"; empty if it only changes the shape.
         summand: the bias or the residual.
     """
 
@@ -41,6 +46,10 @@ def step_of(
     """
     if reshapes(node) and node.args[0] is value:
         return Step("")
+    if _is_cast_to_float32(node, value) and not {"residual", IN_FLOAT32} & set(before):
+        return Step(IN_FLOAT32) if all(one.op == "output" for one in node.users) else None
+    if IN_FLOAT32 in before:
+        return None
     if not are_alike(node, value) or not same_shape(fake_result(value).shape, _shape(node)):
         return None  # it is broadcast, or has another dtype
     target, args, kwargs = call or Call(node.target, node.args, node.kwargs)
@@ -55,6 +64,19 @@ def step_of(
     name = _name_of_summand(_shape(value), _shape(added), features)
     is_taken = "residual" not in before if name == "residual" else not before
     return Step(name, added) if name and is_taken and is_contiguous(fake_result(added)) else None
+
+
+def _is_cast_to_float32(node: fx.Node, value: fx.Node) -> bool:
+    """Whether a node is nothing but a 16-bit value in float32."""
+    if node.target not in CASTS or node.all_input_nodes != [value]:
+        return False
+    cast, own = fake_result(node), fake_result(value)
+    return (
+        (cast.dtype, own.dtype.itemsize, cast.device) == (torch.float32, 2, own.device)
+        and own.is_floating_point()
+        and same_shape(cast.shape, own.shape)
+        and is_contiguous(cast)
+    )
 
 
 def _shape(node: fx.Node) -> Sequence[Any]:

@@ -209,7 +209,8 @@ def _least(times: list[tuple[str, float]], *, merging: bool) -> float:
 
 def _has_bias_at_most(problem: Problem) -> bool:
     """Whether the product by one matrix computes all of a layer in one launch."""
-    return problem.epilogue.activation == "none" and not problem.epilogue.residual
+    after = problem.epilogue
+    return after.activation == "none" and not after.residual and not after.in_float32
 
 
 def _gate_us(problem: Problem, batch: int, multiprocessors: int) -> float:
@@ -242,8 +243,8 @@ def _fused_gain_us(
     size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
     parts = 1 + after.is_gated  # a bias is added to each
     passes = [2] * (parts * after.bias + (after.activation != "none")) + [3] * after.residual
-    passes += [3] * after.is_gated
+    passes += [3] * (after.is_gated + after.in_float32)
     apart = sum(elementwise_us(n * size, multiprocessors) for n in passes)
-    fused = (1 + parts + after.residual) * size
+    fused = (1 + parts + after.residual + after.in_float32) * size
     fused_us = elementwise_us(fused, multiprocessors) if passes else 0.0
     return max(apart - fused_us, 0.0)

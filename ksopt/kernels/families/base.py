@@ -13,7 +13,7 @@ from torch import Tensor
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import codegen
 from ksopt.kernels.launcher import Launcher, MakeLauncher, prepare
-from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec, Geometry, Problem
+from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec, Epilogue, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 HALF: Mapping[str, str] = MappingProxyType({"float16": "Float16", "bfloat16": "BFloat16"})
@@ -57,6 +57,8 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
         takes_epilogues: whether its kernels of one factor may have an epilogue, but for gates: of a
             problem with one, its launcher is called by `Launcher.with_epilogue`. Such a kernel is
             no candidate: it takes the place of the one that is chosen for the product alone.
+        takes_float32_results: whether a chain's result, or one with an epilogue, may be written in
+            float32 where the operands are of 16 bit.
         takes_mlps: whether it computes two layers, one behind the other, as far as
             `unsupported_shape` allows; its launchers then are `candidate.MlpCall`s.
         by_pytorch: whether PyTorch multiplies, which may round 16-bit sums more than once: a result
@@ -79,6 +81,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
     max_batch: ClassVar[int | None] = None
     takes_chains: ClassVar[bool] = False
     takes_epilogues: ClassVar[bool] = False
+    takes_float32_results: ClassVar[bool] = False
     takes_mlps: ClassVar[bool] = False
     by_pytorch: ClassVar[bool] = False
     is_judged_first: ClassVar[bool] = False
@@ -178,6 +181,8 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             return "it computes one layer at most"
         if not problem.is_factor and not self.takes_chains:
             return "it computes one factor's product alone"
+        if problem.layers()[-1].epilogue.in_float32 and not self.takes_float32_results:
+            return "its results have the type of its operands"
         c = min(pattern.c for chain in problem.chains for pattern in chain)
         if self.splits and problem.exact and c < _SHORTEST_EXACT_SUM:
             # Three TF32 products are then further from float64 than cuBLAS (docs/development).
@@ -187,6 +192,10 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
         if self.layout is not None and problem.layout != self.layout:
             return f"{problem.layout} has its own kernels"
         return self.unsupported_shape(problem, device)
+
+    def takes(self, epilogue: Epilogue) -> bool:
+        """Whether a kernel of one factor may have an epilogue: see `takes_epilogues`."""
+        return self.takes_epilogues and (self.takes_float32_results or not epilogue.in_float32)
 
     def shared_bytes(self, problem: Problem, config: ConfigT) -> int:
         """Dynamic shared memory of a tile's block, in bytes; families of chains override it."""

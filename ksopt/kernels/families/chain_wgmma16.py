@@ -39,6 +39,7 @@ class ChainWgmma16(KernelFamily[Config]):
     capability_only = True
     packs_from_d = 1
     takes_chains = True
+    takes_float32_results = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         if len(problem.chain) != 2:
@@ -78,7 +79,8 @@ class ChainWgmma16(KernelFamily[Config]):
         left, right = problem.chain
         after = problem.epilogue
         is_one_or_bare = problem.siblings == 1 or after.activation == "none"
-        return is_one_or_bare and not after.residual and right.b // left.d % 2 == 0
+        is_plain = not after.residual and not after.in_float32
+        return is_one_or_bare and is_plain and right.b // left.d % 2 == 0
 
     def storing_launcher(
         self,
@@ -180,7 +182,8 @@ class LaunchChain:
         rows = as_rows(x)
         if out is not None and rows_of(out) is None:
             return out.copy_(self(x, weights, bias, residual))
-        y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+        dtype = torch.float32 if self._launch.epilogue.in_float32 else x.dtype
+        y = torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
         packed = weight_groups.prepared_together(weights, self._form, self._pack)
         self._launch(
             rows,

@@ -96,6 +96,7 @@ class DecodeFma(TemplateFamily[Config]):
     layout = "batch_first"
     max_batch = MAX_BATCH
     takes_epilogues = True
+    takes_float32_results = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         p = problem.pattern

@@ -94,6 +94,7 @@ class Mma16(TemplateFamily[Config]):
     dtypes = HALF
     layout = "batch_first"
     takes_epilogues = True
+    takes_float32_results = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         p = problem.pattern

@@ -219,6 +219,7 @@ class Wgmma16(TemplateFamily[Config]):
     capability = (9, 0)
     capability_only = True
     takes_epilogues = True
+    takes_float32_results = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         reason = unsupported_layout(problem.pattern)

@@ -81,6 +81,7 @@ class Wgmma16Streamed(PackedFamily[Config]):
     capability_only = True
     packs_from_d = 2
     takes_epilogues = True
+    takes_float32_results = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         reason = wgmma16.unsupported_layout(problem.pattern)

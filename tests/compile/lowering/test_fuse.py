@@ -317,6 +317,75 @@ def test_nothing_is_fused_of_a_graph_that_writes_in_place():
     assert not chains(graph)
 
 
+IN_FLOAT32 = {
+    "float": lambda y: y.float(),
+    "to": lambda y: y.to(torch.float32),
+    "to, by name": lambda y: y.to(dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", IN_FLOAT32)
+@pytest.mark.parametrize("function", [lambda y: y, F.gelu])
+def test_a_cast_of_what_the_graph_returns_is_in_the_launch(function, name, toy, monkeypatch):
+    monkeypatch.setattr(toy, "dtypes", ANY_TYPE)
+    cast, layer = IN_FLOAT32[name], ByEinsum().bfloat16()
+    x = torch.randn(6, 32).bfloat16()
+
+    def model(x):
+        return cast(function(layer(x)))
+
+    with torch.no_grad():
+        y, graph, report = graphs_of(model, x)
+        torch.testing.assert_close(y, model(x), rtol=0.02, atol=0.05)
+    assert y.dtype == torch.float32
+    (node,) = chains(graph)
+    assert node.kwargs["in_float32"]
+    assert not any("float" in one or one == "to" for one in targets(graph))
+    assert toy.launches[0].epilogue.in_float32
+    assert report.sites[0].reason.endswith("float32.")
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda y: y.float().exp(),  # Inductor's kernel casts what it reads
+        lambda y: (y.float(), y),
+        lambda y: y.double(),
+        lambda y: y.half(),
+        lambda y: y.float()[:, :2],
+    ],
+)
+def test_other_casts_stay(behind, toy, monkeypatch):
+    monkeypatch.setattr(toy, "dtypes", ANY_TYPE)
+    layer, x = ByEinsum().bfloat16(), torch.randn(6, 32).bfloat16()
+    with torch.no_grad():
+        y, graph, _ = graphs_of(lambda x: behind(layer(x)), x)
+        torch.testing.assert_close(y, behind(layer(x)), rtol=0.02, atol=0.05)
+    (node,) = chains(graph)
+    assert not node.kwargs.get("in_float32")
+
+
+def test_a_call_with_its_cast_stays_one_or_is_taken_apart(toy, monkeypatch):
+    monkeypatch.setattr(toy, "dtypes", ANY_TYPE)
+    layer, x = ksopt.KSLinear(32, 32, CHAIN).bfloat16(), torch.randn(6, 32).bfloat16()
+
+    def model(x):
+        return ksopt.ks_linear(x, list(layer.weights), layer.bias, out_dtype=torch.float32)
+
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    with torch.no_grad():
+        for us in (1e-3, 1e6):
+            monkeypatch.setattr(toy, "us", us)
+            torch._dynamo.reset()
+            y = compiled(x)
+            assert y.dtype == torch.float32
+            torch.testing.assert_close(y, model(x), rtol=0.02, atol=0.05)
+    y = compiled(x)  # with gradients
+    assert y.dtype == torch.float32
+    y.square().sum().backward()
+    assert layer.bias.grad.dtype == torch.bfloat16
+
+
 def test_by_the_backend(toy):
     layer, x = ByEinsum(), torch.randn(6, 32)
     compiled = torch.compile(lambda x: F.gelu(layer(x)), backend="ksopt")

@@ -124,7 +124,13 @@ CASES = [
 def cases() -> Iterator[tuple[Shape, Config, Epilogue, str]]:
     for text, siblings, tile, (activation, middle, bias, residual), dtype in CASES:
         shape = Shape.of(Chain.parse(text), siblings)
-        yield shape, Config(*tile), Epilogue(bool(bias), activation, bool(residual), middle), dtype
+        after = Epilogue(bool(bias), activation, bool(residual), middle=middle)
+        yield shape, Config(*tile), after, dtype
+    # Results in float32: of several classes, siblings, a cluster and a gate.
+    for at in (0, 4, 6, 10, 17):
+        text, siblings, tile, (activation, middle, bias, _), dtype = CASES[at]
+        after = Epilogue(bool(bias), activation, in_float32=True, middle=middle)
+        yield Shape.of(Chain.parse(text), siblings), Config(*tile), after, dtype
 
 
 ALL = list(cases())
@@ -160,7 +166,7 @@ KEEPING = [
             if one[0].siblings > 1 and not one[2].is_gated and one[2].middle == "none"
         ],
     )
-    if shape.l_of_block % 2 == 0
+    if shape.l_of_block % 2 == 0 and not epilogue.in_float32
 ]
 
 

@@ -48,7 +48,8 @@ SHAPES = {
     ],
 }
 BATCHES = (1, 13, 67)
-# Each activation, with a bias or a residual, neither and both in turn.
+# Each activation, with a bias or a residual, neither and both in turn; and those of results in
+# float32, which have no residual.
 EPILOGUES = [
     Epilogue(bias, activation, residual)
     for activation, (bias, residual) in itertools.product(
@@ -56,11 +57,15 @@ EPILOGUES = [
     )
     if bias or residual or activation != "none"
 ]
+CAST = [
+    Epilogue(bias, activation, in_float32=True)
+    for activation, bias in itertools.product(ACTIVATIONS, (True, False))
+]
 
 
 def cases() -> Iterator[tuple[Any, Problem, Any]]:
     """For each shape tiles of every size of clusters, with the next epilogue each."""
-    draw, after = random.Random(0), itertools.cycle(EPILOGUES)
+    draw, after, cast = random.Random(0), itertools.cycle(EPILOGUES), itertools.cycle(CAST)
     for name, shapes in SHAPES.items():
         family = family_of(name)
         for at, shape in enumerate(shapes):
@@ -71,6 +76,15 @@ def cases() -> Iterator[tuple[Any, Problem, Any]]:
             several = [c for c in small if getattr(c, "cluster", 1) > 1]
             for few in (small, several or small):
                 yield family, replace(problem, epilogue=next(after)), draw.choice(few)
+    for name, shapes in SHAPES.items():
+        family = family_of(name)
+        for at, shape in enumerate(shapes if family.takes_float32_results else ()):
+            problem = Problem.of_factor(Pattern(*shape), ("float16", "bfloat16")[at % 2], False)
+            if family.unsupported_reason(problem, gpu(4)) is not None:
+                continue
+            tiles = list(family.configs(problem, gpu(4)))
+            small = [c for c in tiles if getattr(c, "cluster", 1) * c.threads <= 1024]
+            yield family, replace(problem, epilogue=next(cast)), draw.choice(small)
 
 
 CASES = list(cases())
@@ -107,7 +121,7 @@ def test_results(emulator, at):
 
 def test_every_family_that_takes_epilogues_is_here_with_all_of_them():
     assert {one.name for one in families() if one.takes_epilogues} == set(SHAPES)
-    assert {problem.epilogue for _, problem, _ in CASES} == set(EPILOGUES)
+    assert {problem.epilogue for _, problem, _ in CASES} == {*EPILOGUES, *CAST}
     clusters = {getattr(tile, "cluster", 1) for _, _, tile in CASES}
     assert clusters >= {1, 2, 4}
 

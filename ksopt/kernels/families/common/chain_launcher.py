@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ksopt.epilogue import ACTIVATIONS, activation_of, parts_of_result
@@ -14,7 +15,7 @@ from ksopt.kernels.families.common.chain_tile import Config, Epilogue, Shape, te
 from ksopt.kernels.families.common.row_grid import grid_of
 from ksopt.kernels.families.common.weight_packer import WeightPacker
 from ksopt.kernels.launcher import Entry, chain_entry
-from ksopt.kernels.problem import DeviceSpec
+from ksopt.kernels.problem import IN_FLOAT32, DeviceSpec
 
 ROWS_OF_UNIT = 64
 """Rows of the units that blocks take; a cluster's unit has the rows of a tile instead."""
@@ -28,6 +29,7 @@ def kernel_name(s: Shape, dtype: str, epilogue: Epilogue) -> str:
     words += [f"{epilogue.middle}_between"] if epilogue.middle != "none" else []
     words += [epilogue.activation] if epilogue.activation != "none" else []
     words += ["z"] if epilogue.keeps_z else []
+    words += [IN_FLOAT32] if epilogue.in_float32 else []
     return "_".join(["ksopt_chain_wgmma16", dtype, shape, *words])
 
 
@@ -39,6 +41,7 @@ def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
         *map(ACTIVATIONS.index, activations),
         *(int(epilogue.bias), int(epilogue.residual), int(epilogue.keeps_z)),
         int(epilogue.is_gated),
+        *((0, 1) if epilogue.in_float32 else ()),  # the first of two layers has none
     )
     cluster = f"__cluster_dims__({tile.cluster}, 1, 1) " if tile.cluster > 1 else ""
     return (
@@ -159,7 +162,8 @@ class ChainLauncher(LoadedKernel):
 
     def entry(self, form: int, packer: WeightPacker) -> Entry | None:
         """The entry that lets the host library launch it on weights of this form."""
-        return chain_entry(**self.launch(), **packer.launch(), form=form)
+        casts = self.epilogue.in_float32
+        return chain_entry(**self.launch(), **packer.launch(), form=form, in_float32=casts)
 
     def __call__(
         self,
@@ -182,7 +186,8 @@ class ChainLauncher(LoadedKernel):
             z: where the values between the factors are written, contiguous, if stored.
         """
         rows = x.shape[0]
-        y = x.new_empty(rows, self.out_features) if out is None else out
+        dtype = torch.float32 if self.epilogue.in_float32 else x.dtype
+        y = x.new_empty(rows, self.out_features, dtype=dtype) if out is None else out
         if rows == 0:
             return y
         arguments = Arguments(

@@ -37,7 +37,7 @@ class Epilogue(problem.Epilogue):
         first, last = of_problem.epilogue, of_problem.layers()[-1].epilogue
         is_one = of_problem.second is None
         middle: Activation = "none" if is_one else activation_of(first.activation)
-        return cls(last.bias, last.activation, last.residual, middle)
+        return cls(last.bias, last.activation, last.residual, last.in_float32, middle)
 
 
 @dataclass(frozen=True)
