@@ -8,6 +8,7 @@
     python docs/experiments/layer_time.py --mlps     # two layers, GELU between, residual; compiled
     python docs/experiments/layer_time.py --wide     # 4,096 rows of wider ones, and of SwiGLU
     python docs/experiments/layer_time.py --gates    # silu(a(x)) * b(x), one launch and others
+    python docs/experiments/layer_time.py --casts    # layers whose result is returned in float32
 
 With `--graphs` layers run in CUDA graphs, and each call reads other weights from memory.
 With `--kernels` it also prints the kernels of a chain's call, by torch's profiler.
@@ -72,6 +73,7 @@ GATES = (
     "(1,1024,128,2)*(2,128,256,1)",
     "(1,1408,128,2)*(2,128,512,1)",
 )
+CAST_ROWS = (16, 4_096, 25_088)
 _SAMPLES = 30
 
 
@@ -234,6 +236,44 @@ def time_gates() -> None:
             print(f"{text} twice, {rows} rows: {ways}; dense {dense_us:.1f}", flush=True)
 
 
+class InFloat32(nn.Module):
+    """A layer whose result is returned in float32."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x).float()
+        return y
+
+
+def time_casts() -> None:
+    """Print a line for each of `LAYERS` and `CAST_ROWS`: cast by the layer's launch, or behind."""
+    for (n, m, text), rows in itertools.product(LAYERS, CAST_ROWS):
+        x = torch.randn(rows, n, device="cuda", dtype=torch.bfloat16)
+        dense = InFloat32(nn.Linear(n, m)).cuda().bfloat16()
+        sparse = InFloat32(ksopt.KSLinear(n, m, text)).cuda().bfloat16()
+        with torch.no_grad(), collected() as reports:
+            compiled = torch.compile(sparse, dynamic=False, backend="ksopt")
+            ways = (
+                partial(torch.compile(dense, dynamic=False), x),
+                partial(compiled, x),
+                partial(sparse, x),
+                partial(sparse.layer, x),
+            )
+            dense_us, us, behind_us, bare_us = medians_us(ways)
+        after = Epilogue(True, in_float32=True)
+        plan = planner.plan_of(Problem(Chain.parse(text), "bfloat16", False, epilogue=after), rows)
+        fused = reports[-1].passes["layers_in_one_launch"]
+        print(
+            f"{n} -> {m} {text}, {rows} rows: {us:.1f} us by {', '.join(plan.ways)} ({fused} with "
+            f"its cast); cast behind {behind_us:.1f}; without a cast {bare_us:.1f}; dense "
+            f"{dense_us:.1f}; share {us / dense_us:.2f}",
+            flush=True,
+        )
+
+
 def time_siblings(autotunes: bool, lists_kernels: bool) -> None:
     """Print a line for q, k, v of one input, beside one dense layer, and beside three."""
     for text in SIBLINGS:
@@ -341,7 +381,7 @@ def main() -> None:
     """Read the arguments, and measure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     kinds = parser.add_mutually_exclusive_group()
-    for kind in (time_mlps, time_wide, time_gates):
+    for kind in (time_mlps, time_wide, time_gates, time_casts):
         name = kind.__name__.removeprefix("time_")
         kinds.add_argument(f"--{name}", dest="kind", action="store_const", const=kind)
     kinds.add_argument("--siblings", action="store_true", help="q, k, v alone")
