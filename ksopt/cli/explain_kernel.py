@@ -63,6 +63,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--residual", action="store_true", help="a tensor of y's shape is added")
     command.add_argument(
+        "--in-float32", action="store_true", help="y is float32, of 16-bit operands (no residual)"
+    )
+    command.add_argument(
         "--siblings", type=int, default=1, help="chains of this form that read one x (%(default)s)"
     )
     command.add_argument(
@@ -114,7 +117,7 @@ def _problem(args: argparse.Namespace) -> Problem:
         args.dtype,
         args.layout == "batch_last",
         not args.tf32,
-        Epilogue(args.bias, args.activation, args.residual),
+        Epilogue(args.bias, args.activation, args.residual, args.in_float32),
         args.siblings,
     )
 

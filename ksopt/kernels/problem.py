@@ -36,7 +36,7 @@ multiples of 16 bytes, as the fast kernels require. "unaligned": some do not. "s
 elements of a row are not contiguous."""
 
 
-IN_FLOAT32 = "float32"
+IN_FLOAT32 = "to_float32"
 """The name of a cast of the result."""
 
 
@@ -155,9 +155,10 @@ class Problem:
         check_activation(self.epilogue.activation, self.siblings)
         for one in (self.epilogue, *(() if self.second is None else (self.second.epilogue,))):
             if one.in_float32 and (one.residual or self.dtype not in SIXTEEN_BIT):
+                residual = ", with a residual" if one.residual else ""
                 raise InvalidInputError(
                     "a result is cast to float32 where its operands are of 16 bit and it has no "
-                    f"residual; this is {self.dtype} with {', '.join(one.names)}"
+                    f"residual; this is of {self.dtype}{residual}"
                 )
         if self.second is None:
             return

@@ -93,6 +93,11 @@ def test_nothing_near_is_no_suggestion(capsys: pytest.CaptureFixture[str]) -> No
         (("show", "(1,2,3,4)*(2,3,4,1)"), "(1,2,3,4)*(2,3,4,1) is not a chain: factor 1"),
         (("explain-kernel", "monarch"), "'monarch' is not a pattern"),
         (("explain-kernel", "(0,4,4,2)"), "'(0,4,4,2)' is not a pattern: a must be at least 1"),
+        (
+            ("explain-kernel", "(1,4,4,2)", "--in-float32"),
+            "a result is cast to float32 where its operands are of 16 bit and it has no residual; "
+            "this is of float32",
+        ),
         (("tune", "--pattern", "(0,1,1,1)"), "'(0,1,1,1)' is not a pattern: a must be"),
         (("tune", "--chain", "monarch"), "'monarch' is not a pattern"),
         (("bench", "kernels", "--chain", "(1,1,1,0)"), "'(1,1,1,0)' is not a pattern: d must be"),

@@ -25,6 +25,7 @@ APART = [  # each differs from the others in one thing at least
     Problem(CHAIN, "float32", False, exact=False),
     Problem(CHAIN, "float16", False, epilogue=Epilogue(bias=True)),
     Problem(CHAIN, "float16", False, epilogue=Epilogue(residual=True)),
+    Problem(CHAIN, "float16", False, epilogue=Epilogue(in_float32=True)),
     Problem(CHAIN, "float16", False, epilogue=Epilogue(activation="gelu")),
     Problem(CHAIN, "float16", False, epilogue=Epilogue(activation="gelu_tanh")),
     Problem(CHAIN, "float16", False, epilogue=EVERY),
@@ -129,3 +130,26 @@ def test_a_family_of_one_factor_refuses_all_else(family):
     why = "it computes one factor's product alone"
     assert family.unsupported_reason(alone, H200) != why
     assert {family.unsupported_reason(other, H200) for other in others} == {why}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "residual", "words"),
+    [("float32", False, "of float32"), ("bfloat16", True, "of bfloat16, with a residual")],
+)
+def test_a_result_in_float32_is_of_16_bit_operands_without_a_residual(dtype, residual, words):
+    with pytest.raises(InvalidInputError, match=f"this is {words}$"):
+        Problem(CHAIN, dtype, False, epilogue=Epilogue(residual=residual, in_float32=True))
+
+
+def test_a_result_in_float32_has_a_key_of_its_own_and_other_keys_stay():
+    plain, cast = (
+        ProblemKey.of_problem(
+            Problem(CHAIN, "bfloat16", False, epilogue=Epilogue(True, in_float32=is_cast)), 64
+        )
+        for is_cast in (False, True)
+    )
+    assert "in_float32" not in plain.to_json()["epilogue"]
+    for one in (plain, cast):
+        assert ProblemKey.from_json(one.to_json()) == one
+    assert plain.file_name != cast.file_name
+    assert Epilogue.of_names(cast.problem.epilogue.names) == cast.problem.epilogue

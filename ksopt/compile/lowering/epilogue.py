@@ -31,7 +31,7 @@ class Product(NamedTuple):
 
 
 def epilogues(graph: fx.Graph, products: Mapping[fx.Node, Product]) -> dict[str, tuple[str, ...]]:
-    """Names of each site's steps: "bias", an activation, "residual", "float32".
+    """Names of each site's steps: "bias", an activation, "residual", "to_float32".
 
     In their order. Nothing is behind a product where the graph must write in place: `fuse` leaves
     such a graph as it is. A sum of two products is a step of one of them.

@@ -24,7 +24,7 @@ class Step(NamedTuple):
     """An operation behind a product.
 
     Attributes:
-        name: "bias", an activation, "residual", "float32"; empty if it only changes the shape.
+        name: "bias", an activation, "residual", "to_float32"; empty if it only changes the shape.
         summand: the bias or the residual.
     """
 
