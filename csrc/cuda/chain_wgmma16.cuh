@@ -340,12 +340,13 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
 #pragma unroll
   for (int run = 0; run < OutputPlace<P, Tile>::RUN_COUNT; ++run) {
     const int offset = place.behind(run) * P::D1;
-    if (!place.inside(run)) continue;
+    const bool is_inside = place.inside(run);
+    if (!Epilogue::IN_FLOAT32 && !is_inside) continue;
     uint32 bias_words[4] = {};
-    if constexpr (Epilogue::BIAS) load_bias_of_run<SHARED_BIAS>(bias_words, bias + place.feature + offset);
+    if (Epilogue::BIAS && is_inside) load_bias_of_run<SHARED_BIAS>(bias_words, bias + place.feature + offset);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (row + half * 8 >= end) continue;
+      if (!Epilogue::IN_FLOAT32 && row + half * 8 >= end) continue;
       const auto result = [&](int e) {
         float value = place.sum(sums, run, half, e);
         if (Epilogue::BIAS) value += half_of<T>(bias_words[e / 2], e % 2);
@@ -359,9 +360,10 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
       };
       const int64 at = first + half * 8 * arguments.y_stride + offset;
       if constexpr (Epilogue::IN_FLOAT32) {
-        float4* const to = reinterpret_cast<float4*>(static_cast<float*>(arguments.y) + at);
-        to[0] = make_float4(result(0), result(1), result(2), result(3));
-        to[1] = make_float4(result(4), result(5), result(6), result(7));
+        float values[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) values[e] = result(e);
+        store_eight_floats(static_cast<float*>(arguments.y) + at, values, is_inside && row + half * 8 < end);
       } else {
         uint32 words[4];
 #pragma unroll

@@ -199,18 +199,40 @@ __device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const uint4* wei
 }
 
 // A thread's results of two columns, `result(e)` in the order of memory, straight into a y of float32: of row `row` and
-// of outputs from k on. The first has j = `j0` of a tile's.
+// of outputs from k on. The first has j = `j0` of a tile's. All threads call it.
 template <typename P, typename Layout, typename Result>
 __device__ __forceinline__ void store_in_float32(const Arguments& arguments, const ResultsPlace& results, int row, int k,
                                                  int j0, const Result& result) {
+  constexpr int J = Layout::J;
   float* const y = static_cast<float*>(arguments.y) + results.at + row * arguments.y_batch_stride + j0;
+  const bool is_row = row < results.rows;
+  if constexpr (Layout::WIDE) {
 #pragma unroll
-  for (int column = 0; column < 2; ++column) {
-    const int output = k + column * (Layout::WIDE ? 4 : 1);
-    float values[Layout::J];
+    for (int column = 0; column < 2; ++column) {
+      const int output = k + column * 4;
+      float values[8];
 #pragma unroll
-    for (int j = 0; j < Layout::J; ++j) values[j] = result(column * Layout::J + j);
-    if (row < results.rows && output < results.outputs) store_floats(y + output * P::D, values);
+      for (int j = 0; j < 8; ++j) values[j] = result(column * 8 + j);
+      store_eight_floats(y + output * P::D, values, is_row && output < results.outputs);
+    }
+  } else if constexpr (P::B % 2 == 0) {  // both outputs are the factor's, or none
+    float values[2 * J];
+#pragma unroll
+    for (int e = 0; e < 2 * J; ++e) values[e] = result(e);
+    const bool inside = is_row && k < results.outputs;
+    if constexpr (J == 4) {
+      store_eight_floats(y + k * P::D, values, inside);
+    } else if (inside) {
+      store_floats(y + k * P::D, values);
+    }
+  } else {
+#pragma unroll
+    for (int column = 0; column < 2; ++column) {
+      float values[J];
+#pragma unroll
+      for (int j = 0; j < J; ++j) values[j] = result(column * J + j);
+      if (is_row && k + column < results.outputs) store_floats(y + (k + column) * P::D, values);
+    }
   }
 }
 

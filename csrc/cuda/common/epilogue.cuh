@@ -3,6 +3,33 @@
 
 #include "common/numeric_types.cuh"
 
+// Stores eight results of each lane, side by side in a y of float32 at a multiple of 16 bytes. All lanes of a warp call
+// it; those that are not `inside` have none. Two neighbours store one's eight and then the other's, so that they
+// fill a sector of 32 bytes at a time, where each would fill half of two.
+__device__ __forceinline__ void store_eight_floats(float* to, const float (&values)[8], bool inside) {
+  const bool is_odd = threadIdx.x % 2 != 0;
+  const auto of_neighbour = [](uint32 word) { return __shfl_sync(~0u, word, static_cast<int>(threadIdx.x % 32 ^ 1)); };
+  const uint64 place = inside ? reinterpret_cast<uint64>(to) : 0;
+  const uint64 low = of_neighbour(static_cast<uint32>(place)), high = of_neighbour(static_cast<uint32>(place >> 32));
+  float* const theirs = reinterpret_cast<float*>(high << 32 | low);
+  const bool are_theirs_inside = theirs != nullptr;
+  float passed[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    passed[e] = __uint_as_float(of_neighbour(__float_as_uint(is_odd ? values[e] : values[4 + e])));
+  }
+  const float4 received = make_float4(passed[0], passed[1], passed[2], passed[3]);
+  const float4 first = make_float4(values[0], values[1], values[2], values[3]);
+  const float4 last = make_float4(values[4], values[5], values[6], values[7]);
+  if (is_odd) {
+    if (are_theirs_inside) *reinterpret_cast<float4*>(theirs + 4) = received;
+    if (inside) *reinterpret_cast<float4*>(to + 4) = last;
+  } else {
+    if (inside) *reinterpret_cast<float4*>(to) = first;
+    if (are_theirs_inside) *reinterpret_cast<float4*>(theirs) = received;
+  }
+}
+
 // In the order of ksopt/epilogue.py.
 enum Activation { IDENTITY = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4 };
 

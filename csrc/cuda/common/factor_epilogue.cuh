@@ -69,7 +69,8 @@ __device__ __forceinline__ float result_in_tile(float sum, const typename After:
   return with_epilogue<T, After>(sum, bias, arguments, place.at + row * arguments.y_batch_stride + offset);
 }
 
-// Stores results that lie side by side in a y of float32, at a place that is a multiple of COUNT or of 4.
+// Stores COUNT results that lie side by side in a y of float32, at an address that is a multiple of the bytes that it
+// stores at a time.
 template <int COUNT> __device__ __forceinline__ void store_floats(float* to, const float (&values)[COUNT]) {
   constexpr int WIDTH = COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1;
 #pragma unroll

@@ -97,6 +97,11 @@ def is_whole(
     ):
         least = min(times(replace(problem, epilogue=beside_reader), alone=True))
         apart = min(apart, least + _reader_us(problem, beside_reader, batch, spec.multiprocessors))
+    if problem.epilogue.in_float32:  # Inductor may have a kernel for the cast
+        bare = replace(problem, epilogue=replace(problem.epilogue, in_float32=False))
+        size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
+        cast_us = elementwise_us(3 * size, spec.multiprocessors)
+        apart = min(apart, min(times(bare, alone=True)) + cast_us)
     if (
         problem.second is not None and tune == "measure"
     ):  # predictions assume the best implementations
