@@ -16,6 +16,7 @@
 
 #include "batch_last_mma_tf32x3.cuh"
 #include "common/mbarrier.cuh"
+#include "common/weight_order.cuh"
 #include "common/wgmma_tf32.cuh"
 
 template <typename P, int GROUPS_N_, int GROUPS_M_, int MT_, int NT_, int KL_, int STAGES_,
@@ -356,13 +357,14 @@ __device__ __forceinline__ void batch_last_wgmma_tf32x3_kernel(const Arguments& 
   }
 }
 
-// Splits the weights [a, b, c, d], contiguous at `arguments.x`, and writes them to `arguments.y` in
-// the order in which batch_last_wgmma_tf32x3_kernel reads them:
+// Splits the weights [a, b, c, d], of any strides, and writes them to `arguments.y` in the order in which
+// batch_last_wgmma_tf32x3_kernel reads them:
 // [column (i, j)][tile of NB outputs][layer of four l][half][output][l].
 template <typename P, typename Tile>
 __device__ __forceinline__ void batch_last_mma_tf32x3_pack_kernel(const Arguments& arguments) {
   constexpr int64 TASKS = int64(Tile::COLUMNS) * Tile::OUTPUT_TILES * Tile::COLUMN_LAYERS * Tile::NB;
-  const float* const weight = static_cast<const float*>(arguments.x);
+  const float* const weight = static_cast<const float*>(arguments.weight);
+  const Strided<1> order(arguments);
   uint4* const packed = static_cast<uint4*>(arguments.y);
   const int64 threads = int64(gridDim.x) * blockDim.x;
   for (int64 task = blockIdx.x * int64(blockDim.x) + threadIdx.x; task < TASKS; task += threads) {
@@ -372,11 +374,11 @@ __device__ __forceinline__ void batch_last_mma_tf32x3_pack_kernel(const Argument
     const int64 tile = layer / Tile::COLUMN_LAYERS;
     const int k = static_cast<int>(tile % Tile::OUTPUT_TILES) * Tile::NB + n;
     const int64 column = tile / Tile::OUTPUT_TILES;
-    const float* const from = weight + (column / P::D * P::B + k) * (P::C * P::D) + column % P::D;
+    const float* const from = weight + order.at(static_cast<int>(column / P::D), k, 0, static_cast<int>(column % P::D));
     uint32 words[2][4];
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      const float value = k < P::B && l0 + q < P::C ? from[(l0 + q) * P::D] : 0.0f;
+      const float value = k < P::B && l0 + q < P::C ? from[order.at(0, 0, l0 + q, 0)] : 0.0f;
       const Split<Tile::PRODUCTS> split(value);
       words[0][q] = split.big, words[1][q] = split.small;
       if (Tile::PRODUCTS > 1 && !Math32::is_finite(split.small)) {

@@ -20,6 +20,7 @@
 #include "common/pdl.cuh"
 #include "common/smem_layout.cuh"
 #include "common/tf32_split.cuh"
+#include "common/weight_order.cuh"
 
 // Stores the column's weights in fragment order, with zeros behind them.
 template <typename P, typename Tile>
@@ -604,23 +605,27 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
   }
 }
 
-// Writes the weights, contiguous at `arguments.x`, to `arguments.y`, column by column, with zeros for padding.
+// Writes the weights, of any strides, to `arguments.y`, column by column, with zeros for padding. Neighbouring threads
+// take neighbours in memory: of a transposed weight neighbouring k, else neighbouring l.
 template <typename P, typename Tile>
 __device__ __forceinline__ void gather_mma_pack_kernel(const Arguments& arguments) {
   using T = typename Tile::Element;
   constexpr int KS = Tile::NB, LS = Tile::PARTS * Tile::PART_STEPS * Tile::STEP;  // of a plane
-  const T* const weight = static_cast<const T*>(arguments.x);
+  const T* const weight = static_cast<const T*>(arguments.weight);
+  const Strided<1> order(arguments);
+  const bool is_transposed = order.b < order.c;
   unsigned char* const packed = static_cast<unsigned char*>(arguments.y);
   const int64 all = int64(Tile::COLUMNS) * Tile::PLANES * KS * LS;
   for (int64 e = int64(blockIdx.x) * blockDim.x + threadIdx.x; e < all; e += int64(gridDim.x) * blockDim.x) {
     const int of_column = static_cast<int>(e % (Tile::PLANES * KS * LS)),
               index = static_cast<int>(e / (Tile::PLANES * KS * LS));
-    const int j = of_column % Tile::JC, l = of_column / Tile::JC % LS, k = of_column / (Tile::JC * LS) % KS;
+    const int j = of_column % Tile::JC, of_plane = of_column / Tile::JC % (KS * LS);
+    const int l = is_transposed ? of_plane / KS : of_plane % LS, k = is_transposed ? of_plane % KS : of_plane / LS;
     const int g = of_column / (Tile::JC * LS * KS);
     const GatherColumn<P, Tile> column(index);
     T value = from_float<T>(0.0f);
     if (g < column.groups && k < column.outputs && l < P::C && j < column.js) {
-      value = weight[((int64(column.i0 + g) * P::B + column.k0 + k) * P::C + l) * P::D + column.j0 + j];
+      value = weight[order.at(column.i0 + g, column.k0 + k, l, column.j0 + j)];
     }
     *reinterpret_cast<T*>(packed + int64(index) * Tile::COLUMN_BYTES + weight_place<Tile>(g, k, l, j)) = value;
   }

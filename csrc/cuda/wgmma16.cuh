@@ -15,6 +15,7 @@
 #include "mma16.cuh"
 #include "common/pdl.cuh"
 #include "common/tile_scheduler.cuh"
+#include "common/weight_order.cuh"
 #include "common/wgmma_16bit.cuh"
 
 template <typename P, int GROUPS_J_, int GROUPS_N_, int GROUPS_M_, int NT_, int KL_, int STAGES_, int BLOCKS_,
@@ -136,19 +137,23 @@ template <typename Tile> struct WeightTask {
 };
 
 // Regroups the weights of a block's outputs as the tensor cores read them. `w` is the weight at
-// (i, n0, 0, j0), `left` the factor's outputs from n0 on; output n of each tile of eight is
-// `output_of_column(n)`. A thread takes what one of the four that share a row of x does, so that
-// neighbours read neighbouring chunks and write neighbouring words, and asks for as much as its
-// registers hold before it uses any. Of several blocks each does its share.
-template <typename P, typename Tile>
-__device__ __forceinline__ void write_weights(unsigned char* weights, const uint16* w, int left, int thread,
-                                              int share = 0, int shares = 1) {
+// (i, n0, 0, j0), `order` its order in memory (weight_order.cuh), `left` the factor's outputs from n0 on;
+// output n of each tile of eight is `output_of_column(n)`. A thread takes what one of the four that share
+// a row of x does, so that neighbours read neighbouring chunks and write neighbouring words, and asks for
+// as much as its registers hold before it uses any. Of a transposed weight the eight outputs that a warp
+// reads at a time are neighbours: 16 bytes each where 8 divides d, else all j of an l. Of several blocks
+// each does its share.
+template <typename P, typename Tile, typename Order>
+__device__ __forceinline__ void write_weights(unsigned char* weights, const uint16* w, const Order& order, int left,
+                                              int thread, int share = 0, int shares = 1) {
   using Layout = typename Tile::Layout;
+  constexpr int PIECE = Order::PIECE;  // elements that are loaded at a time
   constexpr int TASKS = 4 * Tile::GROUPS_J * Tile::NB * Tile::UNITS;
   constexpr int NEEDED = (TASKS + Tile::MULTIPLIERS - 1) / Tile::MULTIPLIERS;
   // The sums' registers are taken: to the compiler they hold those of the tile before.
   constexpr int FREE = (Tile::MULTIPLIER_REGISTERS - Tile::N / 2 * Layout::J - 40) / (Layout::CHUNKS * 4);
-  constexpr int FIT = FREE < 1 ? 1 : FREE < 8 ? FREE : 8;
+  constexpr int MOST = Order::STRIDED ? 8 / Layout::CHUNKS : 8;  // addresses by strides take registers, too
+  constexpr int FIT = FREE < 1 ? 1 : FREE < MOST ? FREE : MOST;
   constexpr int AT_ONCE = FIT < NEEDED ? FIT : NEEDED;
   constexpr int TURN = AT_ONCE * Tile::MULTIPLIERS;
   for (int first = thread + share * TURN; first < TASKS; first += shares * TURN) {
@@ -157,19 +162,16 @@ __device__ __forceinline__ void write_weights(unsigned char* weights, const uint
     for (int t = 0; t < AT_ONCE; ++t) {
       const WeightTask<Tile> task(first + t * Tile::MULTIPLIERS);
       const int output = task.n - task.n % 8 + output_of_column<Layout>(task.n % 8);
-      const uint16* const from = w + int64(output) * P::C * P::D;
+      const uint16* const from = w + order.at(0, output, 0, 0);
 #pragma unroll
       for (int run = 0; run < Layout::RUNS; ++run)
 #pragma unroll
-        for (int c = 0; c < Layout::RUN; ++c) {
-          const int l = ((task.unit * Layout::RUNS + run) * 4 + task.quarter) * Layout::RUN_L;
-          const int offset = l * P::D + (Layout::WIDE ? task.group_j * 8 : c * 8);
-          uint4 loaded = make_uint4(0, 0, 0, 0);
-          if (task.unit < Tile::UNITS && (P::C % Layout::UNIT == 0 || offset < P::C * P::D) &&
-              (!Tile::PADDED || output < left)) {
-            loaded = *reinterpret_cast<const uint4*>(from + offset);
-          }
-          put_chunk(words[t] + (run * Layout::RUN + c) * 4, loaded);
+        for (int e = 0; e < Layout::RUN * 8; e += PIECE) {
+          const int first_l = ((task.unit * Layout::RUNS + run) * 4 + task.quarter) * Layout::RUN_L;
+          const int l = first_l + e / Layout::J, j = task.group_j * Layout::J + e % Layout::J;
+          const bool inside = task.unit < Tile::UNITS && (P::C % Layout::UNIT == 0 || l < P::C) &&
+                              (!Tile::PADDED || output < left);
+          load_piece<PIECE>(words[t], run * Layout::RUN * 8 + e, from + order.at(0, 0, l, j), inside);
         }
     }
 #pragma unroll
@@ -343,7 +345,7 @@ __device__ __forceinline__ void multiply_and_store_rows(const typename After::Ar
       write_weights<P, Tile>(weights,
                              static_cast<const uint16*>(arguments.weight) +
                                  (weight_group + int64(walk.n0()) * P::D) * P::C + walk.j0(),
-                             P::B - walk.n0(), thread);
+                             InOrder<P, 8>(), P::B - walk.n0(), thread);
       fence_view_async_shared();
       named_barrier_sync(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);
     }

@@ -89,15 +89,16 @@ __device__ __forceinline__ void wgmma16_streamed_kernel(const typename After::Ar
   }
 }
 
-// Writes the weights, contiguous at `arguments.x`, to `arguments.y`: as many blocks as there are columns, or a multiple
-// of them.
+// Writes the weights, of any strides, to `arguments.y`: as many blocks as there are columns, or a multiple of them.
 template <typename P, typename Tile>
 __device__ __forceinline__ void wgmma16_streamed_pack_kernel(const Arguments& arguments) {
-  const uint16* const weight = static_cast<const uint16*>(arguments.x);
+  const uint16* const weight = static_cast<const uint16*>(arguments.weight);
   unsigned char* const packed = static_cast<unsigned char*>(arguments.y);
   const int column = blockIdx.x % Tile::COLUMNS;
   const int n0 = column % Tile::OUTPUT_TILES * Tile::NB, i = column / Tile::COLUMNS_OF_I;
   const int j0 = column / Tile::OUTPUT_TILES % Tile::PARTS_OF_J * Tile::JC;
-  write_weights<P, Tile>(packed + column * Tile::COLUMN_BYTES, weight + (int64(i) * P::B + n0) * P::C * P::D + j0,
-                         P::B - n0, threadIdx.x, blockIdx.x / Tile::COLUMNS, gridDim.x / Tile::COLUMNS);
+  pack_in_order_of<P, uint16, Tile::Layout::J>(arguments, [&](const auto& order) {
+    write_weights<P, Tile>(packed + column * Tile::COLUMN_BYTES, weight + order.at(i, n0, 0, j0), order, P::B - n0,
+                           threadIdx.x, blockIdx.x / Tile::COLUMNS, gridDim.x / Tile::COLUMNS);
+  });
 }

@@ -16,6 +16,7 @@
 #include "common/mbarrier.cuh"
 #include "mma_tf32x3.cuh"
 #include "common/pdl.cuh"
+#include "common/weight_order.cuh"
 #include "common/wgmma_tf32.cuh"
 
 template <typename P, int WARPGROUPS_J_, int WARPGROUPS_M_, int TEAMS_, int NT_, int KL_, int STAGES_,
@@ -327,14 +328,15 @@ __device__ __forceinline__ void wgmma_tf32x3_kernel(const typename After::Argume
   }
 }
 
-// Splits the weights, contiguous at `arguments.x`, and writes them to `arguments.y` column by column
-// in the order of wgmma_tf32x3_kernel's layers.
-template <typename P, typename Tile>
-__device__ __forceinline__ void mma_tf32x3_pack_kernel(const Arguments& arguments) {
+// Splits the weights, which lie in this order, and writes them to `arguments.y` column by column in the order of
+// wgmma_tf32x3_kernel's layers.
+template <typename P, typename Tile, typename Order>
+__device__ __forceinline__ void pack_layers(const Arguments& arguments, const Order& order) {
   using Layout = typename Tile::Layout;
+  constexpr int PIECE = Order::PIECE;  // elements that are loaded at a time
   constexpr int J = Layout::J, RUNS = Tile::COLUMN_LAYERS / Layout::RUN_L;  // of four threads' l each
   constexpr int64 TASKS = int64(Tile::COLUMNS) * RUNS * Tile::WARPS_J * Tile::NB;
-  const float* const weight = static_cast<const float*>(arguments.x);
+  const float* const weight = static_cast<const float*>(arguments.weight);
   uint4* const packed = static_cast<uint4*>(arguments.y);
   const int64 threads = int64(gridDim.x) * blockDim.x;
   for (int64 task = blockIdx.x * int64(blockDim.x) + threadIdx.x; task < TASKS; task += threads) {
@@ -343,19 +345,15 @@ __device__ __forceinline__ void mma_tf32x3_pack_kernel(const Arguments& argument
     const int index = static_cast<int>(task / (Tile::NB * Tile::WARPS_J * RUNS));
     const Column column = column_at<P, Tile>(index);
     const int output = column.n0 + n - n % 8 + output_of_column<Layout>(n % 8);
-    const float* const from = weight + (int64(column.i) * P::B + output) * (P::C * P::D) + column.j0;
+    const float* const from = weight + order.at(column.i, output, 0, column.j0);
     float values[4][Layout::RUN * 4];
 #pragma unroll
     for (int q = 0; q < 4; ++q)
 #pragma unroll
-      for (int c = 0; c < Layout::RUN; ++c) {
-        const int at = runs * 4 + q;
-        const int offset = Layout::WIDE ? at * P::D + group_j * 4 : (at * Layout::RUN + c) * 4;
-        const bool inside = offset < P::C * P::D && (!Tile::PADDED || output < P::B);
-        const float4 loaded =
-            inside ? *reinterpret_cast<const float4*>(from + offset) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        values[q][c * 4] = loaded.x, values[q][c * 4 + 1] = loaded.y;
-        values[q][c * 4 + 2] = loaded.z, values[q][c * 4 + 3] = loaded.w;
+      for (int e = 0; e < Layout::RUN * 4; e += PIECE) {
+        const int l = (runs * 4 + q) * Layout::RUN_L + e / J, j = group_j * J + e % J;
+        const bool inside = l < P::C && (!Tile::PADDED || output < P::B);
+        load_piece<PIECE>(values[q], e, from + order.at(0, 0, l, j), inside);
       }
 #pragma unroll
     for (int l = 0; l < Layout::RUN_L; ++l)
@@ -381,4 +379,11 @@ __device__ __forceinline__ void mma_tf32x3_pack_kernel(const Arguments& argument
         }
       }
   }
+}
+
+// The same of weights of any strides.
+template <typename P, typename Tile>
+__device__ __forceinline__ void mma_tf32x3_pack_kernel(const Arguments& arguments) {
+  pack_in_order_of<P, float, Tile::Layout::J>(
+      arguments, [&](const auto& order) { pack_layers<P, Tile>(arguments, order); });
 }

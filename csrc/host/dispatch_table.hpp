@@ -29,8 +29,8 @@ struct ProblemKeyHash {
 // A choice: a plan, or a product by torch, and the form of the weight that it takes; 0: none is cached. repacks: where
 // no weight in that form is cached, one is prepared for the call: for torch its matrices, for a plan (which also takes
 // a weight whose elements are in order as it is) the elements in order. any_rows: whether it is also for rows of x that do
-// not begin at multiples of 16 bytes. packing: the plan that packs a weight that changes, or BY_GROUPS: torch puts it
-// into the order [a, d, b, c]; NONE: it is not packed, or by Python.
+// not begin at multiples of 16 bytes. packing: the plan that packs a weight that changes, as it is stored, or BY_GROUPS:
+// torch puts it into the order [a, d, b, c]; NONE: it is not packed, or by Python.
 enum Kind : int64_t { KERNEL, TORCH };
 constexpr int64_t BY_GROUPS = -3;
 struct Choice {
@@ -148,10 +148,7 @@ Rows rows_of(const Tensor& x, bool batch_last) {
 // A weight as the kernel of a choice reads it.
 Tensor pack_weight(const Choice& choice, const Tensor& weight) {
   if (choice.packing == BY_GROUPS) return Tensor(ksopt::by_groups(weight.get()));
-  const Plan plan = plan_at(choice.packing);
-  const Tensor packed = empty_like_in(weight, {1, 1, 1, plan.out_features});
-  launch_plan(plan, Tensor(ksopt::as_row(weight.get())), weight, packed);
-  return packed;
+  return launch_packing(plan_at(choice.packing), weight);
 }
 
 // A product whose choice can be carried out: nothing of it has to be compiled or prepared by Python.

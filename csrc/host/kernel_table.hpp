@@ -241,6 +241,21 @@ std::optional<int32_t> type_of_results(bool in_float32) {
   return in_float32 ? std::optional(aoti_torch_dtype_float32()) : std::nullopt;
 }
 
+void set_weight(Arguments& arguments, const Tensor& weight) {
+  arguments.weight = weight.const_data_ptr();
+  arguments.weight_stride_a = weight.stride(0);
+  arguments.weight_stride_b = weight.stride(1);
+  arguments.weight_stride_c = weight.stride(2);
+  arguments.weight_stride_d = weight.stride(3);
+}
+
+void launch_rows(const Plan& plan, Arguments& arguments, int32_t device) {
+  const int64_t tiles =
+      (arguments.batch + plan.rows_per_tile - 1) / plan.rows_per_tile * plan.tiles_per_row_tile;
+  launch_on_current_stream({plan.kernel, plan.threads, plan.shared_bytes, plan.early, &arguments}, device,
+                           static_cast<unsigned>(tiles < plan.max_blocks ? tiles : plan.max_blocks));
+}
+
 // x: (*batch, N) or, batch last, (N, *batch), whose batch dims have one stride; weight: (a, b, c, d).
 // out: where y is written, contiguous and aligned to 16 bytes, sharing no memory with the operands; a
 // new tensor if there is none.
@@ -264,17 +279,13 @@ std::optional<Tensor> launch_plan(Plan plan, const Tensor& x, const Tensor& weig
 
   Arguments arguments{};
   arguments.x = x.const_data_ptr();
-  arguments.weight = weight.const_data_ptr();
+  set_weight(arguments, weight);
   arguments.y = y.mutable_data_ptr();
   arguments.batch = batch;
   arguments.x_batch_stride = common_stride(x, first, last).value();
   arguments.x_feature_stride = x.stride(plan.batch_last ? 0 : dims - 1);
   arguments.y_batch_stride = plan.batch_last ? 1 : plan.out_features;
   arguments.y_feature_stride = plan.batch_last ? batch : 1;
-  arguments.weight_stride_a = weight.stride(0);
-  arguments.weight_stride_b = weight.stride(1);
-  arguments.weight_stride_c = weight.stride(2);
-  arguments.weight_stride_d = weight.stride(3);
   if (within && within->bias) arguments.bias = within->bias->const_data_ptr();
   if (within && within->residual) arguments.residual = within->residual->const_data_ptr();
 
@@ -283,11 +294,22 @@ std::optional<Tensor> launch_plan(Plan plan, const Tensor& x, const Tensor& weig
     if (plan.fallback == LATER) return std::nullopt;
     plan = plan_at(plan.fallback);
   }
-  const int64_t tiles =
-      (batch + plan.rows_per_tile - 1) / plan.rows_per_tile * plan.tiles_per_row_tile;
-  launch_on_current_stream({plan.kernel, plan.threads, plan.shared_bytes, plan.early, &arguments}, device,
-                           static_cast<unsigned>(tiles < plan.max_blocks ? tiles : plan.max_blocks));
+  launch_rows(plan, arguments, device);
   return y;
+}
+
+// What a plan's kernel packs of a weight of any strides, of four dims.
+Tensor launch_packing(const Plan& plan, const Tensor& weight) {
+  const int32_t device = weight.get_device_index();
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
+  const Tensor packed = empty_like_in(weight, {1, 1, 1, plan.out_features});
+  Arguments arguments{};
+  set_weight(arguments, weight);
+  arguments.y = packed.mutable_data_ptr();
+  arguments.batch = 1;
+  launch_rows(plan, arguments, device);
+  return packed;
 }
 
 }  // namespace

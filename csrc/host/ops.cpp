@@ -28,6 +28,9 @@ std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan
   return launch_plan(plan, common_stride(x, first, last) ? x : torch::stable::contiguous(x), weight, out, &within);
 }
 
+// What a plan's kernel packs of a weight (a, b, c, d) of any strides.
+Tensor pack(const Tensor& weight, int64_t plan) { return launch_packing(plan_at(plan), weight); }
+
 void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool repacked, int64_t plan,
                  int64_t form, int64_t kind, bool repacks, bool any_rows, int64_t packing) {
   know(x, weight, batch_last, exact, repacked,
@@ -217,6 +220,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def(
       "launch(Tensor x, Tensor weight, int plan, Tensor? out=None, Tensor? bias=None, Tensor? residual=None) -> "
       "Tensor?");
+  m.def("pack(Tensor weight, int plan) -> Tensor");
   m.def(
       "know(Tensor x, Tensor weight, bool batch_last, bool exact, bool repacked, int plan, int form, "
       "int kind=0, bool repacks=False, bool any_rows=False, int packing=-1) -> ()");
@@ -251,7 +255,10 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "int repair) -> int");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) { m.impl("launch", TORCH_BOX(&launch)); }
+STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) {
+  m.impl("launch", TORCH_BOX(&launch));
+  m.impl("pack", TORCH_BOX(&pack));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("add_plan", TORCH_BOX(&add_plan));

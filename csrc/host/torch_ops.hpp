@@ -51,9 +51,6 @@ AtenTensorHandle multiply_by_torch(const TorchProduct& product, AtenTensorHandle
 AtenTensorHandle multiply_by_matrix(AtenTensorHandle x, AtenTensorHandle matrix, AtenTensorHandle bias,
                                     bool batch_last, AtenTensorHandle out);
 
-// A weight's elements in order, as one row that begins at a multiple of 16 bytes.
-AtenTensorHandle as_row(AtenTensorHandle weight);
-
 // A weight in the order [a, d, b, c].
 AtenTensorHandle by_groups(AtenTensorHandle weight);
 

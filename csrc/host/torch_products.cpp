@@ -277,13 +277,6 @@ AtenTensorHandle multiply_by_torch(const TorchProduct& p, AtenTensorHandle x_han
   return new_handle(y);
 }
 
-AtenTensorHandle as_row(AtenTensorHandle weight_handle) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  Tensor weight = tensor_of(weight_handle).contiguous();
-  if (reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % 16 != 0) weight = weight.clone();
-  return new_handle(weight.view({1, -1}));
-}
-
 AtenTensorHandle by_groups(AtenTensorHandle weight) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return new_handle(tensor_of(weight).permute({0, 3, 1, 2}).contiguous());

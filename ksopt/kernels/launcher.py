@@ -93,6 +93,14 @@ class Launcher(abc.ABC):
         """
         return None
 
+    def packed(self, weight: Tensor) -> Tensor:
+        """What a kernel that packs weights makes of one, of four dims.
+
+        Args:
+            weight: (a, b, c, d), of any strides.
+        """
+        raise NotImplementedError
+
     def entry(self) -> Entry | None:
         """The entry of the host library's table (`Enterable`)."""
         return None
@@ -305,6 +313,14 @@ class HostLauncher(Launcher):
             self._raise_if_memory_is_exhausted(x)
             raise
 
+    def packed(self, weight: Tensor) -> Tensor:
+        try:
+            packed: Tensor = torch.ops.ksopt_host.pack.default(weight, self.plan)
+        except RuntimeError:
+            _new_packed(weight, self.problem)
+            raise
+        return packed
+
     def _raise_if_memory_is_exhausted(self, x: Tensor) -> None:
         # torch's C interface reports only that it failed. If memory was exhausted, this
         # allocation raises the error that callers catch.
@@ -381,13 +397,31 @@ class _PythonLauncher(Launcher):
             return None
         if any(one.data_ptr() % 16 for one in summands):
             return None
+        self._launch(arguments, x.get_device())
+        return y
+
+    def packed(self, weight: Tensor) -> Tensor:
+        weight = _in_memory(weight)
+        packed = _new_packed(weight, self.problem)
+        arguments = _Arguments(
+            weight=weight.data_ptr(),
+            y=packed.data_ptr(),
+            batch=1,
+            weight_strides=_strides(weight),
+        )
+        self._launch(arguments, weight.get_device())
+        return packed
+
+    def _launch(self, arguments: _Arguments, device: int) -> None:
         g = self.geometry
-        tiles = -(-rows // g.rows_per_tile) * g.tiles_per_row_tile
+        tiles = -(-arguments.batch // g.rows_per_tile) * g.tiles_per_row_tile
         blocks = min(tiles, g.max_blocks)
-        device = x.get_device()
         launch = (self.kernel, blocks, g.threads, g.shared_bytes, arguments, device)
         driver.launch(*launch, early=g.early)
-        return y
+
+
+def _new_packed(weight: Tensor, problem: Problem) -> Tensor:
+    return weight.new_empty(1, 1, 1, problem.pattern.out_features)
 
 
 def _dtype_of_result(problem: Problem, x: Tensor) -> torch.dtype:

@@ -67,7 +67,7 @@ class PreparingLauncher(Launcher):
 
     @abc.abstractmethod
     def pack(self, weight: Tensor) -> Tensor:
-        """The weight (a, b, c, d) as the kernel reads it, of four dims."""
+        """The weight (a, b, c, d), of any strides, as the kernel reads it, of four dims."""
 
     def takes(self, x: Tensor) -> bool:
         """Whether the kernel takes x; it must take all that dispatch_table.hpp calls aligned."""
@@ -96,11 +96,8 @@ class PackedLauncher(PreparingLauncher):
         return replace(entry, packing=self._pack.plan)
 
     def pack(self, weight: Tensor) -> Tensor:
-        """The weight (a, b, c, d) as this tile reads it."""
-        weight = weight.contiguous()
-        if weight.data_ptr() % 16:
-            weight = weight.clone()
-        return self._pack(weight.view(1, -1), weight).view(1, 1, 1, -1)
+        """The weight (a, b, c, d) as this tile reads it, from where it is stored."""
+        return self._pack.packed(weight)
 
 
 def geometry_of(tasks: int) -> Geometry:

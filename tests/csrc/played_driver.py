@@ -62,6 +62,7 @@ struct PackArguments {
 unsigned blocks;
 int launches, has_context = 1, stream, capturing;
 int packs, pattern[4], chain_features[3], in_sequence;
+const float* packed_from;
 enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4, CHAIN = 5, PACK_TRAINED = 6, TRAINED = 7 };
 enum { GRADIENTS = 8, ADDING = 9, PACK_INPUT_GRAD = 10, INPUT_GRAD = 11, PACK_CHAIN = 12 };
 enum { MULTIPLY_WITHIN = 14 };
@@ -75,10 +76,17 @@ static void see(struct Seen* seen, const struct Config* config, const void* para
                         config->count, (long)config->stream};
   memcpy(seen->arguments, params, size);
 }
-/* What is packed cannot be mistaken for a weight. */
+/* What is packed, of any strides, cannot be mistaken for a weight. */
 static void pack() {
-  const long elements = (long)pattern[0] * pattern[1] * pattern[2] * pattern[3];
-  for (long n = 0; n < elements; ++n) arguments.y[n] = -2 * arguments.x[n];
+  float* to = arguments.y;
+  const long* strides = arguments.weight_strides;
+  for (int i = 0; i < pattern[0]; ++i)
+    for (int k = 0; k < pattern[1]; ++k)
+      for (int l = 0; l < pattern[2]; ++l)
+        for (int j = 0; j < pattern[3]; ++j)
+          *to++ = -2 * arguments.weight[i * strides[0] + k * strides[1] + l * strides[2] +
+                                        j * strides[3]];
+  packed_from = arguments.weight;
   ++packs;
 }
 /* By a weight whose elements are in order, over `packed`. */
@@ -299,6 +307,11 @@ def of_gradients(library):
 def variable(library, name):
     """One of the driver's, to read and to set."""
     return ctypes.c_int.in_dll(library.driver, name)
+
+
+def packed_from(library):
+    """The address of the weight that the driver packed last."""
+    return ctypes.c_void_p.in_dll(library.driver, "packed_from").value
 
 
 def multiplies_by(library, pattern):

@@ -16,6 +16,7 @@ from played_driver import (
     Product,
     decide,
     multiplies_by,
+    packed_from,
     variable,
 )
 from seen_products import Python
@@ -255,13 +256,26 @@ def test_a_weight_that_changes_is_packed_by_a_launch(device):
     memory = torch.zeros(PATTERN.nnz + 1)
     shifted = memory[1:].view(PATTERN.weight_shape).copy_(device.weight)
     in_another_order = device.weight.detach().transpose(1, 3).contiguous().transpose(1, 3)
+    transposed = device.weight.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    part = torch.zeros([size + 1 for size in PATTERN.weight_shape])[1:, :-1, 1:, 1:]
+    part.copy_(device.weight)
+    weights = (device.weight, shifted, in_another_order, transposed, part)
     with weight_scopes.repacked():
-        for weight in (device.weight, shifted, in_another_order):
+        for weight in weights:
             weight.data.mul_(-3)
             y = cuda.run_known(device.x, weight, False)
             torch.testing.assert_close(y, ks_reference(device.x, weight.detach()))
-        assert device.packs == packs + 3
-        assert variable(device.library, "launches").value == launches + 6
+            assert packed_from(device.library) == weight.data_ptr()  # no copy of it
+        assert device.packs == packs + len(weights)
+        assert variable(device.library, "launches").value == launches + 2 * len(weights)
+
+
+def test_python_packs_a_weight_by_the_same_launch(device):
+    weight = device.weight.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    packed = device.launcher.pack(weight)
+    torch.testing.assert_close(packed.flatten(), -2 * weight.flatten())
+    assert packed.shape == (1, 1, 1, PATTERN.nnz)
+    assert packed_from(device.library) == weight.data_ptr()
 
 
 def test_a_weight_that_changes_is_put_into_the_order_of_groups(played):

@@ -167,17 +167,29 @@ class EmulatedKernel:
             *(x, (weight, *summands), seed, None),
         )
 
+    def packed(self, weight: Tensor, seed: int = 0) -> Tensor:
+        """What a kernel that packs weights makes of one, through ``Launcher.packed``."""
+        packed: Tensor = self._run(
+            lambda launcher: launcher.packed(weight), None, (weight,), seed, None
+        )
+        return packed
+
     def _run(
         self,
         call: Callable[[_PythonLauncher], Any],
-        x: Tensor,
+        x: Tensor | None,
         read: Sequence[Tensor],
         seed: int,
         out: Tensor | None,
     ) -> Any:
-        """What a launcher returns that runs the kernel; ``read``: the weight, and the summands."""
+        """What a launcher returns that runs the kernel.
+
+        Args:
+            x: None for a kernel that packs.
+            read: the weight, and the summands.
+        """
         problem = self.instance.problem
-        size = 4 if problem.epilogue.in_float32 else x.element_size()
+        size = 4 if problem.epilogue.in_float32 else read[0].element_size()
         y_row_bytes = problem.pattern.out_features * size
 
         def launch(
@@ -190,11 +202,12 @@ class EmulatedKernel:
             early: bool = False,
         ) -> None:
             y_address = arguments.y
-            near_x = _Apart(*_extent(x))
+            near_x = _Apart(*((0, 0) if x is None else _extent(x)))
             near_y = _Apart(y_address, arguments.batch * y_row_bytes)
             names = ["weight", *(one for one in ("bias", "residual") if getattr(arguments, one))]
             places = [getattr(arguments, one) for one in ("x", *names)]
-            assert places == [one.data_ptr() for one in (x, *read)], (
+            operands = [None if one is None else one.data_ptr() for one in (x, *read)]
+            assert places == operands, (
                 "the launcher laid an operand out again: give the emulator what needs no copy"
             )
             arguments.x, arguments.y = near_x.at, near_y.at

@@ -59,15 +59,12 @@ class PackedKernel:
     multiply: EmulatedKernel
 
     def __call__(self, x: Tensor, weight: Tensor, seed: int = 0) -> Tensor:
-        weight = weight.contiguous()
-        packed = self.pack(weight.view(1, -1), weight, seed).view(1, 1, 1, -1)
-        return self.multiply(x, packed, seed)
+        return self.multiply(x, self.pack.packed(weight, seed), seed)
 
     def with_epilogue(
         self, x: Tensor, weight: Tensor, after: After, seed: int = 0
     ) -> Tensor | None:
-        packed = self.pack(weight.contiguous().view(1, -1), weight, seed).view(1, 1, 1, -1)
-        return self.multiply.with_epilogue(x, packed, after, seed)
+        return self.multiply.with_epilogue(x, self.pack.packed(weight, seed), after, seed)
 
     def launched_as(self, geometry: Geometry) -> PackedKernel:
         return replace(self, multiply=self.multiply.launched_as(geometry))

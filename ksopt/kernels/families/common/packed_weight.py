@@ -36,10 +36,10 @@ class PackedFamily(TemplateFamily[ConfigT]):
 
     @abc.abstractmethod
     def pack_source(self, problem: Problem, config: ConfigT) -> str:
-        """The generated file of the kernel that packs weights for the tile."""
+        """The generated file of the kernel that packs weights, of any strides, for the tile."""
 
     def pack_problem(self, problem: Problem, config: ConfigT) -> Problem:
-        """Packing as a launcher sees it: the weight is x's only row, the packed one is y's."""
+        """Packing as a launcher sees it: the packed weight is y's only row."""
         elements = self.packed_elements(problem, config)
         return Problem.of_factor(Pattern(1, elements, problem.pattern.nnz, 1), problem.dtype, False)
 
