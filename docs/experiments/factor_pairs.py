@@ -21,13 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from ksopt.epilogue import After, add_epilogue_
 from ksopt.errors import KsoptError
-from ksopt.kernels import factor_epilogue, registry
+from ksopt.kernels import registry
 from ksopt.kernels.autotuner import Choice, products_in_series
 from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.by_factors import ByPair
 from ksopt.kernels.candidate import Candidate
 from ksopt.kernels.decisions import with_index
 from ksopt.kernels.operands import Operands, random_operands
@@ -53,33 +52,6 @@ LAYERS = (
 OF_FEW_ROWS = ("(1,2048,512,2)*(2,512,2048,1)", "(1,512,128,2)*(2,128,512,1)")
 _MODE = "cached"
 _AGAIN = 25  # rounds of the race of two
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The layer by two kernels: a call that returns y.
-
-    Attributes:
-        first, second: of the factors, in the order in which they multiply.
-        activation: behind the bias.
-    """
-
-    first: Choice
-    second: Choice
-    activation: str = "none"
-
-    @property
-    def label(self) -> str:
-        return f"{self.first.candidate.label} then {self.second.candidate.label}"
-
-    def __call__(self, x: Tensor, weights: Sequence[Tensor], bias: Tensor) -> Tensor:
-        left, right = weights
-        between = self.first.call(x, right)
-        after = After(bias, self.activation, None)
-        y = factor_epilogue.run(self.second, between, left, after)
-        if y is None:
-            y = add_epilogue_(self.second.call(between, left), bias, self.activation)
-        return y
 
 
 @dataclass(frozen=True)
@@ -187,13 +159,12 @@ def time_pairs(
     count = products_in_series(problem.chains, backend.key(problem, rows).largest_batch, size)
     copies = [operands.copied() for _ in range(count)]
     entries = []
-    for pair in (Pair(one, two, args.activation) for one in first for two in second):
-        assert operands.bias is not None
-        wrong = check.judge(pair(copies[0].x, copies[0].weights, operands.bias))
+    for pair in (ByPair(problem, one, two) for one in first for two in second):
+        wrong = check.judge(pair(*copies[0].arguments(problem)))
         if wrong is None:
             entries.append(entry_of(pair, copies))
         else:
-            print(f"WRONG {layer}: {pair.label}: {wrong}", flush=True)
+            print(f"WRONG {layer}: {label_of(pair)}: {wrong}", flush=True)
     print(f"# {layer}: {len(entries)} pairs, tuned and checked", end=" ")
     print(f"in {time.perf_counter() - began:.1f} s", flush=True)
     rules = candidate_rules(args.seconds)
@@ -216,15 +187,19 @@ def time_pairs(
     return Result(layer, times[0], times[at], name, (own_us, best_us), is_confirmed)
 
 
-def entry_of(pair: Pair, copies: Sequence[Operands]) -> BenchmarkEntry:
+def label_of(pair: ByPair) -> str:
+    """The kernels of a pair."""
+    return f"{pair.first.candidate.label} then {pair.second.candidate.label}"
+
+
+def entry_of(pair: ByPair, copies: Sequence[Operands]) -> BenchmarkEntry:
     """A pair in a race: a product by each of the copies."""
 
     def series() -> None:
         for one in copies:
-            assert one.bias is not None
-            pair(one.x, one.weights, one.bias)
+            pair(*one.arguments(pair.problem))
 
-    return BenchmarkEntry(pair.label, series, frozenset({_MODE}), len(copies))
+    return BenchmarkEntry(label_of(pair), series, frozenset({_MODE}), len(copies))
 
 
 def median_us(result: EntryResult) -> float:

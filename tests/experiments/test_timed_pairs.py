@@ -6,11 +6,6 @@ import pytest
 import torch
 
 import factor_pairs
-from ksopt.kernels.autotuner import Choice
-from ksopt.kernels.candidate import Candidate
-from ksopt.kernels.operands import random_operands
-from ksopt.kernels.problem import Epilogue, Problem
-from ksopt.measure.accuracy import Around, checking_chain
 from ksopt.patterns.chain import Chain
 
 LAYER = "(1,8,4,2)*(2,4,8,1)"
@@ -30,20 +25,6 @@ def test_pairs_of_both_factors_race(capsys: pytest.CaptureFixture[str]) -> None:
         assert len(firsts) == len(seconds) == 2
         assert len(set(times)) == len(times) == 4
     assert len(re.findall(r"own choices [\d.]+ us, best pair [\d.]+ us", text)) == 2
-
-
-def test_a_pair_computes_the_layer() -> None:
-    problem = Problem(Chain.parse(LAYER), "float32", False, epilogue=Epilogue(True, "gelu"))
-    one, two = (
-        Choice(candidate, candidate.build(-1), "rule")
-        for candidate in (Candidate("bmm", each, 1.0) for each in reversed(problem.factors()))
-    )
-    operands = random_operands(problem, 9, CPU)
-    around = Around(operands.bias, "gelu")
-    check, x, weights, around = checking_chain(operands.x, operands.weights, False, around)
-    with torch.no_grad():
-        assert check.judge(factor_pairs.Pair(one, two, "gelu")(x, weights, around.bias)) is None
-        assert check.judge(factor_pairs.Pair(one, two, "relu")(x, weights, around.bias))
 
 
 def test_layers_are_the_usual_ones_or_the_named_ones() -> None:
