@@ -10,7 +10,7 @@ import torch
 
 from ksopt import precision
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import plan_autotuner, planner, tuning_cache
+from ksopt.kernels import factor_pairs, plan_autotuner, planner, tuning_cache
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import ChoiceReport, from_record
@@ -78,13 +78,18 @@ class TuneRequest:
         ]
 
     def wholes(self) -> list[tuple[Problem, int]]:
-        """The problems that one kernel computes, with batches; tuned after their factors."""
+        """The problems that kernels or pairs compute, with batches; tuned after their factors."""
         return [
             (problem, batch)
             for problem in dict.fromkeys(self.problems)
             for batch in dict.fromkeys(self.batches)
             if planner.whole_choice(problem, batch, self.device) is not None
+            or self._has_pairs(problem, batch)
         ]
+
+    def _has_pairs(self, problem: Problem, batch: int) -> bool:
+        has_kernels = backend_of(self.device.type).spec(self.device) is not None
+        return has_kernels and factor_pairs.may_race(problem, batch)
 
 
 def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
@@ -157,7 +162,7 @@ def _measured(request: TuneRequest, problem: Problem, batch: int) -> Record | No
     with _precision(request, problem):
         operands = random_operands(problem, batch, request.device)
         if not problem.is_factor:
-            return plan_autotuner.tune(operands, problem, request.budget_s)
+            return plan_autotuner.tune(operands, problem, request.budget_s, alone=True)
         (weight,) = operands.weights
         backend = backend_of(request.device.type)
         return backend.tune(operands.x, weight, problem.batch_last, request.budget_s)

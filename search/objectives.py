@@ -14,6 +14,7 @@ from ksopt.functional import ks_linear
 from ksopt.kernels import dispatch, planner
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import FACTORS
+from ksopt.kernels.labels import PAIR
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure import energy, timing
 from ksopt.measure.energy import Meter
@@ -249,7 +250,7 @@ class Objective:
             return ()
         problem, batch = problem_of(chain, self._request), self._batch
         whole = planner.whole_choice(problem, batch, self._device)
-        if whole is not None and whole.way != FACTORS:
+        if whole is not None and whole.way not in (FACTORS, PAIR):
             return ()
         backend, mode = backend_of(self._device.type), settings.tuning()
         known = [

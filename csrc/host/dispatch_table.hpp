@@ -176,9 +176,9 @@ struct Step {
 };
 
 // The step for such operands, whose weight is one of those with prepared forms; none if it is not known, or needs
-// Python.
+// Python. fixed: the choice, instead of the table's.
 std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, bool repacked, const PreparedForms& forms,
-                            int64_t of) {
+                            int64_t of, const Choice* fixed = nullptr) {
   const auto prepared_in = [&](int64_t form) { return find_prepared(forms, of, form, x.device); };
   if (weight.dim() != 4) return std::nullopt;
   const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
@@ -187,7 +187,10 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
     return std::nullopt;
   }
   Choice choice{};
-  {
+  if (fixed != nullptr) {
+    if (!x.aligned && !fixed->any_rows) return std::nullopt;
+    choice = *fixed;
+  } else {
     const std::shared_lock lock(known_mutex);
     const auto& table = known[repacked];
     const auto it = table.find({a, b, c, d, x.dtype, x.batch_last, exact, bits_of(x.batch), x.place, x.aligned});

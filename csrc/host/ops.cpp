@@ -39,9 +39,15 @@ void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool ex
 
 void know_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias,
                std::optional<Tensor> residual, std::string activation, bool batch_last, int64_t siblings,
-               bool in_float32, bool exact, int64_t of_weights, int64_t kernel, int64_t form, int64_t repair) {
+               bool in_float32, bool exact, int64_t of_weights, int64_t kernel, int64_t form, int64_t repair,
+               std::vector<int64_t> pair) {
   const Layer layer{x, weights, bias, residual, activation_of(activation), batch_last, siblings, in_float32};
-  know_plan_of(layer, exact, static_cast<Weights>(of_weights), {kernel, form, reinterpret_cast<void*>(repair)});
+  PlanChoice choice{kernel, form, reinterpret_cast<void*>(repair)};
+  for (size_t at = 0; at < choice.pair.size() && kernel == PAIR; ++at) {
+    const auto field = [&](size_t of) { return pair.at(6 * at + of); };  // of an Entry of ksopt/kernels/launcher.py
+    choice.pair[at] = {field(0), field(1), field(2), field(3) != 0, field(4) != 0, field(5)};
+  }
+  know_plan_of(layer, exact, static_cast<Weights>(of_weights), choice);
 }
 
 void know_mlp(const Tensor& x, std::vector<Tensor> weights, std::vector<Tensor> last_weights,
@@ -227,7 +233,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("forget() -> ()");
   m.def(
       "know_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
-      "int siblings, bool in_float32, bool exact, int of_weights, int kernel, int form, int repair) -> ()");
+      "int siblings, bool in_float32, bool exact, int of_weights, int kernel, int form, int repair, int[] pair) -> ()");
   m.def(
       "know_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias, Tensor? bias, Tensor? residual, "
       "str hidden_activation, str activation, bool exact, bool repacked, int kernel, int form) -> ()");

@@ -128,12 +128,14 @@ PlanKey plan_key(const Layer& layer, const Rows& x, bool exact) {
 }
 
 // A chain's kernel and the form of the weights that it takes; FACTORS: a product for each factor; MERGED: torch's
-// product by the one matrix that is prepared of all of them, or a product by one factor (ksopt/kernels/merged.py).
-constexpr int64_t FACTORS = -2, MERGED = -3;
+// product by the one matrix that is prepared of all of them, or a product by one factor (ksopt/kernels/merged.py);
+// PAIR: a product for each of two factors, by choices of the plan's own.
+constexpr int64_t FACTORS = -2, MERGED = -3, PAIR = -4;
 struct PlanChoice {
   int64_t kernel;
   int64_t form;
-  void* repair = nullptr;  // of MERGED, the kernel behind a product by a matrix with zeros
+  void* repair = nullptr;           // of MERGED, the kernel behind a product by a matrix with zeros
+  std::array<Choice, 2> pair = {};  // of PAIR, in the order in which they multiply
 };
 
 // The same struct as in csrc/cuda/common/chain_repair.cuh, but for what follows.
@@ -251,8 +253,9 @@ std::optional<Tensor> run_last(const Step& step, const Layer& layer, const Tenso
 }
 
 // A product for each factor, and torch's operations behind them: as ksopt/kernels/by_factors.py.
+// pair: the choices of two factors, instead of the table's.
 std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool repacked, const PreparedForms& forms,
-                                  const std::optional<Tensor>& out) {
+                                  const std::optional<Tensor>& out, const std::array<Choice, 2>* pair = nullptr) {
   // Nothing is launched before all factors are found in the table.
   std::vector<Step> steps;
   const size_t length = layer.length();
@@ -260,7 +263,8 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
     Rows rows = x;
     for (size_t at = first + length; at-- > first;) {
       const Tensor& weight = layer.weights[at];
-      auto step = step_of(rows, weight, exact, repacked, forms, static_cast<int64_t>(at));
+      const Choice* fixed = pair == nullptr ? nullptr : &pair->at(steps.size());
+      auto step = step_of(rows, weight, exact, repacked, forms, static_cast<int64_t>(at), fixed);
       if (!step) return std::nullopt;
       steps.push_back(std::move(*step));
       rows.features = weight.size(0) * weight.size(1) * weight.size(3);
@@ -354,6 +358,7 @@ std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights wei
   }
   const bool repacked = weights == Weights::repacked;
   if (choice.kernel == FACTORS) return run_factors(layer, x, exact, repacked, forms, out);
+  if (choice.kernel == PAIR) return run_factors(layer, x, exact, repacked, forms, out, &choice.pair);
   if (choice.kernel == MERGED) return run_merged(choice, layer, x, exact, forms, out);
   const LaunchedWeights all{layer.weights, static_cast<size_t>(layer.siblings), repacked, forms};
   return launch_chain(choice, layer, x, all, out);

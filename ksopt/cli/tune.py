@@ -255,7 +255,7 @@ def _tuned(request: TuneRequest, stream: TextIO, quiet: bool) -> list[ChoiceRepo
     with _progress(stream, total, quiet) as tell:
         for report in tune(request):
             reports.append(report)
-            tell(f"{report.key}: {report.way}")
+            tell(f"{report.key}: {report.name}")
     return reports
 
 
@@ -335,7 +335,7 @@ def table(reports: Sequence[ChoiceReport]) -> tables.Table:
                 _layer_words(report),
                 _kind_words(report.key),
                 str(report.batch),
-                report.way,
+                report.name,
                 "" if report.predicted_us is None else f"{report.predicted_us:,.1f}",
                 "" if report.measured_us is None else f"{report.measured_us:,.1f}",
                 ""

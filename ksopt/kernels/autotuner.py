@@ -15,6 +15,7 @@ from torch import Tensor
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import merged, registry, tuning_cache, weight_scopes
 from ksopt.kernels.candidate import Candidate
+from ksopt.kernels.labels import PAIR
 from ksopt.kernels.launcher import TORCH, Enterable, Entry
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.problem import FEW_ROWS, SIXTEEN_BIT, DeviceSpec, ProblemKey
@@ -89,6 +90,7 @@ def measured(
     budget_s: float,
     accept: Accept,
     previous: Record | None = None,
+    further: Sequence[Candidate] = (),
 ) -> Decision:
     """Build and time the candidates that are worth it.
 
@@ -101,12 +103,13 @@ def measured(
         accept: says what is wrong with a result, or None; a kernel with a wrong result is not
             timed and cannot be chosen.
         previous: what was recorded before: its choice stays where it is not beaten.
+        further: candidates beside those of the registry, behind which they stand.
 
     Raises:
         UnavailableError: no way could be built and run.
     """
     problem, rows = key.problem, _rows(key, operands.x)
-    candidates = registry.candidates(problem, rows, spec)
+    candidates = [*registry.candidates(problem, rows, spec), *further]
     built = registry.built(candidates, operands.x.get_device(), key.rows)
     # Copies, whose prepared forms go with them; ordinary ones, also where the weights are not.
     copies = [operands.copied() for _ in range(_series_of(key, operands))]
@@ -286,6 +289,8 @@ def _weights_timed(
     # "repacked" first, (2,768,768,16) took 5 % longer in fp16, batch last.
     if candidate.takes_parameters:
         return ("stored",)
+    if candidate.name == PAIR:  # weights that change have each factor's own choice
+        return ("cached",)
     puts_in_order = candidate.needs_order and not all(w.is_contiguous() for w in weights)
     return ("cached", "repacked") if candidate.prepares_weight or puts_in_order else ("any",)
 

@@ -1,4 +1,7 @@
-"""A problem computed by one launch per factor, each the fastest, then PyTorch's operations."""
+"""A problem computed by one launch per factor, then PyTorch's operations.
+
+Each is the factor's own choice, or two factors have the kernels that are the fastest together.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ksopt.epilogue import GATES, After, activation_of, add_epilogue_, in_float32
-from ksopt.kernels import dispatch
+from ksopt.kernels import dispatch, factor_epilogue
+from ksopt.kernels.autotuner import Choice
 from ksopt.kernels.problem import Problem
 
 Product = Callable[..., Tensor]
@@ -133,3 +137,39 @@ def _within(
     x: Tensor, weight: Tensor, batch_last: bool, _owner: None, after: After, out: Tensor | None
 ) -> Tensor | None:
     return dispatch.run_within(x, weight, batch_last, after, out)
+
+
+@dataclass(frozen=True)
+class ByPair:
+    """`ByFactors` of two factors, by two kernels that stay the same.
+
+    Attributes:
+        problem: what is computed.
+        first, second: the kernels, in the order in which they multiply.
+    """
+
+    problem: Problem
+    first: Choice
+    second: Choice
+
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+        /,
+    ) -> Tensor:
+        left, right = weights
+        between = self.first.call(x, right)
+        epilogue = self.problem.epilogue
+        after = After(bias, epilogue.activation, residual, epilogue.in_float32)
+        y = None
+        if not after.is_empty:
+            y = factor_epilogue.run(self.second, between, left, after, out)
+        if y is not None:
+            return y
+        y = self.second.call(between, left, out)
+        y = add_epilogue_(y, bias, after.activation, residual)
+        return in_float32(y) if after.in_float32 else y

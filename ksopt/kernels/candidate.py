@@ -1,8 +1,9 @@
 """Candidates: implementations of a problem by a kernel of a family, or by PyTorch.
 
-`registry` proposes candidates for a problem. Beside kernels and PyTorch's products there are three
-names: `FACTORS`, one launch per factor and PyTorch's operations behind the last; `MERGED`, the
-product by one dense matrix or factor; and, for two layers, `LAYERS`, each layer by its own plan.
+`registry` proposes candidates for a problem. Beside kernels and PyTorch's products there are four
+names: `FACTORS`, one launch per factor and PyTorch's operations behind the last; `PAIR`, the same
+of two factors by two kernels that were timed together; `MERGED`, the product by one dense matrix or
+factor; and, for two layers, `LAYERS`, each layer by its own plan.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from ksopt.kernels import merged
 from ksopt.kernels.families.base import KernelFamily
 from ksopt.kernels.families.common import pytorch_ops
+from ksopt.kernels.labels import PAIR, label_of
 from ksopt.kernels.launcher import Launcher
 from ksopt.kernels.problem import DeviceSpec, Problem, Rows
 
@@ -26,7 +28,7 @@ LAYERS = "layers"
 MERGED = "merged"
 """The name of the candidate that multiplies by the product of the factors (kernels/merged.py)."""
 APART = frozenset({FACTORS, LAYERS})
-"""The candidates that compute several factors or layers by several launches."""
+"""The candidates whose factors or layers are computed by a choice of their own each."""
 
 
 class Call(Protocol):
@@ -74,16 +76,24 @@ class MlpCall(Protocol):
 
 
 @dataclass(frozen=True)
+class Pair:
+    """The tile of a `PAIR`: the candidates of two factors, in the order in which they multiply."""
+
+    first: Candidate
+    second: Candidate
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One implementation of a problem, not built yet.
 
     Attributes:
         name: a kernel family's, or that of one of PyTorch's products (a baseline), or `MERGED`, or
-            of `APART`.
+            `PAIR`, or of `APART`.
         problem: what it computes.
         predicted_us: for the batch that it was proposed for.
-        family: of kernels; None for PyTorch's own, and for those of `APART`.
-        tile: the family's configuration; None where there is no family.
+        family: of kernels; None for PyTorch's own, for `PAIR`, and for those of `APART`.
+        tile: the family's configuration, or the `Pair`; None for all others.
     """
 
     name: str
@@ -95,24 +105,25 @@ class Candidate:
     @property
     def config(self) -> dict[str, Any] | None:
         """The tile as a dict of plain values."""
+        if isinstance(self.tile, Pair):
+            several = {"first": self.tile.first, "second": self.tile.second}
+            return {at: {"way": one.name, "config": one.config} for at, one in several.items()}
         return None if self.tile is None else asdict(self.tile)
 
     @property
     def label(self) -> str:
         """The name and the configuration, as people read them."""
-        if self.config is None:
-            return self.name
-        return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.config.items())})"
+        return label_of(self.name, self.config)
 
     @property
     def is_pytorch(self) -> bool:
         """Whether it is one of PyTorch's implementations."""
-        return self.family is None and self.name not in APART
+        return self.family is None and self.name not in (*APART, PAIR)
 
     @property
     def prepares_weight(self) -> bool:
         """Whether the weight is prepared before the product."""
-        if self.name in (LAYERS, MERGED):
+        if self.name in (LAYERS, MERGED, PAIR):
             return True  # weights of a layer in one launch are always prepared
         if self.name == FACTORS:
             return any(pattern.d > 1 for pattern in self.problem.chain)
@@ -141,6 +152,8 @@ class Candidate:
         """The generated files that `build` compiles for aligned rows."""
         if self.name == MERGED:
             return merged.sources(self.problem)
+        if isinstance(self.tile, Pair):
+            return [*self.tile.first.sources(), *self.tile.second.sources()]
         return [] if self.family is None else self.family.sources(self.problem, self.tile)
 
     def build(self, device_index: int, rows: Rows = "aligned") -> Any:
@@ -157,6 +170,15 @@ class Candidate:
             from ksopt.kernels.by_factors import ByFactors  # imported here: it imports the planner
 
             return ByFactors(self.problem)
+        if isinstance(self.tile, Pair):
+            from ksopt.kernels.autotuner import Choice  # imported here for the same reason
+            from ksopt.kernels.by_factors import ByPair
+
+            several = (self.tile.first, self.tile.second)
+            return ByPair(
+                self.problem,
+                *(Choice(one, one.build(device_index), "measured") for one in several),
+            )
         if self.name == LAYERS:
             from ksopt.kernels.by_layers import ByLayers  # imported here for the same reason
 

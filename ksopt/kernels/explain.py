@@ -14,6 +14,7 @@ from ksopt.baselines import BASELINES
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import APART, MERGED
+from ksopt.kernels.labels import PAIR, name_of
 from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, is_exact
 from ksopt.kernels.tuning_cache import Record, Timed
@@ -45,6 +46,11 @@ class ChoiceReport:
     timed: tuple[Timed, ...]
     source: Source
     reason: str
+
+    @property
+    def name(self) -> str:
+        """The way, of a pair with those of its kernels."""
+        return name_of(self.way, self.config)
 
     @property
     def is_pytorch(self) -> bool:
@@ -171,6 +177,9 @@ def _why(record: Record, chosen: Timed, repacked: bool) -> str:
         apart = (
             "one launch per factor" if record.key.problem.second is None else "one plan per layer"
         )
+        if chosen.way == PAIR:
+            words.append(chosen.label)
+            apart = "the kernels that are the fastest of each factor alone"
         words.append(_against_parts(rivals, chosen, apart))
         if chosen.way == MERGED:
             product = product_in_words(record.key.problem)
@@ -217,4 +226,4 @@ def _against_parts(rivals: Sequence[Timed], chosen: Timed, apart: str) -> str:
     if not kernels:
         return "no kernel computes all of it"
     best = min(kernels, key=lambda one: one.median_us)
-    return f"the best of the ways for all of it, {best.way}, takes {best.median_us:.1f} us"
+    return f"the best of the ways for all of it, {best.name}, takes {best.median_us:.1f} us"

@@ -1,15 +1,17 @@
 """The host library's table of plans (csrc/host/plan_table.hpp) for layers run without Python.
 
-A plan is looked up by the problem that it was chosen for: one launch, or a product for each factor
-and torch's operations behind them. It is run for plain operands whose weights are prepared
-(weight_table.py), or, if they change, packed by a launch ahead. All other calls run Python, which
-checks, chooses, prepares, and then registers the plan. Compiled graphs look plans up without Python
-(csrc/host/layer_kernels.cpp); eager layers do here, by the same functions.
+A plan is looked up by the problem that it was chosen for: one launch, or a product for each factor,
+by the factor's own choice or the plan's, and torch's operations behind them. It is run for plain
+operands whose weights are prepared (weight_table.py), or, if they change, packed by a launch ahead.
+All other calls run Python, which checks, chooses, prepares, and then registers the plan. Compiled
+graphs look plans up without Python (csrc/host/layer_kernels.cpp); eager layers do here, by the same
+functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 
 import torch
 from torch import Tensor
@@ -17,13 +19,14 @@ from torch import Tensor
 from ksopt import precision
 from ksopt.jit import host
 from ksopt.kernels.autotuner import Choice, Decision
+from ksopt.kernels.by_factors import ByPair
 from ksopt.kernels.candidate import FACTORS, LAYERS
 from ksopt.kernels.launcher import Enterable, RepairedEntry
 from ksopt.kernels.operands import Operands
 from ksopt.kernels.weight_cache import is_stored
 from ksopt.kernels.weight_scopes import sync_host, thread_state
 
-_FACTORS, _NONE = -2, -1  # of csrc/host/plan_table.hpp
+_FACTORS, _PAIR, _NONE = -2, -4, -1  # of csrc/host/plan_table.hpp
 _CACHED, _REPACKED, _STORED = range(3)  # ``Weights`` there
 
 # The overload's implementation, which saves a call of Python. None until the table has a plan.
@@ -82,11 +85,14 @@ def register(
     around = (activation, batch_last, siblings, in_float32)
     exact = x.dtype is not torch.float32 or precision.is_exact()
     for mode in (_CACHED, _REPACKED, _STORED):
-        kernel, form, repair = _FACTORS, 0, 0
+        entry: tuple[int, int, int] = _FACTORS, 0, 0
+        pair: list[int] = []
         if decision is not None:
             stored = decision.cached if decision.stored is None else decision.stored
-            kernel, form, repair = _entry((decision.cached, decision.repacked, stored)[mode])
-        torch.ops.ksopt_host.know_plan(*layer, *around, exact, mode, kernel, form, repair)
+            choice = (decision.cached, decision.repacked, stored)[mode]
+            pair = _entries(choice)
+            entry = (_PAIR, 0, 0) if pair else _entry(choice)
+        torch.ops.ksopt_host.know_plan(*layer, *around, exact, mode, *entry, pair)
     sync_host()
     _run_layer = torch.ops.ksopt_host.run_layer.default._op
 
@@ -131,6 +137,16 @@ def _entry(choice: Choice) -> tuple[int, int, int]:
     if entry is None:
         return _NONE, 0, 0
     return entry.plan, entry.form, entry.repair if isinstance(entry, RepairedEntry) else 0
+
+
+def _entries(choice: Choice) -> list[int]:
+    """The entries of a pair's kernels, one behind the other; empty if the library has not both."""
+    if not isinstance(choice.call, ByPair):
+        return []
+    calls = (choice.call.first.call, choice.call.second.call)
+    entries = [one.entry() if isinstance(one, Enterable) else None for one in calls]
+    known = [entry for entry in entries if entry is not None]
+    return [int(value) for one in known for value in astuple(one)] if len(known) == 2 else []
 
 
 def forget() -> None:

@@ -1,7 +1,10 @@
 """The choice of a plan for a problem of more than one factor: one launch, or its parts.
 
 The rivals are families that take chains, and one product where that may be as fast (mergeable.py).
-Without rivals one launch per factor computes a problem, and nothing is measured for it as a whole.
+Without rivals one launch per factor computes a problem, and no call measures it as a whole: that
+would take half a second at the first call of each layer. ``ksopt tune`` does, and compiled graphs
+do where it decides what they launch; a pair of kernels (factor_pairs.py) that is the fastest then
+computes the problem in all calls.
 Otherwise the plans race on the operands of the call (plan_race.py), by the rules of a race between
 one factor's kernels (autotuner.py). They are decided and stored like these (decisions.py), under
 the key of the chain, its epilogue and its siblings. The parts of a problem of two layers are the
@@ -25,6 +28,7 @@ from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import APART
 from ksopt.kernels.decisions import Decider, Question
 from ksopt.kernels.families.base import CHAIN_FAMILIES
+from ksopt.kernels.labels import PAIR
 from ksopt.kernels.operands import Operands, key_of, random_operands
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
 from ksopt.kernels.tuning_cache import Record
@@ -103,7 +107,7 @@ def tune(
         operands: of the problem.
         problem: of more than a factor.
         budget_s: seconds for the timing; compilation comes on top.
-        alone: whether to measure a launch per factor, too, where nothing competes with it.
+        alone: whether to measure launches per factor, too, where nothing competes with them.
 
     Returns:
         The measurement; None where no candidate computes the whole problem, so that only its
@@ -163,12 +167,24 @@ def _decision(problem: Problem, operands: Operands) -> tuple[Decision, bool]:
 def _question(problem: Problem, operands: Operands) -> Question:
     key, device = key_of(problem, operands.x), operands.x.device
     backend, race = backend_of(device.type), partial(plan_race.race, key, operands)
-    return Question(key, device, backend, race, lambda: has_rivals(key, backend.spec(device)))
+
+    def is_open() -> bool:
+        return has_rivals(key, backend.spec(device)) or has_pair(key, device)
+
+    return Question(key, device, backend, race, is_open)
 
 
 def has_rivals(key: ProblemKey, spec: DeviceSpec | None) -> bool:
     """Whether anything computes the whole problem on a device, so that there is a choice."""
     return spec is not None and registry.are_rivals(key.problem, key.largest_batch, spec)
+
+
+def has_pair(key: ProblemKey, device: torch.device) -> bool:
+    """Whether a pair of kernels was measured to be the fastest for the factors of a problem."""
+    if not registry.takes_pair(key.problem) or not _runs_kernels(device):
+        return False
+    known = known_record(key, device)
+    return known is not None and known[0].chosen(repacked=False).way == PAIR
 
 
 def _runs_kernels(device: torch.device) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ksopt.kernels import registry
+from ksopt.kernels import factor_pairs, registry
 from ksopt.kernels.autotuner import Decision, measured
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.operands import Operands
@@ -54,7 +54,8 @@ def race(
         # The factors, or the layers' plans, are chosen before they race.
         registry.rule(problem).build(x.get_device())(*own.arguments(problem))
         spec = backend_of(device.type).spec(device)
-        return measured(key, own, device, spec, budget_s, check.judge, previous)
+        pairs = factor_pairs.candidates(key, x.numel() // x.shape[-1], device)
+        return measured(key, own, device, spec, budget_s, check.judge, previous, pairs)
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:

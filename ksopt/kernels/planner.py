@@ -107,7 +107,8 @@ def whole_choice(
         problem, batch, device, repacked, spec: as for `plan_of`.
 
     Returns:
-        None where nothing computes all of it, and for one factor's product alone.
+        None where nothing computes all of it, unless by a pair of kernels that were timed together,
+        and for one factor's product alone.
     """
     mode = settings.tuning()
     if mode == "measure" and torch.are_deterministic_algorithms_enabled():
@@ -117,9 +118,12 @@ def whole_choice(
     backend = backend_of(device.type if spec is None else "cuda")
     key = backend.key(problem, batch)
     own_spec = backend.spec(device) if spec is None else spec
-    if not plan_autotuner.has_rivals(key, own_spec):
+    is_known = spec is None and mode == "measure"
+    if not plan_autotuner.has_rivals(key, own_spec) and not (
+        is_known and plan_autotuner.has_pair(key, device)
+    ):
         return None
-    if spec is None and mode == "measure":
+    if is_known:
         known = plan_autotuner.known_record(key, device)
         if known is not None:
             return from_record(*known, repacked)

@@ -1,7 +1,8 @@
 """The candidates proposed for a problem, by predicted time, and those that can be built here.
 
 A chain, or a product with an epilogue, has the kernels that compute all of it, `FACTORS` and
-`MERGED`. Two layers have the kernels that compute both, and `LAYERS`.
+`MERGED`; a chain of two factors also a `PAIR` of any two of their candidates (factor_pairs.py). Two
+layers have the kernels that compute both, and `LAYERS`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import torch
 
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import mergeable
-from ksopt.kernels.candidate import FACTORS, LAYERS, MERGED, Candidate
+from ksopt.kernels.candidate import FACTORS, LAYERS, MERGED, Candidate, Pair
 from ksopt.kernels.families.base import KernelFamily, families
 from ksopt.kernels.families.common import pytorch_cost, pytorch_ops
+from ksopt.kernels.labels import PAIR, is_pair
 from ksopt.kernels.problem import EMPTY, SIXTEEN_BIT, DeviceSpec, Epilogue, Problem, Rows
 
 MOST_KERNELS = 11
@@ -293,6 +295,8 @@ def restored(
         batch: rows of x, for the predicted time.
         device: as for `candidates`.
     """
+    if name == PAIR:
+        return _restored_pair(problem, config, batch, device)
     if config is None:
         several = plain(problem, batch, device)
         if name == MERGED:
@@ -305,6 +309,41 @@ def restored(
         if vars(tile) == config:  # plain values all: a tenth of what asdict takes
             return _kernel(family, problem, tile, batch, device)
     return None
+
+
+def takes_pair(problem: Problem) -> bool:
+    """Whether a `PAIR` may compute a problem: one chain of two factors, batch first."""
+    is_layer = problem.siblings == 1 and problem.second is None
+    return is_layer and len(problem.chain) == 2 and not problem.batch_last
+
+
+def pair(problem: Problem, tile: Pair, batch: int, device: DeviceSpec | None) -> Candidate:
+    """The candidate of two factors' candidates.
+
+    Args:
+        problem: one that `takes_pair`.
+        tile: the factors' candidates.
+        batch: rows of x.
+        device: as for `candidates`.
+    """
+    us = tile.first.predicted_us + tile.second.predicted_us
+    behind = replace(problem, epilogue=within(problem, tile.second.name)[1])
+    us += behind_us(behind, batch, 1 if device is None else device.multiprocessors)
+    return Candidate(PAIR, problem, us, tile=tile)
+
+
+def _restored_pair(
+    problem: Problem, config: dict[str, Any] | None, batch: int, device: DeviceSpec | None
+) -> Candidate | None:
+    if config is None or not is_pair(config) or not takes_pair(problem):
+        return None
+    right, left = (
+        restored(factor, one["way"], one["config"], batch, device)
+        for factor, one in zip(reversed(problem.factors()), config.values(), strict=True)
+    )
+    if right is None or left is None:
+        return None
+    return pair(problem, Pair(right, left), batch, device)
 
 
 def built(

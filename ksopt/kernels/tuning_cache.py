@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, overload
 
 from ksopt.jit import cache, source_digest
+from ksopt.kernels.labels import PAIR, is_pair, label_of, name_of
 from ksopt.kernels.problem import ProblemKey
 from ksopt.measure.interleaved import EntryResult
 from ksopt.system import locks, temporary_files
@@ -128,6 +129,8 @@ class Timed:
         times += [] if timed.host_us is None else [timed.host_us]
         if not isinstance(timed.way, str) or not isinstance(timed.config, dict | None):
             raise ValueError(f"not a way: {values!r}")
+        if timed.way == PAIR and not is_pair(timed.config):
+            raise ValueError(f"not a pair: {values!r}")
         if timed.weight not in get_args(WeightMode) or not all(
             isinstance(us, int | float) and math.isfinite(us) for us in times
         ):
@@ -137,9 +140,12 @@ class Timed:
     @property
     def label(self) -> str:
         """Name and configuration, for a person."""
-        if self.config is None:
-            return self.way
-        return f"{self.way}({', '.join(f'{k}={v}' for k, v in self.config.items())})"
+        return label_of(self.way, self.config)
+
+    @property
+    def name(self) -> str:
+        """Name, of a pair with those of its kernels, for a person."""
+        return name_of(self.way, self.config)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from ksopt import KSLinear, ops
 from ksopt.epilogue import with_epilogue
 from ksopt.kernels import host_plans, merged, plan_autotuner, weight_groups
 from ksopt.kernels.autotuner import Choice, Decision
-from ksopt.kernels.by_factors import ByFactors
-from ksopt.kernels.candidate import FACTORS, MERGED, Candidate
+from ksopt.kernels.by_factors import ByFactors, ByPair
+from ksopt.kernels.candidate import FACTORS, MERGED, Candidate, Pair
+from ksopt.kernels.labels import PAIR
 from ksopt.kernels.launcher import HostLauncher, chain_entry
 from ksopt.kernels.merged import merge
 from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of
@@ -223,6 +224,22 @@ class FactorsWithin(Factors):
     def __init__(self, library, monkeypatch, **layer):
         self.family = FamilyWithEpilogues()
         super().__init__(library, monkeypatch, **layer)
+
+
+class Paired(FactorsWithin):
+    """Two kernels of the plan's own for weights that are cached, each factor's own for others."""
+
+    def __init__(self, library, monkeypatch, **layer):
+        super().__init__(library, monkeypatch, **layer)
+        two = [self._kernel(factor) for factor in reversed(self.problem.factors())]
+        tile = Pair(*(one.candidate for one in two))
+        candidate = Candidate(PAIR, self.problem, 2.0, tile=tile)
+        pair = Choice(candidate, ByPair(self.problem, *two), "model")
+        self.decision = Decision(pair, self.decision.repacked)
+
+    def _kernel(self, factor):
+        candidate = Candidate("played", factor, 1.0, self.family)
+        return Choice(candidate, packed_launcher(factor, MULTIPLY), "model")
 
 
 class ByMatrix(Device):

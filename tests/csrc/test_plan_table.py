@@ -14,6 +14,7 @@ from played_layer import (
     Factors,
     FactorsWithin,
     Launched,
+    Paired,
     Whole,
     packed_launcher,
 )
@@ -27,7 +28,7 @@ from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.reference import chain_reference
 
 
-@pytest.fixture(params=[Whole, Factors, FactorsWithin])
+@pytest.fixture(params=[Whole, Factors, FactorsWithin, Paired])
 def device(played, monkeypatch, request):
     return request.param(played, monkeypatch)
 
@@ -61,7 +62,7 @@ def test_a_layer_is_packed_once_and_then_known(device):
         assert device.call.calls == 1
 
 
-@pytest.mark.parametrize("kind", [Factors, FactorsWithin])
+@pytest.mark.parametrize("kind", [Factors, FactorsWithin, Paired])
 @pytest.mark.parametrize("residual", [False, True])
 def test_the_last_launch_computes_the_epilogue_where_it_can(played, monkeypatch, residual, kind):
     device = kind(played, monkeypatch, residual=residual)
@@ -75,8 +76,20 @@ def test_the_last_launch_computes_the_epilogue_where_it_can(played, monkeypatch,
     out = torch.full((ROWS, device.features), torch.nan)
     assert device.known(out=out).data_ptr() == out.data_ptr()
     device.check(out)
-    if kind is FactorsWithin:
+    if kind is not Factors:
         assert device.family.built == [device.problem.epilogue]
+
+
+def test_a_pair_runs_its_own_kernels(played, monkeypatch):
+    """Without a look at what is decided for each factor."""
+    device = Paired(played, monkeypatch)
+    played.ops.forget()  # the factors' own choices
+    warm(device)
+    device.check(device.known())
+    with weight_scopes.repacked():
+        assert device.known() is None
+    plan_autotuner.forget()
+    assert device.known() is None
 
 
 def test_a_bias_that_a_kernel_cannot_read_is_added_behind(played, monkeypatch):
@@ -182,6 +195,7 @@ def test_what_is_known_is_for_such_operands(device, deterministic):
     odd = torch.randn(ROWS * 32 + 1)[1:].view(ROWS, 32)
     assert device.known(odd) is None  # not aligned
     with weight_scopes.repacked():
+        device.run()  # a pair's factors have other choices for weights that change
         packs = device.packs
         device.check(device.known())
         assert device.packs == packs + (1 if isinstance(device, Whole) else 2)

@@ -1,7 +1,8 @@
 """Decision whether a layer is faster as a whole than by a launch per factor with Inductor's fusion.
 
 As a whole it is one launch, or the product by one matrix or factor, with its bias; or a launch per
-factor, the last of which computes the epilogue, too, as kernels for few rows do. Behind separate
+factor, the last of which computes the epilogue, too, as kernels for few rows do; or two launches
+that were tuned as a pair. Behind separate
 launches, and behind such a product, Inductor computes the epilogue in one kernel, where the race of
 the autotuner calls PyTorch's operations one after another: their extra time is subtracted. What a
 kernel that reads the result can compute, too, is no gain of the layer's. So a layer whose product
@@ -26,6 +27,7 @@ from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.candidate import APART, FACTORS, MERGED
 from ksopt.kernels.explain import from_record
 from ksopt.kernels.families.common.pytorch_cost import NEXT_LAUNCH_US, elementwise_us
+from ksopt.kernels.labels import PAIR
 from ksopt.kernels.mergeable import product_in_words
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
 
@@ -118,6 +120,8 @@ def in_words(problem: Problem, batch: int, device: torch.device, weights: Weight
     choice = planner.whole_choice(problem, batch, device, weights != "stored")
     if choice is None or choice.way == FACTORS:
         return "One launch per factor"
+    if choice.way == PAIR:
+        return f"One launch per factor, tuned as a {choice.name},"
     if choice.way != MERGED:
         return "One launch"
     product = product_in_words(problem)

@@ -71,6 +71,17 @@ def test_a_launch_per_factor_is_a_whole_layer_if_the_last_computes_the_epilogue(
     assert not trained
 
 
+def test_a_pair_is_a_whole_layer_where_it_beats_launches_with_inductors_kernel(monkeypatch):
+    both = Epilogue(True, "gelu", True)
+    problem = Problem(CHAIN, "float32", False, epilogue=both)
+    gain = whole_layer._fused_gain_us(problem, ROWS, 1)
+    assert is_whole(monkeypatch, both, factors=6e9, pair=6e9 - 2 * gain)
+    assert not is_whole(monkeypatch, both, factors=6e9, pair=6e9 - gain / 2)
+    choice = SimpleNamespace(way="decode_fma")
+    monkeypatch.setattr(whole_layer.planner, "choice_of_factor", lambda *_: choice)
+    assert is_whole(monkeypatch, both, factors=6e9, pair=6e9 - gain / 2)
+
+
 def test_a_reader_that_activates_is_compared_with_products_alone(monkeypatch):
     choice = SimpleNamespace(way="decode_fma")
     monkeypatch.setattr(whole_layer.planner, "choice_of_factor", lambda *_: choice)
