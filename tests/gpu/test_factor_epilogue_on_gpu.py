@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from devices import H200, compile_all
+from profiled import kernels_of
 
 from ksopt import KSLinear
 from ksopt.epilogue import ACTIVATIONS, After, with_epilogue
@@ -142,18 +143,6 @@ def test_what_is_not_finite_is_carried_as_by_pytorch(name, activation):
     truth = with_epilogue(truth, after.bias.double(), activation, after.residual.double())
     for kind in (torch.isnan, torch.isposinf, torch.isneginf):
         assert torch.equal(kind(y), kind(truth)), kind
-
-
-def kernels_of(call) -> list[str]:
-    """The kernels of a call."""
-    call()
-    of_device = torch.profiler.ProfilerActivity.CUDA
-    with torch.profiler.profile(activities=[of_device]) as profile:
-        call()
-        torch.cuda.synchronize()
-    on_device = torch.autograd.DeviceType.CUDA
-    events = [event for event in profile.events() if event.device_type == on_device]
-    return [event.name for event in events if "Buffer Request" not in event.name]
 
 
 @pytest.fixture

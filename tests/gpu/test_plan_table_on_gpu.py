@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from profiled import kernels_of
 
 import ksopt
 from ksopt import KSLinear, ops
@@ -15,6 +16,7 @@ from ksopt.epilogue import ACTIVATIONS
 from ksopt.kernels import host_plans, plan_autotuner, registry, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
+from ksopt.kernels.candidate import Pair
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, ProblemKey
 from ksopt.patterns.chain import Chain
@@ -48,6 +50,16 @@ def nothing_known(monkeypatch):
     forget()
 
 
+def pair_of(problem, rows, spec):
+    """Kernels of two families, neither of which is the factors' own choice."""
+    left, right = problem.factors()
+    first, second = (
+        registry.ranked(family_of(name), factor, rows, spec)[0]
+        for name, factor in (("mma16", right), ("wgmma16", left))
+    )
+    return registry.pair(problem, Pair(first, second), rows, spec)
+
+
 class Case:
     """Operands of a layer whose plan is decided."""
 
@@ -69,6 +81,8 @@ class Case:
         if plan == "chain":
             spec = DeviceSpec.of_device(device)
             way = registry.ranked(family_of("chain_wgmma16"), problem, rows, spec)[0]
+        elif plan == "pair":
+            way = pair_of(problem, rows, DeviceSpec.of_device(device))
         else:
             way = registry.rule(problem)
         self.call = way.build(device)
@@ -286,3 +300,24 @@ def test_the_second_device():
     y = case.warm()
     assert y.device.index == 1
     assert torch.equal(y, case.by_python())
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_pair_of_kernels_is_two_launches_without_python(activation, residual):
+    case = Case("pair", activation, residual)
+    for _ in range(3):
+        case.run()
+    known = case.known()
+    assert known is not None
+    assert torch.equal(known, case.by_python())
+    names = kernels_of(case.known)
+    assert len(names) == 2, names
+    assert "_mma16_" in names[0], names
+    assert "_wgmma16_" in names[1], names
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = case.run()
+    case.x.normal_()
+    graph.replay()
+    case.check(y)
