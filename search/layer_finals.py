@@ -41,9 +41,8 @@ def run_final(
     request = share.request
     assert request.batch is not None
     trials = trial_records.records(share.study, record.roofline, request.batch)
-    elected = recommend.elect(
-        recommend.admitted(trials, request), share.space.steps, request.max_error
-    )
+    admitted = recommend.admitted(trials, request)
+    elected = recommend.elect(admitted, share.space.steps, request.max_error)
     if elected and stopped != "interrupted":
         count = counted(len(elected), "finalist")
         progress.note(f"timing {count} of {request.size} in turns with dense")
@@ -70,14 +69,17 @@ def run_final(
             answers = recommend.recommend(
                 share.space, standing, request.max_error, request.min_speedup, dense_us
             )
-            few = surrounded_finals.chains_of(request, device, share.space.steps, answers, standing)
+            few = surrounded_finals.chains_of(
+                request, device, share.space.steps, answers, standing, admitted
+            )
             if few:
                 # If Ctrl-C ends the next step, the final is not lost.
                 until_now = time.monotonic() - began
                 replace(record, stopped=stopped, seconds=until_now).save(share.study)
+                count = counted(len({chain for own in few.values() for chain in own}), "chain")
                 progress.note(
-                    f"timing {counted(len(few), 'chain')} of {request.size} as in a model: with a "
-                    "bias and an activation or a residual, and three on one input"
+                    f"timing {count} of {request.size} as in a model: with a bias and an "
+                    "activation or a residual, and three on one input"
                 )
                 others = surrounded_finals.measure(request, device, few, compilers, progress.note)
                 record = replace(record, surrounded=others)

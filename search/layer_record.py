@@ -206,7 +206,7 @@ def layer_result(study: optuna.Study, record: LayerRecord, replayed: bool = Fals
     if record.final is not None:  # others may have measured more since
         elected = [trial for trial in elected if str(trial.facts.chain) in record.final]
     standing = recommend.finalists(elected, record.final, record.final_values)
-    others = surrounded.results(record.surrounded, request, space, elected, record.roofline)
+    others = surrounded.results(record.surrounded, request, space, admitted, record.roofline)
     answers = recommend.recommend(
         space,
         standing,
@@ -228,7 +228,7 @@ def layer_result(study: optuna.Study, record: LayerRecord, replayed: bool = Fals
         sampler=record.sampler,
         trials=trials,
         finalists=standing,
-        recommendations=surrounded.with_sentences(answers, standing, others),
+        recommendations=surrounded.with_sentences(answers, standing, trials, others),
         stopped=record.stopped,
         seconds=record.seconds,
         replayed=replayed,

@@ -53,6 +53,11 @@ def front_of(trials: Sequence[TrialRecord], request: LayerRequest) -> list[Trial
     return pareto_front(within, metrics.objectives(request))
 
 
+def within_error(trials: Sequence[TrialRecord], max_error: float | None) -> list[TrialRecord]:
+    """The trials whose chains are within an error of the trained weights; all if it is None."""
+    return [trial for trial in trials if max_error is None or _is_near(trial, max_error)]
+
+
 def _is_near(trial: TrialRecord, max_error: float) -> bool:
     """Whether a trial's chain is within an error of the trained weights."""
     error = WEIGHT_ERROR.of(trial)
@@ -71,8 +76,7 @@ def elect(
     by their latency over the dense layer's, measured in turns within the trial, so that trials of
     different runs and different states of the machine can be compared.
     """
-    if max_error is not None:
-        trials = [trial for trial in trials if _is_near(trial, max_error)]
+    trials = within_error(trials, max_error)
     chosen: dict[int, TrialRecord] = {}
     for step in steps:
         ranked = _ranked(trials, step)

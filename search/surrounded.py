@@ -77,7 +77,8 @@ def results(
         surrounded: The times.
         request: Of the layer, with its batch resolved.
         space: Its space, for the steps.
-        trials: The elected trials, whose chains are those of the finals.
+        trials: The admitted trials. Each chain of the finals was measured in one, and not all of
+            them are finalists.
         roofline: Of the device.
     """
     return tuple(_result(one, request, space, trials, roofline) for one in surrounded)
@@ -90,10 +91,11 @@ def _result(
     trials: Sequence[TrialRecord],
     roofline: Roofline,
 ) -> SurroundedResult:
+    measured = {str(trial.facts.chain): trial for trial in trials if trial.ratio is not None}
     standing = [
         _finalist(trial, one, request, roofline)
-        for trial in trials
-        if str(trial.facts.chain) in one.times
+        for text, trial in measured.items()
+        if text in one.times
     ]
     standing.sort(key=lambda finalist: finalist.latency.median_us)
     answers = recommend.recommend(space, standing, request.max_error, request.min_speedup)
@@ -122,6 +124,7 @@ def _finalist(
 def with_sentences(
     answers: Sequence[Recommendation],
     standing: Sequence[Finalist],
+    trials: Sequence[TrialRecord],
     surrounded: Sequence[SurroundedResult],
 ) -> tuple[Recommendation, ...]:
     """A layer's answers, each with sentences on the surroundings in which its step has a winner.
@@ -129,6 +132,7 @@ def with_sentences(
     Args:
         answers: Of the layer alone.
         standing: Its finalists.
+        trials: Its trials.
         surrounded: The results in other surroundings.
     """
     longer = []
@@ -139,7 +143,7 @@ def with_sentences(
             for there in one.recommendations
             if there.budget == answer.budget and is_won(there)
         ]
-        texts = _sentences(won, standing)
+        texts = _sentences(won, _ratios_alone(standing, trials))
         longer.append(replace(answer, sentence=" ".join([answer.sentence, *texts])))
     return tuple(longer)
 
@@ -167,7 +171,7 @@ def winners(layer: LayerResult) -> tuple[tuple[Surroundings, Recommendation], ..
 def judged(layer: LayerResult) -> list[str]:
     """Sentences on the surroundings in which a layer was timed too: where a chain wins, or not."""
     won = winners(layer)
-    sentences = _sentences(won, layer.finalists)
+    sentences = _sentences(won, _ratios_alone(layer.finalists, layer.trials))
     lost = [
         f"{placed(one.around)} ({1 / min(finalist.ratio for finalist in one.finalists):.2f}x)"
         for one in layer.surrounded
@@ -182,8 +186,14 @@ def judged(layer: LayerResult) -> list[str]:
     return sentences
 
 
+def _ratios_alone(standing: Sequence[Finalist], trials: Sequence[TrialRecord]) -> dict[str, float]:
+    """Latency alone over dense by the chain's text: of the final, of others that of their trial."""
+    ratios = {str(one.facts.chain): one.ratio for one in trials if one.ratio is not None}
+    return ratios | {str(one.facts.chain): one.ratio for one in standing}
+
+
 def _sentences(
-    won: Sequence[tuple[Surroundings, Recommendation]], standing: Sequence[Finalist]
+    won: Sequence[tuple[Surroundings, Recommendation]], ratios_alone: Mapping[str, float]
 ) -> list[str]:
     """What each chain is good for in the surroundings in which it wins, beside its time alone."""
     by_chain: dict[str, list[tuple[Surroundings, Finalist]]] = {}
@@ -192,13 +202,11 @@ def _sentences(
         by_chain.setdefault(str(answer.chosen.facts.chain), []).append((around, answer.chosen))
     sentences = []
     for chain, places in by_chain.items():
-        # The chains of these finals are finalists.
-        alone = next(one for one in standing if str(one.facts.chain) == chain)
         uses = [
             f"{placed(around)}, {phrases.times(there.ratio)} {_dense(around)}: {use(around)}"
             for around, there in places
         ]
-        text = "; ".join([f"Alone, {chain} is {phrases.times(alone.ratio)} dense", *uses])
+        text = "; ".join([f"Alone, {chain} is {phrases.times(ratios_alone[chain])} dense", *uses])
         sentences.append(f"{text}.")
     return sentences
 

@@ -62,8 +62,9 @@ def evidence(result: LayerResult) -> Section:
 def in_surroundings(result: LayerResult) -> Section:
     """The best chains in the surroundings in which such layers usually occur."""
     text = (
-        "Alone no chain is worth using, so the fastest of each budget were also timed as layers of "
-        "a model often are: one launch then computes the siblings, the bias and what follows. The "
+        "Alone no chain is worth using, so the fastest of each budget, and the chains that are "
+        "predicted to be fastest there, were also timed as layers of a model often are: one launch "
+        "then computes the siblings, the bias and what follows. The "
         "dense layer has the same: siblings are one product of all their outputs. The times are of "
         "all siblings. plan.json has each chain that is worth using with its condition, and ksopt "
         "convert uses it where the condition is true in the model: --inputs shows it the model."

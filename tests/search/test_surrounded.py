@@ -16,8 +16,11 @@ import ksopt
 from ksopt.conversion.model_call import ModelCall
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.errors import KsoptError
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
 from ksopt.nn import KSLinear, KSStacked
+from ksopt.patterns.chain import Chain
 from ksopt.patterns.surroundings import Surroundings
 from ksopt.search import (
     LayerRequest,
@@ -25,6 +28,7 @@ from ksopt.search import (
     SearchResult,
     finals,
     plan_of,
+    recommend,
     replay,
     run_search,
     study_store,
@@ -32,15 +36,20 @@ from ksopt.search import (
     surrounded_finals,
 )
 from ksopt.search.objectives import Objective
+from ksopt.search.problems import epilogue_of
 from ksopt.search.product_check import WrongResultError
 from ksopt.search.report import page, results_json
-from ksopt.search.results import Verdict
+from ksopt.search.results import TrialRecord, Verdict
+from ksopt.search.samplers.cost_model import CostModel
+from ksopt.search.samplers.priors import facts
+from ksopt.search.space.space import build
 from ksopt.search.surrounded import SurroundedTimes
 from ksopt.search.surroundings import USUAL, may_be_surrounded
 from ksopt.search.whole_model import at_random
 
 THREE = Surroundings(("bias",), siblings=3)
 ADDED, ACTIVATED = Surroundings(("bias", "residual")), Surroundings(("bias", "gelu"))
+H200 = DeviceSpec((9, 0), 132, 227 * 1024)
 
 
 def time_of(us: float) -> Measurement:
@@ -60,28 +69,49 @@ def judge(
     """Searches 16x16 and 16x32 as if on a GPU, with invented times of their finals.
 
     ``alone`` has the microseconds of the chains of each size; ``there`` has those of 16x16 in
-    surroundings, for dense layers of 100 us.
+    surroundings, for dense layers of 100 us. With ``others_us`` the cost model predicts that as
+    siblings chains that are no finalists are fastest, and these then take as long.
     """
 
     def run(
         alone: Mapping[str, float],
         there: Mapping[Surroundings, float],
+        others_us: float | None = None,
         **options: Any,
     ) -> SearchResult:
+        finalists: set[Any] = set()
+
+        class Invented(CostModel):
+            @classmethod
+            def of(cls, request: LayerRequest, device: torch.device) -> CostModel | None:
+                model = cls(H200, request.dtype, 8, batch_last=False, siblings=request.siblings)
+                return None if others_us is None else model
+
+            def predicted_us(self, chain: Any) -> float | None:
+                return 5.0 if self.siblings == 3 and chain not in finalists else 10.0
+
         def final(request: LayerRequest, device: Any, chains: Any, spare: Any) -> Any:
+            finalists.update(chains)
             return times_of(chains, alone[str(request.size)])
 
         def measure(
             request: LayerRequest, device: Any, chains: Any, compilers: Any, note: Any
         ) -> tuple[SurroundedTimes, ...]:
-            assert len(chains) <= surrounded_finals.CHAINS_PER_STEP * len(request.steps)
-            return tuple(
-                SurroundedTimes(around, times_of(chains, there.get(around, 150.0)))
-                for around in USUAL
-            )
+            assert list(chains) == list(USUAL)
+            several = []
+            for around, own in chains.items():
+                known = [chain for chain in own if chain in finalists]
+                others = [chain for chain in own if chain not in finalists]
+                alone_most = surrounded_finals.CHAINS_PER_STEP * len(request.steps)
+                assert len(others) <= surrounded_finals.PREDICTED_CHAINS
+                assert len(own) <= alone_most + surrounded_finals.PREDICTED_CHAINS
+                times = times_of(known, there.get(around, 150.0))
+                several.append(SurroundedTimes(around, times_of(others, others_us or 0.0) | times))
+            return tuple(several)
 
         monkeypatch.setattr(finals, "final", final)
         monkeypatch.setattr(surrounded_finals, "measure", measure)
+        monkeypatch.setattr(surrounded_finals, "CostModel", Invented)
         monkeypatch.setattr(surrounded_finals, "computes_surroundings", lambda device: True)
         # A slow moment of a trial must not make an invented final look held back.
         monkeypatch.setattr("ksopt.search.suspect_dense._SUSPECT", 1e9)
@@ -183,6 +213,108 @@ def test_the_study_holds_it_and_one_of_an_earlier_version_lacks_it(
     assert not plan_of(earlier).has_conditions
 
 
+def test_a_chain_that_is_slow_alone_and_predicted_to_be_fast_as_siblings_is_timed_so(
+    judge: Callable[..., SearchResult],
+) -> None:
+    options: dict[str, Any] = {"others_us": 66.0, "dims": "16x16", "trials": 20}
+    result = judge({"16x16": 106.0}, {THREE: 99.0}, **options)
+    (square,) = result.layers
+    finalists = {str(one.facts.chain) for one in square.finalists}
+    added, activated, three = (
+        next(one for one in square.surrounded if one.around == around)
+        for around in (ADDED, ACTIVATED, THREE)
+    )
+    for one in (added, activated):
+        assert {str(finalist.facts.chain) for finalist in one.finalists} <= finalists
+    first, second = three.finalists[: surrounded_finals.PREDICTED_CHAINS]
+    assert not {str(first.facts.chain), str(second.facts.chain)} & finalists
+    assert {str(one.facts.chain) for one in three.finalists[2:]} <= finalists
+    # It is no finalist: its time alone is its trial's.
+    ((_, answer),) = surrounded.winners(square)
+    assert answer.chosen in (first, second)
+    own = square.trials[answer.chosen.trial]
+    (sentence, *_) = surrounded.judged(square)
+    assert sentence.startswith(f"Alone, {own.facts.chain} is {1 / own.ratio:.2f} times as fast as")
+    assert "1.52 times as fast as one dense layer of 3 times the outputs" in sentence
+    rules = [rule for rule in plan_of(result).rules if rule.where == THREE]
+    assert [rule.chains for rule in rules] == [(answer.chosen.facts.chain,)]
+    again = replay(str(result.folder))
+    assert again.layers[0].surrounded == square.surrounded
+    assert surrounded.judged(again.layers[0]) == surrounded.judged(square)
+    assert plan_of(again) == plan_of(result)
+    resumed = judge({"16x16": 106.0}, {THREE: 99.0}, **options)
+    assert resumed.layers[0].run == 2
+    assert resumed.layers[0].surrounded == square.surrounded
+    assert plan_of(resumed).rules == plan_of(result).rules
+    # A study of an earlier version has times of finalists only.
+    study = study_store.storage_of(result.request).load(result.request.study)
+    value = json.loads(json.dumps(study.user_attrs["report"]))
+    for one in value["surrounded"]:
+        one["times"] = {
+            name: us for name, us in one["times"].items() if name in {*finalists, "dense"}
+        }
+    study.set_user_attr("report", value)
+    earlier = replay(str(result.folder))
+    assert [len(one.finalists) for one in earlier.layers[0].surrounded] == [
+        len(one.finalists) - 2 * (one.around == THREE) for one in square.surrounded
+    ]
+    assert not plan_of(earlier).has_conditions
+
+
+def test_q_k_and_v_get_the_chain_that_is_fastest_as_siblings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the predictions for an H200; the times alone are invented."""
+
+    def of(request: LayerRequest, device: torch.device) -> CostModel:
+        after, siblings = epilogue_of(request), request.siblings
+        return CostModel(H200, "bfloat16", 25_216, False, after=after, siblings=siblings)
+
+    monkeypatch.setattr(surrounded_finals.CostModel, "of", of)
+    monkeypatch.setattr(surrounded_finals, "computes_surroundings", lambda device: True)
+    best = "(1,96,96,4)*(12,32,32,1)"
+    texts = [
+        *("(1,48,48,8)*(6,64,64,1)", "(1,24,24,16)*(4,96,96,1)", "(1,96,96,4)*(6,64,64,1)"),
+        *("(1,48,48,8)*(8,48,48,1)", "(1,24,24,16)*(8,48,48,1)", best),
+    ]
+    request = LayerRequest(
+        "384x384", budgets=("25%", "50%"), batch=25_216, dtype="bfloat16", device="cuda"
+    )
+    roofline = Roofline("cuda:0", "bfloat16", 4.2e12, 7e14, 0, 0, "")
+    trials = [
+        TrialRecord(
+            number,
+            "complete",
+            facts(Chain.parse(text), roofline, 25_216),
+            "test",
+            time_of(22.0 + number),
+            time_of(20.0),
+            0.001,
+            None,
+            run=1,
+        )
+        for number, text in enumerate(texts)
+    ]
+    space = build(request)
+    elected = recommend.elect(trials, space.steps)
+    standing = recommend.finalists(elected, None)
+    answers = recommend.recommend(space, standing)
+    chains = surrounded_finals.chains_of(
+        request, torch.device("cuda"), space.steps, answers, standing, trials
+    )
+    assert list(chains) == list(USUAL)
+    fastest = [Chain.parse(texts[at]) for at in (3, 4, 0, 1)]
+    assert all(several[: len(fastest)] == fastest for several in chains.values())
+    assert Chain.parse(best) in chains[THREE]
+    assert len(chains[THREE]) == len(fastest) + surrounded_finals.PREDICTED_CHAINS
+    # Without a cost model there are the fastest alone.
+    monkeypatch.setattr(surrounded_finals.CostModel, "of", lambda request, device: None)
+    chains = surrounded_finals.chains_of(
+        request, torch.device("cuda"), space.steps, answers, standing, trials
+    )
+    assert chains == dict.fromkeys(USUAL, fastest)
+
+
 def test_one_size_shows_its_use(judge: Callable[..., SearchResult]) -> None:
     result = judge({"16x16": 106.0}, {THREE: 66.0}, dims="16x16", trials=4)
     text = page.markdown(result)
@@ -216,8 +348,9 @@ def test_a_wrong_chain_has_no_time(brief: None, monkeypatch: pytest.MonkeyPatch)
             raise WrongResultError("its product is wrong\nby far")
 
     monkeypatch.setattr(Objective, "check", checked)
-    task = {"device": "cpu", "seconds": 0.05, "surroundings": [one.to_json() for one in USUAL]}
-    answers = surrounded_finals.measured({**task, "chains": [right, wrong]}, request)
+    task = {"device": "cpu", "seconds": 0.05}
+    every = [{**one.to_json(), "chains": [right, wrong]} for one in USUAL]
+    answers = surrounded_finals.measured({**task, "surroundings": every}, request)
     every = [SurroundedTimes.from_json(json.loads(json.dumps(one))) for one in answers]
     assert [set(one.times) for one in every] == [
         {right, wrong, "dense"},
@@ -227,7 +360,7 @@ def test_a_wrong_chain_has_no_time(brief: None, monkeypatch: pytest.MonkeyPatch)
     why = f"{wrong}: WrongResultError: its product is wrong"
     assert [one.left_out for one in every] == [(), (), (why,)]
     (alone,) = surrounded_finals.measured(
-        {**task, "chains": [wrong], "surroundings": [THREE.to_json()]}, request
+        {**task, "surroundings": [{**THREE.to_json(), "chains": [wrong]}]}, request
     )
     assert alone["times"] == {}
     assert alone["reason"] == why
@@ -243,7 +376,7 @@ def test_a_chain_that_is_left_out_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     notes: list[str] = []
     request = LayerRequest("8x8", batch=4, device="cpu")
     cpu = torch.device("cpu")
-    assert surrounded_finals.measure(request, cpu, [], Compilers(), notes.append) == (one,)
+    assert surrounded_finals.measure(request, cpu, {}, Compilers(), notes.append) == (one,)
     assert notes == ["8x8, as 3 on one input, followed by a bias: left out C: its product is wrong"]
 
 
@@ -252,16 +385,16 @@ def test_a_process_that_fails_costs_these_times_alone(monkeypatch: pytest.Monkey
     from ksopt.search.worker_processes import SpareProcess
 
     def fail(self: SpareProcess, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        assert task["surroundings"] == [one.to_json() for one in USUAL]
+        assert task["surroundings"] == [{**THREE.to_json(), "chains": [SQUARE]}]
         raise KsoptError("the process of the surrounded was killed")
 
     monkeypatch.setattr(SpareProcess, "ask", fail)
     notes: list[str] = []
-    request = LayerRequest("8x8", batch=4, device="cpu")
+    request = LayerRequest("16x16", batch=4, device="cpu")
     assert surrounded_finals.measure(
-        request, torch.device("cpu"), [], Compilers(), notes.append
+        request, torch.device("cpu"), {THREE: [Chain.parse(SQUARE)]}, Compilers(), notes.append
     ) == ()  # fmt: skip
-    assert notes == ["8x8 was timed alone only: the process of the surrounded was killed"]
+    assert notes == ["16x16 was timed alone only: the process of the surrounded was killed"]
 
 
 class Block(nn.Module):
