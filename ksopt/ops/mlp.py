@@ -83,8 +83,10 @@ def _composed(
         if y is not None:
             return with_epilogue(y, None, activation, residual)
     of_own, of_others = _owners_of(owners, count)
-    hidden = composed(x, weights, hidden_bias, None, hidden_activation, False, 1, of_own, _OP)
-    return composed(hidden, last_weights, bias, residual, activation, False, 1, of_others, _OP)
+    ahead = (hidden_bias, None, hidden_activation, False, 1, of_own)
+    hidden = composed(x, weights, *ahead, op=_OP)
+    behind = (bias, residual, activation, False, 1, of_others)
+    return composed(hidden, last_weights, *behind, op=_OP)
 
 
 def _trained(operands: Operands, count: int, activation: str) -> Tensor | None:
@@ -166,8 +168,8 @@ def _planned(
     own, others = _owners_of(owners, len(weights))
     ahead = (hidden_bias, None, hidden_activation, False, 1, own)
     hidden = implementation.chain(x, weights, *ahead, op=_OP)
-    behind = (bias, residual, activation, False, 1, others, out)
-    return implementation.chain(hidden, last_weights, *behind, op=_OP)
+    behind = (bias, residual, activation, False, 1, others)
+    return implementation.chain(hidden, last_weights, *behind, out=out, op=_OP)
 
 
 def _fake(

@@ -75,7 +75,7 @@ def test_what_is_no_mlp_is_refused():
     with pytest.raises(InvalidInputError, match="reads 32 features, but the first one gives 128"):
         Problem(UP, "float32", False, second=SecondLayer(UP))
     for other in ({"siblings": 2}, {"epilogue": Epilogue(residual=True)}):
-        with pytest.raises(InvalidInputError, match="no siblings and no residual"):
+        with pytest.raises(InvalidInputError, match="no siblings, no residual and no cast"):
             Problem(UP, "float32", False, second=SecondLayer(DOWN), **other)
 
 

@@ -81,6 +81,10 @@ class Recording(Launcher):
         self.calls.append((x, weight, out))
         return x
 
+    def packed(self, weight: Tensor) -> Tensor:
+        self.calls.append((weight, weight, None))
+        return weight.reshape(1, 1, 1, -1).clone()
+
 
 @pytest.mark.parametrize(
     ("make", "fit"),
