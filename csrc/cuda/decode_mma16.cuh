@@ -97,7 +97,7 @@ __device__ __forceinline__ void store_four(void* first, uint16* y, int f, const 
   if constexpr (After::IN_FLOAT32) {
     float* const row = static_cast<float*>(first) + (y - static_cast<uint16*>(first));
     if constexpr (in_fours<P, Tile>()) {
-      if (f / Tile::JC < outputs) *reinterpret_cast<float4*>(row + feature_at<P, Tile>(f)) = sum;
+      if (f / Tile::JC < outputs) store_four_floats(row + feature_at<P, Tile>(f), sum);
     } else {
       const float values[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll

@@ -1,7 +1,11 @@
 // What is done to a product's sums before they are rounded and stored: activations, in fp32.
 #pragma once
 
-#include "common/numeric_types.cuh"
+#include "common/ptx.cuh"
+
+__device__ __forceinline__ void store_four_floats(float* to, const float4& four) {
+  store_16_bytes(to, __float_as_uint(four.x), __float_as_uint(four.y), __float_as_uint(four.z), __float_as_uint(four.w));
+}
 
 // Stores eight results of each lane, side by side in a y of float32 at a multiple of 16 bytes. All lanes of a warp call
 // it; those that are not `inside` have none. Two neighbours store one's eight and then the other's, so that they
@@ -22,11 +26,11 @@ __device__ __forceinline__ void store_eight_floats(float* to, const float (&valu
   const float4 first = make_float4(values[0], values[1], values[2], values[3]);
   const float4 last = make_float4(values[4], values[5], values[6], values[7]);
   if (is_odd) {
-    if (are_theirs_inside) *reinterpret_cast<float4*>(theirs + 4) = received;
-    if (inside) *reinterpret_cast<float4*>(to + 4) = last;
+    if (are_theirs_inside) store_four_floats(theirs + 4, received);
+    if (inside) store_four_floats(to + 4, last);
   } else {
-    if (inside) *reinterpret_cast<float4*>(to) = first;
-    if (are_theirs_inside) *reinterpret_cast<float4*>(theirs) = received;
+    if (inside) store_four_floats(to, first);
+    if (are_theirs_inside) store_four_floats(theirs, received);
   }
 }
 

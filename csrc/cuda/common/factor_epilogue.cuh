@@ -76,9 +76,9 @@ template <int COUNT> __device__ __forceinline__ void store_floats(float* to, con
 #pragma unroll
   for (int at = 0; at < COUNT; at += WIDTH) {
     if constexpr (WIDTH == 4) {
-      *reinterpret_cast<float4*>(to + at) = make_float4(values[at], values[at + 1], values[at + 2], values[at + 3]);
+      store_four_floats(to + at, make_float4(values[at], values[at + 1], values[at + 2], values[at + 3]));
     } else if constexpr (WIDTH == 2) {
-      *reinterpret_cast<float2*>(to + at) = make_float2(values[at], values[at + 1]);
+      store_8_bytes(to + at, __float_as_uint(values[at]), __float_as_uint(values[at + 1]));
     } else {
       to[at] = values[at];
     }
