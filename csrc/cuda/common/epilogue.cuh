@@ -23,15 +23,12 @@ __device__ __forceinline__ void store_eight_floats(float* to, const float (&valu
     passed[e] = __uint_as_float(of_neighbour(__float_as_uint(is_odd ? values[e] : values[4 + e])));
   }
   const float4 received = make_float4(passed[0], passed[1], passed[2], passed[3]);
-  const float4 first = make_float4(values[0], values[1], values[2], values[3]);
-  const float4 last = make_float4(values[4], values[5], values[6], values[7]);
-  if (is_odd) {
-    if (are_theirs_inside) store_four_floats(theirs + 4, received);
-    if (inside) store_four_floats(to + 4, last);
-  } else {
-    if (inside) store_four_floats(to, first);
-    if (are_theirs_inside) store_four_floats(theirs, received);
-  }
+  const float4 own = is_odd ? make_float4(values[4], values[5], values[6], values[7])
+                            : make_float4(values[0], values[1], values[2], values[3]);
+  // First the eight of the even lane, then those of the odd one: both lanes in one instruction each.
+  const bool is_first_inside = is_odd ? are_theirs_inside : inside, is_last_inside = is_odd ? inside : are_theirs_inside;
+  if (is_first_inside) store_four_floats(is_odd ? theirs + 4 : to, is_odd ? received : own);
+  if (is_last_inside) store_four_floats(is_odd ? to + 4 : theirs, is_odd ? own : received);
 }
 
 // In the order of ksopt/epilogue.py.
