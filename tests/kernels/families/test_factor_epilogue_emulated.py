@@ -12,11 +12,12 @@ from checks import assert_epilogue_is_right, gpu, operands, random_after
 from cuda_emulator import EmulationError, Instance
 from packed_kernels import PackedKernel, instances, without_predicates
 
-from ksopt.epilogue import ACTIVATIONS
+from ksopt.epilogue import ACTIVATIONS, with_epilogue
 from ksopt.kernels.families.base import families, family_of
 from ksopt.kernels.families.common.packed_weight import PackedFamily
 from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.patterns.chain import Pattern
+from ksopt.reference import ks_reference
 
 # Tails of b and c, results at odd addresses, and every way in which results are stored.
 SHAPES = {
@@ -191,3 +192,36 @@ def test_the_tests_find(emulator, fault):
 
     with pytest.raises((EmulationError, AssertionError), match=message):
         check()
+
+
+CAST_AT = {
+    name: next(
+        at
+        for at, (family, problem, _) in enumerate(CASES)
+        if family.name == name and problem.epilogue.in_float32
+    )
+    for name, shapes in SHAPES.items()
+    if family_of(name).takes_float32_results
+}
+
+
+@pytest.mark.parametrize("name", CAST_AT)
+def test_what_is_not_finite_is_so_in_float32(emulator, name):
+    """And what float16 cannot hold is a number there."""
+    family, problem, tile = CASES[CAST_AT[name]]
+    after = Epilogue(True, "relu", in_float32=True)
+    problem = replace(problem, dtype="float16", epilogue=after)
+    (kernel,) = built(emulator, [(family, problem, tile)])
+    x, weight = operands(problem, 5, seed=0)
+    after = random_after(problem, 5, seed=0)
+    weight.abs_()
+    x[0] = 60_000.0
+    x[1, 3], x[3, 1] = torch.inf, torch.nan
+    after.bias[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    y = kernel.with_epilogue(x, weight, after)
+    truth = ks_reference(x.double(), weight.double())
+    truth = with_epilogue(truth, after.bias.double(), "relu")
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(kind(y), kind(truth)), kind
+    assert y[0, 3:].isfinite().all()
+    assert (y[0, 3:] > torch.finfo(torch.float16).max).any()
