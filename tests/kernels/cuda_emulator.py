@@ -189,7 +189,8 @@ class EmulatedKernel:
             read: the weight, and the summands.
         """
         problem = self.instance.problem
-        size = 4 if problem.epilogue.in_float32 else read[0].element_size()
+        of_result = read[0] if x is None else x
+        size = 4 if problem.epilogue.in_float32 else of_result.element_size()
         y_row_bytes = problem.pattern.out_features * size
 
         def launch(
