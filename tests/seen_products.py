@@ -50,7 +50,7 @@ def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
         (host_plans, "run"),
         (trained, "run"),
     ):
-        monkeypatch.setattr(module, name, lambda *_: None)
+        monkeypatch.setattr(module, name, lambda *_, **__: None)
 
 
 def as_close(
@@ -142,8 +142,8 @@ class SeenProducts:
                 self.repacked.append(True)
             return y
 
-        def known_layer(x, weights, *args):
-            y = run_layer(x, weights, *args)
+        def known_layer(x, weights, *args, **named):
+            y = run_layer(x, weights, *args, **named)
             if y is not None:
                 self.repacked += [weight_scopes.thread_state.repacked] * len(weights)
             return y

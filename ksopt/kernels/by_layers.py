@@ -44,7 +44,7 @@ def _layer(problem: Problem, operands: Operands, out: Tensor | None = None) -> T
     x, weights = operands.x, operands.weights
     bias, residual = operands.bias, operands.residual
     around = (problem.epilogue.activation, problem.batch_last, 1)
-    y = host_plans.run(x, weights, bias, residual, *around, None, out)
+    y = host_plans.run(x, weights, bias, residual, *around, out=out)
     if y is not None:
         return y
     call = layer_plans.whole_call(operands, *around) or ByFactors(problem)

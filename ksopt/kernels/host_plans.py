@@ -42,6 +42,7 @@ def run(
     batch_last: bool,
     siblings: int,
     owners: Sequence[Tensor] | None = None,
+    *,
     in_float32: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:

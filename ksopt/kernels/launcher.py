@@ -233,15 +233,16 @@ def torch_entry(
 
 
 def chain_entry(
-    takes_any_rows: bool = False, /, *, kernel: int, out_features: int, threads: int,
-    shared_bytes: int, rows_per_unit: int, most_blocks: int, cluster: int, pack: int,
-    pack_blocks: int, pack_threads: int, packed_elements: int, form: int, in_float32: bool = False,
+    takes_any_rows: bool = False, in_float32: bool = False, /, *, kernel: int, out_features: int,
+    threads: int, shared_bytes: int, rows_per_unit: int, most_blocks: int, cluster: int, pack: int,
+    pack_blocks: int, pack_threads: int, packed_elements: int, form: int,
 ) -> Entry | None:  # fmt: skip
     """The entry of a kernel that computes a layer, and takes ``ChainArguments``.
 
     Args:
         takes_any_rows: whether it takes rows of any length, and, batch last, another such kernel
             does; else rows of whole 16 bytes, batch first.
+        in_float32: whether its results are, of operands of another type.
         kernel: the driver's handle.
         out_features: of all siblings.
         threads, shared_bytes: of a block.
@@ -252,7 +253,6 @@ def chain_entry(
         pack_blocks, pack_threads: of its launch.
         packed_elements: of its result.
         form: the number of the prepared weights.
-        in_float32: whether its results are, of operands of another type.
 
     Returns:
         None where there is no host library.

@@ -212,7 +212,7 @@ def chain(
         op: what errors call the operator.
     """
     around = (bias, residual, activation, batch_last, siblings)
-    y = host_plans.run(x, weights, *around, owners, in_float32, out)
+    y = host_plans.run(x, weights, *around, owners, in_float32=in_float32, out=out)
     if y is not None:
         return y
     check_chain(op, weights, siblings, activation)
@@ -230,8 +230,8 @@ def chain(
                 return call(x, operands.weights, bias, residual, out)
             with weight_scopes.owned_by_each(owners):
                 return call(x, operands.weights, bias, residual, out)
-    factors = (product, partial(_behind, op), x, weights)
-    return by_factors(*factors, *around, owners, out, partial(_within, op), in_float32)
+    behind, within = partial(_behind, op), partial(_within, op)
+    return by_factors(product, behind, x, weights, *around, owners, out, within, in_float32)
 
 
 def are_alike(x: Tensor, weights: Sequence[Tensor]) -> bool:

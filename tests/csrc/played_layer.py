@@ -168,7 +168,7 @@ class Device:
 
     def known(self, x=None, out=None):
         """y, if it takes no Python beyond the look at what is prepared."""
-        return host_plans.run(self.x if x is None else x, *self.arguments(), None, False, out)
+        return host_plans.run(self.x if x is None else x, *self.arguments(), out=out)
 
     def check(self, y, x=None):
         x = self.x if x is None else x

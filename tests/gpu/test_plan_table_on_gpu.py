@@ -99,7 +99,7 @@ class Case:
         return self.weights, self.bias, self.residual, self.activation, False, self.siblings
 
     def known(self, x=None, out=None):
-        return host_plans.run(self.x if x is None else x, *self.arguments(), None, False, out)
+        return host_plans.run(self.x if x is None else x, *self.arguments(), out=out)
 
     def by_python(self):
         y = self.call(self.x, tuple(self.weights), self.bias, self.residual)

@@ -252,9 +252,7 @@ def test_out_that_shares_memory_is_written_last(layer):
     x, weights, bias, residual = operands()
     warm(x, layer)
     expected = ops.chain(x, weights, bias, residual, "gelu")
-    assert (
-        host_plans.run(x, weights, bias, residual, "gelu", False, 1, None, False, residual) is None
-    )
+    assert host_plans.run(x, weights, bias, residual, "gelu", False, 1, out=residual) is None
     ops.ks_chain_out(x, weights, bias, residual, "gelu", out=residual)
     close(residual, expected)
 

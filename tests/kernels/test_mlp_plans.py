@@ -8,7 +8,15 @@ import torch
 from toy_chains import SPEC, ToyChain, toy_device, with_mlps
 
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import mergeable, mlp_plans, plan_autotuner, planner, registry, tuning_cache
+from ksopt.kernels import (
+    by_layers,
+    mergeable,
+    mlp_plans,
+    plan_autotuner,
+    planner,
+    registry,
+    tuning_cache,
+)
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.by_layers import ByLayers
 from ksopt.kernels.families.chain_mma import ChainMma
@@ -187,3 +195,17 @@ def test_it_is_checked_on_random_numbers_where_the_operands_say_nothing(toy):
 
 def test_no_rows_take_the_layers(toy):
     assert mlp_plans.whole_call(operands(rows=0), MLP) is None
+
+
+@torch.no_grad()
+def test_two_layers_by_a_plan_each_take_no_python_once_these_are_known(monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "off")
+    inputs, call = operands(), ByLayers(PROBLEM)
+    arguments = inputs.arguments(PROBLEM)
+    for _ in range(3):
+        y = call(*arguments)
+    monkeypatch.setattr(by_layers.layer_plans, "whole_call", None)
+    out = torch.full_like(y, torch.nan)
+    for result in (call(*arguments), call(*arguments, out)):
+        torch.testing.assert_close(result, expected(inputs), rtol=1e-4, atol=1e-4)
+    assert result.data_ptr() == out.data_ptr()

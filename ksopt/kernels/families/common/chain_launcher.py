@@ -163,7 +163,7 @@ class ChainLauncher(LoadedKernel):
     def entry(self, form: int, packer: WeightPacker) -> Entry | None:
         """The entry that lets the host library launch it on weights of this form."""
         casts = self.epilogue.in_float32
-        return chain_entry(**self.launch(), **packer.launch(), form=form, in_float32=casts)
+        return chain_entry(False, casts, **self.launch(), **packer.launch(), form=form)
 
     def __call__(
         self,
