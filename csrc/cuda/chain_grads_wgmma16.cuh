@@ -4,14 +4,15 @@
 // Each factor's is what weight_grad_wgmma16.cuh computes. The first blocks of the grid have tiles of the left
 // factor's sums, the others of the right one's; those with the same tile and rows of siblings are neighbours, so that
 // what they read of x comes from the L2 cache. The blocks of a cluster have the same tile and different rows:
-// each sends its sums, in registers, to the block that adds that part of the tile, always in the same order. So no
-// sums cross the L2 cache, and no second launch adds them, unless a tile has several clusters: of these each
-// leaves an fp32 share, and a second kernel adds the shares of both factors.
+// each keeps its sums in its shared memory, and adds those of all blocks for a part of the tile, always in the same
+// order. So no sums cross the L2 cache, and no second launch adds them, unless a tile has several clusters: of these
+// each leaves an fp32 share, and a second kernel adds the shares of both factors.
 //
 // A tile of few features of dY has fewer groups of them than there are warpgroups: then the warpgroups share a
 // stage's rows, and their sums meet where those of blocks do.
 #pragma once
 
+#include "common/cluster.cuh"
 #include "weight_grad_wgmma16.cuh"
 
 constexpr int MOST_SIBLINGS = 4;
@@ -55,26 +56,16 @@ struct ChainGradTile {
   // Sums of a thread with the j of its rows: of even D those of every second column. Four make a chunk, and block
   // q % CLUSTER adds chunk q of all threads.
   static constexpr bool HALVED = P::D % 2 == 0;
-  static constexpr int CHUNKS = N / (HALVED ? 16 : 8), OWN_CHUNKS = (CHUNKS + Block::CLUSTER - 1) / Block::CLUSTER;
-  static constexpr int SOURCES = Block::CLUSTER * K_GROUPS, SLOTS = 128 * M_GROUPS;
-  static constexpr int SUMS_BYTES = SOURCES == 1 ? 0 : SOURCES * OWN_CHUNKS * SLOTS * 16;
-  static constexpr int BIAS_BYTES = WITH_BIAS ? (SOURCES == 1 ? 0 : SOURCES * M * 4) : 0;
+  static constexpr int CHUNKS = N / (HALVED ? 16 : 8), SLOTS = 128 * M_GROUPS;
+  static constexpr int SOURCES = Block::CLUSTER * K_GROUPS;
+  static constexpr int SUMS_BYTES = SOURCES == 1 ? 0 : K_GROUPS * CHUNKS * SLOTS * 16;  // of a block
+  static constexpr int BIAS_BYTES = WITH_BIAS && SOURCES > 1 ? K_GROUPS * M * 4 : 0;
   static constexpr int ROW_SUMS_BYTES = WITH_BIAS ? Block::GROUPS * 16 * 64 * 4 : 0;
   static_assert(OUT % 8 == 0 && IN % 8 == 0 && 64 % ROWS == 0 && STAGES >= 3, "");
   static_assert(Block::GROUPS % M_GROUPS == 0 && ROWS / 16 % K_GROUPS == 0, "");
   static_assert(STAGES * STAGE_BYTES <= Block::SHARED_BYTES && ROW_SUMS_BYTES <= Block::SHARED_BYTES, "");
   static_assert(SUMS_BYTES + BIAS_BYTES <= Block::SHARED_BYTES, "");
 };
-
-// Where blocks of a cluster meet, every thread of each: what it wrote before, all know behind.
-template <typename Block> __device__ __forceinline__ void meet_in_cluster() {
-  if constexpr (Block::CLUSTER == 1) {
-    __syncthreads();
-  } else {
-    asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire;\n" ::: "memory");
-  }
-}
 
 // What a block is to compute, and which sums of it a thread has.
 template <typename P, typename Tile> struct ChainGradPlace {
@@ -96,7 +87,6 @@ template <typename P, typename Tile> struct ChainGradPlace {
     slot = m_group * 128 + static_cast<int>(threadIdx.x) % 128;
   }
 
-  __device__ __forceinline__ int source() const { return rank * Tile::K_GROUPS + k_group; }
   __device__ __forceinline__ int odd() const { return threadIdx.x % 32 / 4 % 2; }  // of the thread's rows
 
   // The thread's sums of chunk q.
@@ -216,6 +206,12 @@ __device__ __forceinline__ void sum_rows(const ChainGradOperands& operands, int6
   cp_async_wait_group<0>();
 }
 
+// What block `rank` of the cluster keeps at that place of its shared memory.
+template <typename Block, typename Value> __device__ __forceinline__ Value sums_of(const Value* place, int rank) {
+  if constexpr (Block::CLUSTER == 1) return *place;
+  return load_from_block(place, rank);
+}
+
 // A block's work for one factor.
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void chain_grad(const ChainGradOperands (&of_siblings)[MOST_SIBLINGS], int64 batch,
@@ -238,57 +234,39 @@ __device__ __forceinline__ void chain_grad(const ChainGradOperands (&of_siblings
     for (int q = 0; q < Tile::CHUNKS; ++q) store_chunk<T>(operands, own, q, own.chunk(sums, q));
     if (with_bias && thread < 64) store_of_bias<T>(operands, own, own.m_group * 64 + thread, of_feature);
   } else {
-    meet_in_cluster<Block>();  // the stages of all blocks are free
-    const uint32 memory = shared_address(stages);
+    __syncthreads();  // the stages are free
+    float4* const kept = reinterpret_cast<float4*>(stages) + own.k_group * Tile::CHUNKS * Tile::SLOTS + own.slot;
 #pragma unroll
-    for (int rank = 0; rank < Block::CLUSTER; ++rank) {
-      uint32 there = memory;
-      if constexpr (Block::CLUSTER > 1) {
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(memory), "r"(rank));
-      }
-      there += ((own.source() * Tile::OWN_CHUNKS) * Tile::SLOTS + own.slot) * 16;
-#pragma unroll
-      for (int at = 0; at < Tile::OWN_CHUNKS; ++at) {
-        const int q = at * Block::CLUSTER + rank;
-        if (q >= Tile::CHUNKS) break;
-        const float4 four = own.chunk(sums, q);
-        asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(there + at * Tile::SLOTS * 16),
-                     "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w)
-                     : "memory");
-      }
+    for (int q = 0; q < Tile::CHUNKS; ++q) kept[q * Tile::SLOTS] = own.chunk(sums, q);
+    float* const kept_of_bias = reinterpret_cast<float*>(stages + Tile::SUMS_BYTES);
+    if (with_bias && thread < 64) kept_of_bias[own.k_group * Tile::M + own.m_group * 64 + thread] = of_feature;
+    if constexpr (Block::CLUSTER > 1) {
+      cluster_barrier();
+    } else {
+      __syncthreads();
     }
-    if (with_bias && thread < 64) {
-      uint32 there = memory;
-      if constexpr (Block::CLUSTER > 1) {
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(memory), "r"(0));
-      }
-      asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(
-                       there + Tile::SUMS_BYTES + (own.source() * Tile::M + own.m_group * 64 + thread) * 4),
-                   "f"(of_feature)
-                   : "memory");
-    }
-    meet_in_cluster<Block>();
-    const float4* const arrived = reinterpret_cast<const float4*>(stages) + own.slot;
+    const float4* const of_slot = reinterpret_cast<const float4*>(stages) + own.slot;
 #pragma unroll 1
-    for (int at = own.k_group; at < Tile::OWN_CHUNKS; at += Tile::K_GROUPS) {
-      const int q = at * Block::CLUSTER + own.rank;
-      if (q >= Tile::CHUNKS) break;
-      float4 whole = arrived[at * Tile::SLOTS];
+    for (int q = own.rank + own.k_group * Block::CLUSTER; q < Tile::CHUNKS; q += Tile::SOURCES) {
+      float4 whole = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-      for (int source = 1; source < Tile::SOURCES; ++source) {
-        const float4 one = arrived[(source * Tile::OWN_CHUNKS + at) * Tile::SLOTS];
+      for (int source = 0; source < Tile::SOURCES; ++source) {
+        const float4 one = sums_of<Block>(of_slot + (source % Tile::K_GROUPS * Tile::CHUNKS + q) * Tile::SLOTS,
+                                          source / Tile::K_GROUPS);
         whole.x += one.x, whole.y += one.y, whole.z += one.z, whole.w += one.w;
       }
       store_chunk<T>(operands, own, q, whole);
     }
     const int feature = static_cast<int>(threadIdx.x);
     if (with_bias && own.rank == 0 && feature < Tile::M) {
-      const float* const of_features = reinterpret_cast<const float*>(stages + Tile::SUMS_BYTES) + feature;
-      float whole = of_features[0];
+      float whole = 0.0f;
 #pragma unroll
-      for (int source = 1; source < Tile::SOURCES; ++source) whole += of_features[source * Tile::M];
+      for (int source = 0; source < Tile::SOURCES; ++source) {
+        whole += sums_of<Block>(kept_of_bias + source % Tile::K_GROUPS * Tile::M + feature, source / Tile::K_GROUPS);
+      }
       store_of_bias<T>(operands, own, feature, whole);
     }
+    if constexpr (Block::CLUSTER > 1) cluster_barrier();  // none may end while others read its sums
   }
 }
 

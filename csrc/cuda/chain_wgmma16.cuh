@@ -15,6 +15,7 @@
 #pragma once
 
 #include "common/chain_tile.cuh"
+#include "common/cluster.cuh"
 #include "common/epilogue.cuh"
 #include "common/warpgroup_ring.cuh"
 
@@ -128,13 +129,6 @@ __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyR
     }
     wait_for_cluster<Tile>();
   }
-}
-
-// The same place in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ uint32 address_in_block(const void* mine, int rank) {
-  uint32 address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(mine)), "r"(rank));
-  return address;
 }
 
 // Stores a thread's words of z, at the same offset in all blocks of the cluster.

@@ -10,6 +10,7 @@
 // an equal part of the others' sums. A tile always adds in the same order.
 #pragma once
 
+#include "common/cluster.cuh"
 #include "common/factor_epilogue.cuh"
 #include "common/pdl.cuh"
 #include "mma16.cuh"
@@ -40,24 +41,6 @@ struct DecodeMma16Tile {
   static_assert(Layout::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
   static_assert(P::D % JC == 0 && P::C * P::D % 8 == 0, "");
 };
-
-// All threads of the cluster; orders their accesses to each other's shared memory.
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
-}
-
-// Four floats at the same place of another block's shared memory.
-__device__ __forceinline__ float4 load_from_block(const float* mine, int rank) {
-  uint32 address;
-  float4 value;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(mine)), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(address)
-               : "memory");
-  return value;
-}
 
 __device__ __forceinline__ void add(float4& sum, const float4& value) {
   sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
@@ -397,7 +380,7 @@ __device__ __forceinline__ void decode_mma16_kernel(const typename After::Argume
       float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
       for (int other = 0; other < CLUSTER; ++other) {
-        add(sum, load_from_block(parts + m * Tile::SUM_PITCH + f, other));
+        add(sum, load_from_block(reinterpret_cast<const float4*>(parts + m * Tile::SUM_PITCH + f), other));
       }
       if constexpr (!After::IS_EMPTY) sum = after(sum, f, y + m * arguments.y_batch_stride);
       store_four<T, P, Tile, After>(arguments.y, y + m * arguments.y_batch_stride, f, sum, outputs);

@@ -189,6 +189,9 @@ INSTRUCTION void ld_shared_cluster_v4_f32(float& x, float& y, float& z, float& w
   const float* const from = static_cast<const float*>(read_shared_of_cluster(address, 16, __builtin_return_address(0)));
   x = from[0], y = from[1], z = from[2], w = from[3];
 }
+INSTRUCTION void ld_shared_cluster_f32(float& value, uint32_t address) {
+  value = *static_cast<const float*>(read_shared_of_cluster(address, 4, __builtin_return_address(0)));
+}
 INSTRUCTION void st_shared_cluster_v2_u32(uint32_t address, uint32_t x, uint32_t y) {
   uint32_t* const to = static_cast<uint32_t*>(write_shared_of_cluster(address, 8, __builtin_return_address(0)));
   to[0] = x, to[1] = y;
@@ -196,14 +199,6 @@ INSTRUCTION void st_shared_cluster_v2_u32(uint32_t address, uint32_t x, uint32_t
 INSTRUCTION void st_shared_cluster_v4_u32(uint32_t address, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   uint32_t* const to = static_cast<uint32_t*>(write_shared_of_cluster(address, 16, __builtin_return_address(0)));
   to[0] = x, to[1] = y, to[2] = z, to[3] = w;
-}
-
-INSTRUCTION void st_shared_cluster_v4_f32(uint32_t address, float x, float y, float z, float w) {
-  float* const to = static_cast<float*>(write_shared_of_cluster(address, 16, __builtin_return_address(0)));
-  to[0] = x, to[1] = y, to[2] = z, to[3] = w;
-}
-INSTRUCTION void st_shared_cluster_f32(uint32_t address, float value) {
-  *static_cast<float*>(write_shared_of_cluster(address, 4, __builtin_return_address(0))) = value;
 }
 
 // Barriers ------------------------------------------------------------------------------------

@@ -212,19 +212,26 @@ def test_infinities_stay_where_they_meet(emulated, adding):
     assert other.isfinite().all()
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_blocks_that_do_not_meet_are_noticed(emulator, which: int) -> None:
-    """Without one of the cluster's two meetings: while stages are read, and before sums are."""
+@pytest.mark.parametrize(
+    ("meeting", "noticed"),
+    [
+        ("    __syncthreads();  // the stages are free\n    float4* const kept", "race: write"),
+        ("      cluster_barrier();\n    } else", "race: read"),
+        ("cluster_barrier();  // none may end", "have ended"),
+    ],
+    ids=["stages", "sums", "end"],
+)
+def test_blocks_that_do_not_meet_are_noticed(emulator, meeting: str, noticed: str) -> None:
+    """Without one meeting: before stages are overwritten, sums are read, and blocks end."""
     case = SWEEP[2]
-    call = "    meet_in_cluster<Block>();"
 
     def edit(name: str, text: str) -> str:
         text = without_predicates(name, text)
         if name != "chain_grads_wgmma16.cuh":
             return text
-        parts = text.split(call)
-        assert len(parts) == 3
-        return parts[0] + (call if which else "") + parts[1] + ("" if which else call) + parts[2]
+        assert text.count(meeting) == 1
+        call = "__syncthreads();" if "__syncthreads();" in meeting else "cluster_barrier();"
+        return text.replace(meeting, meeting.replace(call, ";"))
 
     shared = case.config.shared_bytes(case.chain)
     block = _Block(case.config.threads)
@@ -232,7 +239,7 @@ def test_blocks_that_do_not_meet_are_noticed(emulator, which: int) -> None:
     (kernel,) = emulator.build([instance], edit)
     memory, inputs = operands(case, 600, 0)
     launch = kernels.launch_of(case.config, 600, (1, 1))
-    with pytest.raises(EmulationError, match=("race: write", "have ended")[which]):
+    with pytest.raises(EmulationError, match=noticed):
         computed(kernel, None, case, launch, memory, inputs)
 
 
