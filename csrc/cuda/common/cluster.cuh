@@ -1,7 +1,7 @@
 // Blocks of a cluster and each other's shared memory (sm_90 and up).
 #pragma once
 
-#include "ptx.cuh"
+#include "common/ptx.cuh"
 
 // All threads of all blocks, in whole warps: what each wrote before, all can read behind it.
 __device__ __forceinline__ void cluster_barrier() {
