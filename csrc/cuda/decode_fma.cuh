@@ -77,12 +77,14 @@ __device__ __forceinline__ void decode_fma_kernel(const typename After::Argument
   const int i = column / WINDOWS / Tile::OUTPUT_TILES;
   const int rows = rows_inside<M>(arguments.batch - row0), outputs = P::B - k0;
 
-  if (row0 == 0) {
+  // Weights that are read at once before the wait need no request ahead.
+  constexpr bool AT_ONCE = Tile::PERIODS <= LT * UNITS;
+  const bool settled = arguments.weight_is_settled;
+  if (row0 == 0 && !(AT_ONCE && settled)) {
     prefetch_share<THREADS>(arguments.weight, int64(P::A) * P::B * P::C * P::D * int64(sizeof(T)), column,
                             Tile::COLUMNS);
   }
-  griddepcontrol_wait();
-  griddepcontrol_launch_dependents();
+  if (!settled) follow_kernel_ahead();
 
   const T* const w = static_cast<const T*>(arguments.weight) +
                      (int64(i) * P::B + k0 + first_k) * P::C * P::D + window + chunk * V;
@@ -101,6 +103,7 @@ __device__ __forceinline__ void decode_fma_kernel(const typename After::Argument
     }
   };
   load_weights(share);
+  if (settled) follow_kernel_ahead();
 
   // Where all of a thread's results have the same bias, it is read ahead of the products.
   constexpr bool SAME_BIAS = THREADS % (KB * Tile::J) == 0;

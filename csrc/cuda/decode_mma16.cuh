@@ -311,12 +311,14 @@ __device__ __forceinline__ void decode_mma16_kernel(const typename After::Argume
   const uint16* const w = static_cast<const uint16*>(arguments.weight) +
                           (int64(i) * P::B + k0) * P::C * P::D + j0;
 
-  if (row0 == 0) {
+  // Weights that are read at once before the wait need no request ahead.
+  constexpr bool AT_ONCE = Tile::BLOCK_UNITS <= Tile::WARPS_L * Tile::UNITS;
+  const bool settled = arguments.weight_is_settled;
+  if (row0 == 0 && !(AT_ONCE && settled)) {
     prefetch_share<THREADS>(arguments.weight, int64(P::A) * P::B * P::C * P::D * 2,
                             column * CLUSTER + rank, Tile::COLUMNS * CLUSTER);
   }
-  griddepcontrol_wait();
-  griddepcontrol_launch_dependents();
+  if (!settled) follow_kernel_ahead();
 
   const int first_unit = rank * Tile::BLOCK_UNITS;
   const int end = first_unit + Tile::BLOCK_UNITS < Tile::ALL_UNITS ? first_unit + Tile::BLOCK_UNITS
@@ -324,6 +326,7 @@ __device__ __forceinline__ void decode_mma16_kernel(const typename After::Argume
   int unit = first_unit + place.warp_l * Tile::UNITS;
   LaneWeights<Tile> words;
   load_units<P, Tile>(words, w, unit, end, outputs, place);
+  if (settled) follow_kernel_ahead();
   constexpr int FOURS = Tile::FEATURES / 4;
   const FourEpilogue<T, P, Tile, After> after(arguments, (int64(i) * P::B + k0) * P::D + j0, outputs,
                                               (rank * THREADS + thread) % FOURS * 4);

@@ -28,6 +28,7 @@ std::shared_mutex cache_mutex;
 std::unordered_set<const TensorImpl*> roots;
 std::atomic<int64_t> forgotten{0};
 thread_local std::optional<bool> marked_repacked;
+thread_local bool marked_recorded = false;
 
 // The state of a weight when a form of it was prepared. The reference keeps the tensor that counts its versions
 // from being mistaken for a later one at its address.
@@ -150,6 +151,10 @@ std::optional<bool> are_marked_repacked() { return marked_repacked; }
 
 void mark_repacked(bool repacked) { marked_repacked = repacked; }
 
+bool are_marked_recorded() { return marked_recorded; }
+
+void mark_recorded(bool recorded) { marked_recorded = recorded; }
+
 bool may_be_cached(const Tensor& root) {
   const std::shared_lock lock(cache_mutex);
   return roots.count(root.unsafeGetTensorImpl()) > 0;
@@ -209,6 +214,7 @@ TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def("times_forgotten() -> int", times_forgotten);
   m.def("prepared_of(Tensor weight, Tensor? owner) -> (Tensor[], int[])", prepared_of);
   m.def("mark_repacked(bool repacked) -> ()", ksopt::mark_repacked);
+  m.def("mark_recorded(bool recorded) -> ()", ksopt::mark_recorded);
   m.def(
       "note_prepared(Tensor[] weights, Tensor[] owners, int[] versions, Tensor token, Tensor prepared, int form, "
       "int stream) -> ()",

@@ -20,6 +20,10 @@ at::Tensor root_of(const at::Tensor& weight, const at::Tensor* owner);
 std::optional<bool> are_marked_repacked();
 void mark_repacked(bool repacked);
 
+// Whether this thread is in a scope of graphs whose weights are prepared before replays (`recorded_by`, there).
+bool are_marked_recorded();
+void mark_recorded(bool recorded);
+
 // Whether a tensor may have cached forms, which a training step has to drop.
 bool may_be_cached(const at::Tensor& root);
 

@@ -158,9 +158,9 @@ struct Step {
   std::optional<Tensor> prepared;
   bool packs = false;
 
-  // within: what a plan of its own computes beside the product.
+  // within: what a plan of its own computes beside the product; settled: as of `launch_plan`.
   std::optional<Tensor> run(const Tensor& x, bool batch_last, const std::optional<Tensor>& out,
-                            const Within* within = nullptr) const {
+                            const Within* within = nullptr, bool settled = false) const {
     if (choice.kind == TORCH) {
       AtenTensorHandle y =
           ksopt::multiply_by_torch(torch_product_at(choice.plan), x.get(), weight->get(),
@@ -168,10 +168,10 @@ struct Step {
       return y == nullptr ? std::nullopt : std::optional(Tensor(y));
     }
     const Plan plan = plan_at(within ? within->plan : choice.plan);
-    if (prepared) return launch_plan(plan, x, *prepared, out, within);
+    if (prepared) return launch_plan(plan, x, *prepared, out, within, settled);
     if (packs) return launch_plan(plan, x, pack_weight(choice, *weight), out, within);
-    const bool in_order = weight->is_contiguous();
-    return launch_plan(plan, x, in_order ? *weight : torch::stable::contiguous(*weight), out, within);
+    if (weight->is_contiguous()) return launch_plan(plan, x, *weight, out, within, settled);
+    return launch_plan(plan, x, torch::stable::contiguous(*weight), out, within);
   }
 };
 
@@ -215,14 +215,18 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
 
 // y, if the table has an entry for these operands and it can run on them. In all other cases the caller
 // checks, chooses and reports errors. An eager call spends its time here.
+// recorded: a CUDA graph that is recorded now does not write the weight.
 std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact,
-                                   bool repacked, const PreparedForms& forms, const std::optional<Tensor>& out) {
+                                   bool repacked, bool recorded, const PreparedForms& forms,
+                                   const std::optional<Tensor>& out) {
   if (x.dim() == 0 || weight.dim() != 4 || !x.is_contiguous()) return std::nullopt;
   const Rows rows = rows_of(x, batch_last);
   const int64_t out_features = weight.size(0) * weight.size(1) * weight.size(3);
   if (out && !takes_product(*out, x, weight, out_features, batch_last)) return std::nullopt;
   const auto step = step_of(rows, weight, exact, repacked, forms, 0);
-  return step ? step->run(x, batch_last, out) : std::nullopt;
+  if (!step) return std::nullopt;
+  const bool settled = recorded && !repacked && is_capturing(current_stream(rows.device));
+  return step->run(x, batch_last, out, nullptr, settled);
 }
 
 // Registers the choice of `launch_known` for operands like these, if it takes such; none: removes it.

@@ -43,6 +43,7 @@ struct Arguments {
   int64_t x_batch_stride, x_feature_stride;
   int64_t y_batch_stride, y_feature_stride;
   int64_t weight_stride_a, weight_stride_b, weight_stride_c, weight_stride_d;
+  int64_t weight_is_settled;
   const void* bias;
   const void* residual;
 };
@@ -241,6 +242,7 @@ std::optional<int32_t> type_of_results(bool in_float32) {
   return in_float32 ? std::optional(aoti_torch_dtype_float32()) : std::nullopt;
 }
 
+// The weight as it lies in memory, which may be in any order.
 void set_weight(Arguments& arguments, const Tensor& weight) {
   arguments.weight = weight.const_data_ptr();
   arguments.weight_stride_a = weight.stride(0);
@@ -249,6 +251,7 @@ void set_weight(Arguments& arguments, const Tensor& weight) {
   arguments.weight_stride_d = weight.stride(3);
 }
 
+// Launches a plan's kernel with the blocks that the arguments' batch takes.
 void launch_rows(const Plan& plan, Arguments& arguments, int32_t device) {
   const int64_t tiles =
       (arguments.batch + plan.rows_per_tile - 1) / plan.rows_per_tile * plan.tiles_per_row_tile;
@@ -260,9 +263,11 @@ void launch_rows(const Plan& plan, Arguments& arguments, int32_t device) {
 // out: where y is written, contiguous and aligned to 16 bytes, sharing no memory with the operands; a
 // new tensor if there is none.
 // within: what the kernel computes beside the product, if it does.
+// settled: the kernel launched right before this one does not write the weight.
 // None if that takes a kernel that was not compiled yet.
 std::optional<Tensor> launch_plan(Plan plan, const Tensor& x, const Tensor& weight,
-                                  const std::optional<Tensor>& out, const Within* within = nullptr) {
+                                  const std::optional<Tensor>& out, const Within* within = nullptr,
+                                  bool settled = false) {
   const int64_t dims = x.dim();
   const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? dims : dims - 1;
   std::vector<int64_t> sizes(static_cast<size_t>(dims));
@@ -280,6 +285,7 @@ std::optional<Tensor> launch_plan(Plan plan, const Tensor& x, const Tensor& weig
   Arguments arguments{};
   arguments.x = x.const_data_ptr();
   set_weight(arguments, weight);
+  arguments.weight_is_settled = settled;
   arguments.y = y.mutable_data_ptr();
   arguments.batch = batch;
   arguments.x_batch_stride = common_stride(x, first, last).value();

@@ -81,7 +81,8 @@ std::optional<Tensor> known(const Layer& layer, bool repacked, bool stored) {
                                 ksopt::handle_of(layer.residual), layer.activation, layer.siblings, layer.in_float32};
     handles.weights = ksopt::handles_of(layer.weights);
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
-        ksopt::layer_known(handles, {layer.batch_last, ksopt::is_exact(layer.x), repacked, stored},
+        ksopt::layer_known(handles,
+                           {layer.batch_last, ksopt::is_exact(layer.x), repacked, stored, ksopt::are_marked_recorded()},
                            ksopt::handles_of(cached), ksopt::handle_of(layer.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
   } catch (const std::exception&) {  // the path that checks and decides reports the error

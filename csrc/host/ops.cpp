@@ -159,7 +159,7 @@ AtenTensorHandle owned(const Tensor& tensor) {
 AtenTensorHandle ksopt::multiply_known(AtenTensorHandle x, AtenTensorHandle weight, const Taken& taken,
                                        const std::vector<PreparedWeight>& prepared, AtenTensorHandle out) {
   const auto y = launch_known(borrowed(x), borrowed(weight), taken.batch_last, taken.exact, taken.repacked,
-                              borrowed(prepared), borrowed_if_any(out));
+                              taken.stored && taken.recorded, borrowed(prepared), borrowed_if_any(out));
   return y ? owned(*y) : nullptr;
 }
 
@@ -172,7 +172,7 @@ AtenTensorHandle ksopt::layer_known(const LayerHandles& layer, const Taken& take
   const int64_t activation = activation_of(layer.activation);
   const auto y = run_known_plan(
       {x, weights, bias, residual, activation, taken.batch_last, layer.siblings, layer.in_float32}, taken.exact,
-      weights_of(taken.repacked, taken.stored), borrowed(prepared), borrowed_if_any(out));
+      weights_of(taken.repacked, taken.stored), taken.recorded, borrowed(prepared), borrowed_if_any(out));
   return y ? owned(*y) : nullptr;
 }
 

@@ -231,8 +231,9 @@ Tensor gated(const Layer& layer, const Tensor& first, const Tensor& second, cons
 }
 
 // The last product of a layer with what is behind it: by its kernel, where that has an epilogue, or by torch's
-// operations. None if Python has to say which.
-std::optional<Tensor> run_last(const Step& step, const Layer& layer, const Tensor& x, const std::optional<Tensor>& out) {
+// operations. settled: as of `launch_plan`. None if Python has to say which.
+std::optional<Tensor> run_last(const Step& step, const Layer& layer, const Tensor& x, const std::optional<Tensor>& out,
+                               bool settled) {
   const bool is_bare = !layer.bias && !layer.residual && layer.activation == 0 && !layer.in_float32;
   if (!is_bare && step.choice.kind == KERNEL) {
     int64_t plan = NONE;
@@ -245,17 +246,19 @@ std::optional<Tensor> run_last(const Step& step, const Layer& layer, const Tenso
     }
     if (plan != NONE && is_readable(layer.bias) && is_readable(layer.residual)) {
       const Within within{plan, layer.bias, layer.residual};
-      if (auto y = step.run(x, layer.batch_last, out, &within)) return y;
+      if (auto y = step.run(x, layer.batch_last, out, &within, settled)) return y;
     }
   }
-  const auto y = step.run(x, layer.batch_last, out);
+  const auto y = step.run(x, layer.batch_last, out, nullptr, settled);
   return y ? std::optional(behind(*y, layer, layer.bias, layer.activation_of_product())) : std::nullopt;
 }
 
 // A product for each factor, and torch's operations behind them: as ksopt/kernels/by_factors.py.
+// recorded: a CUDA graph that is recorded now writes none of the weights.
 // pair: the choices of two factors, instead of the table's.
-std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool repacked, const PreparedForms& forms,
-                                  const std::optional<Tensor>& out, const std::array<Choice, 2>* pair = nullptr) {
+std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool repacked, bool recorded,
+                                  const PreparedForms& forms, const std::optional<Tensor>& out,
+                                  const std::array<Choice, 2>* pair = nullptr) {
   // Nothing is launched before all factors are found in the table.
   std::vector<Step> steps;
   const size_t length = layer.length();
@@ -273,13 +276,15 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
     }
   }
   std::vector<Tensor> parts;
+  bool settled = recorded;  // as of `launch_plan`
   for (size_t first = 0; first < steps.size(); first += length) {
     Tensor part = layer.x;
     for (size_t at = first; at < first + length; ++at) {
-      if (at + 1 == steps.size() && layer.siblings == 1) return run_last(steps[at], layer, part, out);
-      const auto y = steps[at].run(part, layer.batch_last, std::nullopt);
+      if (at + 1 == steps.size() && layer.siblings == 1) return run_last(steps[at], layer, part, out, settled);
+      const auto y = steps[at].run(part, layer.batch_last, std::nullopt, nullptr, settled);
       if (!y) return std::nullopt;
       part = *y;
+      settled = recorded || steps[at].choice.kind == KERNEL;  // which is ahead of the next product's
     }
     parts.push_back(part);
   }
@@ -314,7 +319,7 @@ std::optional<Tensor> run_merged(const PlanChoice& choice, const Layer& layer, c
   if (!product || (choice.repair != nullptr && layer.bias && !layer.bias->is_contiguous())) return std::nullopt;
   if (product->dim() == 4) {
     const auto step = step_of(x, *product, exact, false, forms, ksopt::OF_PRODUCT);
-    return step ? run_last(*step, layer, layer.x, out) : std::nullopt;
+    return step ? run_last(*step, layer, layer.x, out, false) : std::nullopt;
   }
   AtenTensorHandle const to = out && !layer.is_gated() ? out->get() : nullptr;
   const AtenTensorHandle bias = layer.bias ? layer.bias->get() : nullptr;
@@ -335,8 +340,9 @@ bool is_ordinary(const Layer& layer) {
 }
 
 // y, if the plan of such operands is known and can be run; as for `launch_known`, the caller does the rest.
-std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights weights, const PreparedForms& forms,
-                                     const std::optional<Tensor>& out) {
+// recorded: a CUDA graph that is recorded now writes no weight that a module stores.
+std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights weights, bool recorded,
+                                     const PreparedForms& forms, const std::optional<Tensor>& out) {
   if (!is_ordinary(layer) || (out && layer.in_float32)) return std::nullopt;
   const Rows x = rows_of(layer.x, layer.batch_last);
   const std::optional<int64_t> features = features_of_result(layer, x);
@@ -357,8 +363,11 @@ std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights wei
     choice = it->second;
   }
   const bool repacked = weights == Weights::repacked;
-  if (choice.kernel == FACTORS) return run_factors(layer, x, exact, repacked, forms, out);
-  if (choice.kernel == PAIR) return run_factors(layer, x, exact, repacked, forms, out, &choice.pair);
+  if (choice.kernel == FACTORS || choice.kernel == PAIR) {
+    const bool is_recorded = recorded && weights == Weights::stored && is_capturing(current_stream(x.device));
+    return run_factors(layer, x, exact, repacked, is_recorded, forms, out,
+                       choice.kernel == PAIR ? &choice.pair : nullptr);
+  }
   if (choice.kernel == MERGED) return run_merged(choice, layer, x, exact, forms, out);
   const LaunchedWeights all{layer.weights, static_cast<size_t>(layer.siblings), repacked, forms};
   return launch_chain(choice, layer, x, all, out);

@@ -348,6 +348,7 @@ class _Arguments(ctypes.Structure):
         ("y_batch_stride", ctypes.c_int64),
         ("y_feature_stride", ctypes.c_int64),
         ("weight_strides", ctypes.c_int64 * 4),
+        ("weight_is_settled", ctypes.c_int64),
         ("bias", ctypes.c_void_p),  # these two of ``EpilogueArguments``
         ("residual", ctypes.c_void_p),
     ]

@@ -42,20 +42,23 @@ class _ThreadState(threading.local):
 thread_state = _ThreadState()
 """The state of the scopes that this thread is in."""
 
-# The overload's implementation, once the library is loaded. All products of a thread enter Python
-# until it has called this once.
+# The overloads' implementations, once the library is loaded. All products of a thread enter Python
+# until it has called the first once.
 _mark_repacked: Callable[[bool], None] | None = None
+_mark_recorded: Callable[[bool], None] | None = None
 
 
 def sync_host() -> None:
-    """Copy this thread's state of ``repacked`` to the host library, if that is loaded."""
-    if _mark_repacked is not None:
+    """Copy this thread's state to the host library, if that is loaded."""
+    if _mark_repacked is not None and _mark_recorded is not None:
         _mark_repacked(thread_state.repacked)
+        _mark_recorded(thread_state.recorder is not None)
 
 
 def _follow_host() -> None:
-    global _mark_repacked
+    global _mark_repacked, _mark_recorded
     _mark_repacked = torch.ops.ksopt_host.mark_repacked.default._op
+    _mark_recorded = torch.ops.ksopt_host.mark_recorded.default._op
 
 
 host.when_loaded(_follow_host)
@@ -153,6 +156,14 @@ class recorded_by(_Scope):
 
     __slots__ = ()
     _what = "recorder"
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        sync_host()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        sync_host()
 
 
 def root_of(tensor: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ struct Config {
 struct Arguments {
   const float *x, *weight;
   float* y;
-  long batch, x_batch, x_feature, y_batch, y_feature, weight_strides[4];
+  long batch, x_batch, x_feature, y_batch, y_feature, weight_strides[4], weight_is_settled;
   const float *bias, *residual;
 } arguments;
 struct ChainArguments {
@@ -61,6 +61,7 @@ struct PackArguments {
 };
 unsigned blocks;
 int launches, has_context = 1, stream, capturing;
+int settled; /* launches of products whose weight the kernel ahead does not write */
 int packs, pattern[4], chain_features[3], in_sequence;
 const float* packed_from;
 enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4, CHAIN = 5, PACK_TRAINED = 6, TRAINED = 7 };
@@ -195,6 +196,7 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** params, v
     return 0;
   }
   arguments = *(struct Arguments*)params[0];
+  settled += arguments.weight_is_settled;
   if (kernel == (void*)PACK) pack();
   if (kernel == (void*)MULTIPLY) multiply(-2);
   if (kernel == (void*)MULTIPLY_AS_IT_IS) multiply(1);
@@ -275,6 +277,7 @@ def stand_ins(library):
         (host_products, "_run_product", None),
         (host_plans, "_run_layer", None),
         (weight_scopes, "_mark_repacked", ops.mark_repacked.default._op),
+        (weight_scopes, "_mark_recorded", ops.mark_recorded.default._op),
         (weight_table, "_note_in_library", ops.note_prepared.default._op),
     ]
 

@@ -11,6 +11,7 @@ import torch
 from played_driver import (
     CHAIN,
     MULTIPLY,
+    MULTIPLY_AS_IT_IS,
     MULTIPLY_WITHIN,
     PACK,
     PACK_CHAIN,
@@ -216,6 +217,21 @@ class Factors(Device):
     @property
     def packs(self):
         return variable(self.library, "packs").value
+
+
+class FactorsAsStored(Factors):
+    """A launch a factor, by kernels that read weights whose elements are in order."""
+
+    def _decide_factors(self):
+        def no_fallback():
+            raise AssertionError("all operands are aligned")
+
+        (pattern, _) = PLAIN
+        multiplies_by(self.library, pattern)
+        factor = Problem.of_factor(pattern, "float32", False)
+        shape = Geometry(32, 0, 16, 1, 100)
+        kernel = HostLauncher(factor, shape, MULTIPLY_AS_IT_IS, no_fallback)
+        decide(self.x, self.weights[0], kernel, self.family)
 
 
 class FactorsWithin(Factors):

@@ -51,3 +51,35 @@ def test_each_layer_of_a_graph_reads_what_the_one_before_wrote(rows, dtype):
         graph.replay()
         assert torch.equal(buffers[LAYERS % 2], expected)
         assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_weight_is_read_as_the_kernel_right_before_has_written_it(rows, dtype, written):
+    """Eagerly, and in a graph that writes weights, and so is not recorded as one that does not."""
+    torch.manual_seed(0)
+    layer = ksopt.KSLinear(4096, 4096, "(1,2048,512,2)*(2,512,2048,1)").to("cuda", dtype)
+    x = torch.randn(rows, 4096, device="cuda", dtype=dtype)
+    weight = layer.weights[written]
+    source = torch.randn_like(weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+        with torch.cuda.graph(graph):
+            weight.copy_(source)
+            y = layer(x)
+        for at in range(30):
+            source.normal_()
+            weight.copy_(source)
+            torch.cuda.synchronize()
+            expected = layer(x).clone()
+            weight.zero_()
+            torch.cuda.synchronize()
+            if at % 2:
+                graph.replay()
+            else:
+                weight.copy_(source)
+                y = layer(x)
+            assert torch.equal(y, expected), at

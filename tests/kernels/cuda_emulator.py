@@ -141,7 +141,12 @@ class EmulatedKernel:
         self.instance = instance
 
     def __call__(
-        self, x: Tensor, weight: Tensor, seed: int = 0, out: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        seed: int = 0,
+        out: Tensor | None = None,
+        settled: bool = False,
     ) -> Tensor:
         """Compute y through ``ksopt.kernels.launcher``.
 
@@ -151,11 +156,15 @@ class EmulatedKernel:
             seed: order in which blocks and threads run; 0 is ascending.
             out: where y goes; the kernel may read what is there, and leave it. None for new memory,
                 all of which it must write.
+            settled: whether the kernel may read the weight before it waits for the one ahead.
 
         Raises:
             EmulationError: an access or a wait was wrong.
         """
-        return self._run(lambda launcher: launcher(x, weight, out), x, (weight,), seed, out)
+        y: Tensor = self._run(
+            lambda launcher: launcher(x, weight, out), x, (weight,), seed, out, settled
+        )
+        return y
 
     def with_epilogue(
         self, x: Tensor, weight: Tensor, after: After, seed: int = 0
@@ -181,6 +190,7 @@ class EmulatedKernel:
         read: Sequence[Tensor],
         seed: int,
         out: Tensor | None,
+        settled: bool = False,
     ) -> Any:
         """What a launcher returns that runs the kernel.
 
@@ -222,6 +232,8 @@ class EmulatedKernel:
                     setattr(arguments, name, at)
             message = ctypes.create_string_buffer(2048)
             self._loaded.emulate_updates(out is not None)
+            self._loaded.emulate_settled(settled)
+            arguments.weight_is_settled = settled
             status = self._loaded.emulate_launch(
                 kernel,
                 ctypes.byref(arguments),

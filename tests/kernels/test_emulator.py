@@ -26,7 +26,7 @@ SEEDS = (0, 1, 2)
 def instance(body: str, pattern: Pattern = SCALAR, threads: int = THREADS) -> Instance:
     """One block whose threads run ``body``; t is the thread, x, w and y are fp32."""
     source = (
-        '#include "common/kernel_params.cuh"\n#include "common/ptx.cuh"\n'
+        '#include "common/kernel_params.cuh"\n#include "common/pdl.cuh"\n#include "common/ptx.cuh"\n'
         'extern "C" __global__ void __launch_bounds__(1024) small(const Arguments arguments) {\n'
         "  const float* x = static_cast<const float*>(arguments.x);\n"
         "  const float* w = static_cast<const float*>(arguments.weight);\n"
@@ -102,6 +102,26 @@ FAULTS = {
         "cp_async_16(tile + 4 * t, x, true); y[t] = x[t];",
         "never committed",
     ),
+    "x before the wait": (
+        "const float v = x[t]; griddepcontrol_wait(); y[t] = v;",
+        "x or y is accessed before the wait for the kernel ahead, at",
+    ),
+    "y before the wait": (
+        "y[t] = 1; griddepcontrol_wait();",
+        "x or y is accessed before the wait for the kernel ahead, at",
+    ),
+    "a copy before the wait": (
+        COPY + "griddepcontrol_wait(); cp_async_wait_group<0>(); __syncthreads(); y[t] = tile[t];",
+        "x or y is accessed before the wait for the kernel ahead, at",
+    ),
+    "a weight before the wait": (
+        "const float v = w[0]; griddepcontrol_wait(); y[t] = v;",
+        "a weight that the kernel ahead may write is read before the wait for it, at",
+    ),
+    "the next kernel before the wait": (
+        "griddepcontrol_launch_dependents(); griddepcontrol_wait(); y[t] = x[t];",
+        "the next kernel is let in before the wait",
+    ),
     "a predicate": (
         'asm("@p mov.u32 %0, %1;" : "=f"(y[t]) : "f"(x[t]));',
         "predicates and PTX declarations are not emulated",
@@ -122,6 +142,9 @@ GOOD = {
     ),
     "named": "tile[t] = x[t]; named_barrier_sync(1 + t / 32, 32); y[t] = tile[t ^ 31];",
     "copy": COPY + "cp_async_wait_group<0>(); __syncthreads(); y[t] = tile[4 * (63 - t) + t % 4];",
+    "early": (
+        "const float v = w[0]; follow_kernel_ahead(); y[t] = x[t] + v;"
+    ),
     "no copy": (
         "cp_async_16(tile + 4 * t, nullptr, false); "
         "cp_async_commit_group(); cp_async_wait_group<0>();"
@@ -136,9 +159,9 @@ def small_kernels(emulator):
     return dict(zip(bodies, emulator.build([instance(b) for b in bodies.values()]), strict=True))
 
 
-def run(kernel, seed=0):
+def run(kernel, seed=0, settled=False):
     x = torch.arange(1.0, THREADS + 1)[:, None].clone()
-    return x[:, 0], kernel(x, torch.zeros(SCALAR.weight_shape), seed)[:, 0]
+    return x[:, 0], kernel(x, torch.zeros(SCALAR.weight_shape), seed, settled=settled)[:, 0]
 
 
 @pytest.mark.sweep
@@ -160,6 +183,8 @@ def test_right_kernels_pass(small_kernels, seed):
     x, y = run(small_kernels["copy"], seed)
     assert torch.equal(y, x[(63 - t) // 4 * 4 + t % 4])
     assert torch.equal(run(small_kernels["no copy"], seed)[1], torch.zeros(THREADS))
+    x, y = run(small_kernels["early"], seed, settled=True)
+    assert torch.equal(y, x)
 
 
 @pytest.mark.skipif(shutil.which("addr2line") is None, reason="addr2line is not installed")

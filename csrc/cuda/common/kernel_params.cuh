@@ -17,6 +17,7 @@ struct Arguments {
   int64 x_batch_stride, x_feature_stride;
   int64 y_batch_stride, y_feature_stride;
   int64 weight_stride_a, weight_stride_b, weight_stride_c, weight_stride_d;
+  int64 weight_is_settled;  // whether the weight's writer has ended when the kernel starts, even if it starts early
 };
 
 // The same of kernels with an epilogue. The residual lies in memory as y does.

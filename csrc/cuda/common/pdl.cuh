@@ -4,7 +4,8 @@
 // Such a kernel may prefetch its weights to the L2 cache at once, which is safe even if an earlier kernel
 // writes them. It reads and writes nothing else before `griddepcontrol_wait`. Every thread waits, and only
 // then may the next kernel start. When a kernel starts, all kernels but the one right before it have
-// ended, so at most two overlap.
+// ended, so at most two overlap. So where the one right before does not write the weights (`weight_is_settled`), they
+// may be read before the wait, too.
 #pragma once
 
 #include "common/numeric_types.cuh"
@@ -20,6 +21,12 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
+}
+
+// Waits for the kernel ahead, and lets the next one start.
+__device__ __forceinline__ void follow_kernel_ahead() {
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
 }
 
 // Asks the L2 cache for this block's equal share of `bytes`, whichever block is to use it.

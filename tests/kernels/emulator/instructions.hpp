@@ -171,10 +171,10 @@ INSTRUCTION void cp_async_bulk_prefetch_L2_global(const void* from, int bytes) {
   if (bytes <= 0 || bytes % 16 != 0) fail("a bulk prefetch of %d bytes, no multiple of 16", bytes);
 }
 
-// Other kernels: one kernel is emulated, and it runs alone --------------------------------------
+// Other kernels: one kernel is emulated, alone; what it does before it waits for others is checked --
 
-INSTRUCTION void griddepcontrol_wait() {}
-INSTRUCTION void griddepcontrol_launch_dependents() {}
+INSTRUCTION void griddepcontrol_wait() { wait_for_kernel_ahead(); }
+INSTRUCTION void griddepcontrol_launch_dependents() { let_next_kernel_in(); }
 
 // Clusters ------------------------------------------------------------------------------------
 

@@ -17,7 +17,9 @@
 //     bounds);
 //   - threads that wait for each other for ever;
 //   - an access to another block's shared memory that is not made as one, or after threads of that
-//     block have ended.
+//     block have ended;
+//   - of kernels that wait for the kernel ahead: before that, to let the next one in, and an access to
+//     x, y or a weight, but for one that the kernel ahead does not write.
 #include "runtime.hpp"
 
 #include <setjmp.h>
@@ -97,6 +99,8 @@ struct Fiber {
   std::deque<std::vector<Copy>> groups;
   bool arrived_at_cluster;
   unsigned cluster_phase;  // of its barrier, when the thread arrived
+  Address first_operand, first_weight;  // where it accessed x or y, and the weight, before it waited; or 0
+  bool has_waited, has_let_in;  // for the kernel ahead; the next one
 };
 
 struct Warp {
@@ -141,6 +145,7 @@ std::vector<int> ready;
 std::vector<Record> records;
 std::vector<std::uint8_t> written_y;
 bool updates_y = false;  // a kernel may read what it has not written, and leave it
+bool weight_is_settled = false;  // the kernel ahead does not write it
 alignas(1024) char shared[SHARED_LIMIT];
 int current = NOBODY;
 std::vector<std::vector<Access>> concurrent_reads;
@@ -280,8 +285,11 @@ void check(bool write, const void* pointer, std::size_t bytes, Address site, boo
     check_shared(write, address, bytes, site, remote);
     return;
   }
+  Fiber& fiber = fibers[current];
   if (launch.x.holds(address, bytes) || launch.weight.holds(address, bytes)) {
     const bool is_x = launch.x.holds(address, bytes);
+    Address& first = is_x ? fiber.first_operand : fiber.first_weight;
+    if (first == 0) first = site;
     if (write) {
       stop("only read there: " +
            accessed(true, address, bytes, is_x ? "x" : "weight", (is_x ? launch.x : launch.weight).begin, site));
@@ -289,6 +297,7 @@ void check(bool write, const void* pointer, std::size_t bytes, Address site, boo
     return;
   }
   if (launch.y.holds(address, bytes)) {
+    if (fiber.first_operand == 0) fiber.first_operand = site;
     if (!write && !updates_y) stop("only write there: " + accessed(false, address, bytes, "y", launch.y.begin, site));
     for (std::size_t i = address - launch.y.begin, end = i + bytes; i < end; ++i) {
       if (!write) {
@@ -364,7 +373,8 @@ void run_block() {
     fiber.shared_cursor = rank_of(static_cast<int>(t)) * window() +
                           (launch.dynamic_bytes + 2 * RED_ZONE - 1) / RED_ZONE * RED_ZONE;
     fiber.uncommitted.clear(), fiber.groups.clear();
-    fiber.begun = fiber.arrived_at_cluster = false;
+    fiber.begun = fiber.arrived_at_cluster = fiber.has_waited = fiber.has_let_in = false;
+    fiber.first_operand = fiber.first_weight = 0;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
     fiber.context.uc_stack.ss_size = STACK_BYTES;
@@ -641,6 +651,19 @@ void copy_async(std::uint32_t to, const void* from, unsigned bytes, unsigned sou
   fibers[current].uncommitted.push_back({to, static_cast<const char*>(from), bytes, source_bytes, site});
 }
 
+void wait_for_kernel_ahead() {
+  Fiber& fiber = fibers[current];
+  if (fiber.has_waited) return;
+  fiber.has_waited = true;
+  if (fiber.has_let_in) stop("the next kernel is let in before the wait for the kernel ahead");
+  if (fiber.first_operand) stop("x or y is accessed before the wait for the kernel ahead, at " + place(fiber.first_operand));
+  if (fiber.first_weight && !weight_is_settled) {
+    stop("a weight that the kernel ahead may write is read before the wait for it, at " + place(fiber.first_weight));
+  }
+}
+
+void let_next_kernel_in() { fibers[current].has_let_in = true; }
+
 const void* read_shared(std::uint32_t from, std::size_t bytes, const void* caller) {
   if (from % bytes != 0) stop("a shared address is not a multiple of the size that is read there");
   check(false, shared + from, bytes, reinterpret_cast<Address>(caller));
@@ -680,6 +703,9 @@ void fail(const char* format, ...) {
 
 // A range is [begin, end) in bytes. Returns 0, or 1 with a sentence in `message`.
 extern "C" __attribute__((visibility("default"))) void emulate_updates(int updates) { emulate::updates_y = updates != 0; }
+extern "C" __attribute__((visibility("default"))) void emulate_settled(int settled) {
+  emulate::weight_is_settled = settled != 0;
+}
 
 extern "C" __attribute__((visibility("default"))) int emulate_launch(
     int kernel, const void* arguments, std::size_t argument_bytes, unsigned blocks, unsigned threads,

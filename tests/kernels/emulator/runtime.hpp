@@ -48,6 +48,10 @@ void copy_async(std::uint32_t shared, const void* global, unsigned bytes, unsign
 void commit_copies();
 void wait_for_copies(unsigned pending);
 
+// Of a kernel that may be launched before the one ahead of it has ended.
+void wait_for_kernel_ahead();
+void let_next_kernel_in();
+
 // Where `bytes` bytes of shared memory lie, checked as a read by this thread.
 const void* read_shared(std::uint32_t shared, std::size_t bytes, const void* caller);
 void* write_shared(std::uint32_t shared, std::size_t bytes, const void* caller);

@@ -95,6 +95,7 @@ def test_results(kernels, at):
         y = kernels[at](x, weight)
         assert_close_to_float64(y, x, weight, problem)
     assert torch.equal(y, kernels[at](x, weight, seed=1)), "it depends on the order of threads"
+    assert torch.equal(y, kernels[at](x, weight, settled=True))
 
 
 @pytest.mark.sweep
