@@ -1,4 +1,4 @@
-"""Weights that a kernel may read before the one ahead of it has ended, which does not write them."""
+"""Weights that a kernel may read before the one ahead of it has ended."""
 
 import contextlib
 

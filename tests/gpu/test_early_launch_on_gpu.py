@@ -69,7 +69,7 @@ def test_a_weight_is_read_as_the_kernel_right_before_has_written_it(rows, dtype,
             layer(x)
         with torch.cuda.graph(graph):
             weight.copy_(source)
-            y = layer(x)
+            recorded = layer(x)
         for at in range(30):
             source.normal_()
             weight.copy_(source)
@@ -79,7 +79,7 @@ def test_a_weight_is_read_as_the_kernel_right_before_has_written_it(rows, dtype,
             torch.cuda.synchronize()
             if at % 2:
                 graph.replay()
+                assert torch.equal(recorded, expected), at
             else:
                 weight.copy_(source)
-                y = layer(x)
-            assert torch.equal(y, expected), at
+                assert torch.equal(layer(x), expected), at

@@ -26,7 +26,9 @@ SEEDS = (0, 1, 2)
 def instance(body: str, pattern: Pattern = SCALAR, threads: int = THREADS) -> Instance:
     """One block whose threads run ``body``; t is the thread, x, w and y are fp32."""
     source = (
-        '#include "common/kernel_params.cuh"\n#include "common/pdl.cuh"\n#include "common/ptx.cuh"\n'
+        '#include "common/kernel_params.cuh"\n'
+        '#include "common/pdl.cuh"\n'
+        '#include "common/ptx.cuh"\n'
         'extern "C" __global__ void __launch_bounds__(1024) small(const Arguments arguments) {\n'
         "  const float* x = static_cast<const float*>(arguments.x);\n"
         "  const float* w = static_cast<const float*>(arguments.weight);\n"
