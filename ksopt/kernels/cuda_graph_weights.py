@@ -233,6 +233,7 @@ def prepared_weights() -> recorded_by:
     two. Inside you promise to call `ksopt.refresh` after each change to them, before the next
     replay: it prepares them again, where the graphs read them. Without that call, replays
     multiply by the old weights. Graphs that ``torch.compile`` captures need no such promise.
+    A graph that writes weights itself, as one of a whole training step does, is captured outside.
 
     Call the model once before the capture, with the same shapes: what is not prepared then is
     prepared by the graph. What a graph reads takes memory for as long as the weights live.

@@ -64,7 +64,7 @@ def chain(
         # Dynamo's graph holds one node, and AOTAutograd its parts, or the kernel's operator.
         node: Tensor = torch.ops.ksopt.ks_chain(
             *(x, list(weights), bias, residual, activation, batch_last, siblings),
-            **({"in_float32": True} if in_float32 else {}),
+            **_casts(in_float32),
         )
         return node
     if not torch.compiler.is_compiling():
@@ -75,6 +75,11 @@ def chain(
             return epilogue.in_float32(y) if in_float32 else y
     around = (bias, residual, activation, batch_last, siblings)
     return composed(x, weights, *around, None, in_float32, op)
+
+
+def _casts(in_float32: bool) -> dict[str, bool]:
+    """The argument, unless it is its default, which nodes of a graph leave out as a rule."""
+    return {"in_float32": True} if in_float32 else {}
 
 
 def composed(
@@ -114,7 +119,7 @@ def composed(
             check = partial(implementation.chain_fake, x, ready, *around, owners, in_float32, op)
             how = (activation, batch_last, siblings, check, cacheable is None, in_float32)
             if layer_plans.is_whole(replace(operands, weights=tuple(ready)), *how):
-                casts = {"in_float32": True} if in_float32 else {}
+                casts = _casts(in_float32)
                 whole: Tensor = ks_chain_inner(x, ready, *around, cacheable, **casts)
                 return whole
         if siblings == 1 and not batch_last:

@@ -75,7 +75,8 @@ if command -v compute-sanitizer >/dev/null; then
   sanitize=(compute-sanitizer --error-exitcode 1 --report-api-errors no)
   beside memcheck 300 "${sanitize[@]}" --tool memcheck "$python" tests/gpu/sanitize.py
   beside racecheck 300 "${sanitize[@]}" --tool racecheck "$python" tests/gpu/sanitize.py
-  for kernels in chains weight_grads input_grads chain_grads; do
+  beside racecheck-chain_grads 300 "${sanitize[@]}" --tool racecheck "$python" tests/gpu/sanitize.py chain_grads
+  for kernels in chains epilogues weight_grads input_grads chain_grads; do
     beside "memcheck-$kernels" 300 "${sanitize[@]}" --tool memcheck "$python" tests/gpu/sanitize.py "$kernels"
   done
 else

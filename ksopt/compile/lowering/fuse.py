@@ -381,7 +381,7 @@ def _replace(node: fx.Node, layer: Layer) -> fx.Node:
     value = emit.call(
         *(ops.ks_chain, layer.x, list(layer.weights), bias, residual, layer.activation),
         *(False, 1, list(layer.owners)),
-        *((True,) if layer.in_float32 else ()),
+        *((True,) if layer.in_float32 else ()),  # a default is left out
     )
     value = siblings.reshaped(emit, value, layer)
     node.replace_all_uses_with(value, delete_user_cb=lambda user: user not in layer.inner)

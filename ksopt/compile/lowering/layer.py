@@ -71,8 +71,8 @@ class Layer:
         """The problem that the layer is."""
         dtype = dtype_name(self.dtype)
         patterns = (Pattern(*map(int, fake_result(one).shape)) for one in self.weights)
-        summands = (self.bias is not None, self.residual is not None)
-        after = Epilogue(summands[0], self.activation, summands[1], self.in_float32)
+        has_bias, has_residual = self.bias is not None, self.residual is not None
+        after = Epilogue(has_bias, self.activation, has_residual, self.in_float32)
         return Problem(Chain(tuple(patterns)), dtype, False, is_exact(dtype), after)
 
     @property

@@ -2,13 +2,13 @@
 
 As a whole it is one launch, or the product by one matrix or factor, with its bias; or a launch per
 factor, the last of which computes the epilogue, too, as kernels for few rows do; or two launches
-that were tuned as a pair. Behind separate
-launches, and behind such a product, Inductor computes the epilogue in one kernel, where the race of
-the autotuner calls PyTorch's operations one after another: their extra time is subtracted. What a
-kernel that reads the result can compute, too, is no gain of the layer's. So a layer whose product
-by one matrix is the fastest keeps its bias, and Inductor computes the rest, as it does behind the
-dense layer that the author might have written. Siblings are also compared with a launch each, a
-gate also with one launch before it, and two layers with the faster implementation of each.
+that were tuned as a pair. Behind separate launches, and behind such a product, Inductor computes
+the epilogue in one kernel, where the race of the autotuner calls PyTorch's operations one after
+another: their extra time is subtracted. What a kernel that reads the result can compute, too, is no
+gain of the layer's. So a layer whose product by one matrix is the fastest keeps its bias, and
+Inductor computes the rest, as it does behind the dense layer that the author might have written.
+Siblings are also compared with a launch each, a gate also with one launch before it, and two layers
+with the faster implementation of each.
 """
 
 from __future__ import annotations
