@@ -88,6 +88,11 @@ struct Note {
 using Notes = std::vector<std::shared_ptr<const Note>>;
 std::unordered_map<const TensorImpl*, Notes> notes;  // under cache_mutex
 
+// Weights as calls had them last, by the tensors that count their versions.
+std::unordered_map<const TensorImpl*, Part> seen;  // under seen_mutex
+std::shared_mutex seen_mutex;
+size_t most_seen = 1024;  // before those are dropped whose tensors are gone
+
 void set_cached(int64_t root, bool is_cached) {
   const auto* place = reinterpret_cast<const TensorImpl*>(root);
   const std::unique_lock lock(cache_mutex);
@@ -158,6 +163,25 @@ void mark_recorded(bool recorded) { marked_recorded = recorded; }
 bool may_be_cached(const Tensor& root) {
   const std::shared_lock lock(cache_mutex);
   return roots.count(root.unsafeGetTensorImpl()) > 0;
+}
+
+bool was_seen(const Tensor& weight, const Tensor& root) {
+  const bool counts_writes = !root.is_inference() &&
+                             root.storage().unsafeGetStorageImpl() == weight.storage().unsafeGetStorageImpl();
+  if (!counts_writes) return false;
+  const auto* key = root.unsafeGetTensorImpl();
+  {
+    const std::shared_lock lock(seen_mutex);
+    const auto it = seen.find(key);
+    if (it != seen.end() && it->second.is_of(weight, root)) return true;
+  }
+  const std::unique_lock lock(seen_mutex);
+  if (seen.size() >= most_seen) {
+    std::erase_if(seen, [](const auto& entry) { return entry.second.root.expired(); });
+    most_seen = std::max<size_t>(1024, 2 * seen.size());
+  }
+  seen.insert_or_assign(key, Part(weight, root, root._version()));
+  return false;
 }
 
 void count_forgotten() { forgotten.fetch_add(1); }

@@ -27,6 +27,10 @@ void mark_recorded(bool recorded);
 // Whether a tensor may have cached forms, which a training step has to drop.
 bool may_be_cached(const at::Tensor& root);
 
+// Whether an earlier call had these values of a stored weight; this call will have been one for later ones. Then the
+// kernel that wrote them is not the one launched right before this call, but for writes that torch does not count.
+bool was_seen(const at::Tensor& weight, const at::Tensor& root);
+
 // Counts that a weight without cached forms is trained.
 void count_forgotten();
 

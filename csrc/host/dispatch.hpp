@@ -22,8 +22,8 @@ struct Taken {
   bool batch_last;
   bool exact;     // fp32 products
   bool repacked;  // it is about to change
-  bool stored = false;    // they are a module's parameters
-  bool recorded = false;  // a CUDA graph that is recorded now writes none of these
+  bool stored = false;    // of a layer: they are a module's parameters
+  bool recorded = false;  // a CUDA graph that is recorded now does not write the first one before the product
 };
 
 // y = x K^T, if `launch_known` can compute it; else null. out: may be null. The handle of y belongs to the caller.

@@ -215,7 +215,7 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
 
 // y, if the table has an entry for these operands and it can run on them. In all other cases the caller
 // checks, chooses and reports errors. An eager call spends its time here.
-// recorded: a CUDA graph that is recorded now does not write the weight.
+// recorded: as of `Taken`.
 std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact,
                                    bool repacked, bool recorded, const PreparedForms& forms,
                                    const std::optional<Tensor>& out) {
@@ -225,7 +225,7 @@ std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool b
   if (out && !takes_product(*out, x, weight, out_features, batch_last)) return std::nullopt;
   const auto step = step_of(rows, weight, exact, repacked, forms, 0);
   if (!step) return std::nullopt;
-  const bool settled = recorded && !repacked && is_capturing(current_stream(rows.device));
+  const bool settled = recorded && is_capturing(current_stream(rows.device));
   return step->run(x, batch_last, out, nullptr, settled);
 }
 

@@ -60,6 +60,14 @@ Layer layer_of(const Stack& stack, bool writes) {
           writes ? &arguments[9].toTensor() : nullptr};
 }
 
+// Whether an earlier call had the values of the weight that multiplies first.
+bool was_first_seen(const Layer& layer, const std::vector<Tensor>& roots) {
+  const size_t siblings = layer.siblings > 0 ? static_cast<size_t>(layer.siblings) : 1;
+  if (layer.weights.size() < siblings) return false;
+  const size_t first = layer.weights.size() / siblings - 1;
+  return ksopt::was_seen(layer.weights[first], roots[first]);
+}
+
 std::vector<Tensor> roots_of(const Layer& layer) {
   std::vector<Tensor> roots;
   for (size_t at = 0; at < layer.weights.size(); ++at) {
@@ -76,13 +84,17 @@ std::optional<Tensor> known(const Layer& layer, bool repacked, bool stored) {
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
     std::vector<ksopt::CachedWeight> cached;  // of weights that change nothing is
-    if (!repacked) cached = ksopt::cached_of(layer.weights, roots_of(layer));
+    bool recorded = false;
+    if (!repacked) {
+      const std::vector<Tensor> roots = roots_of(layer);
+      cached = ksopt::cached_of(layer.weights, roots);
+      recorded = stored && was_first_seen(layer, roots) && ksopt::are_marked_recorded();
+    }
     ksopt::LayerHandles handles{ksopt::handle_of(&layer.x), {}, ksopt::handle_of(layer.bias),
                                 ksopt::handle_of(layer.residual), layer.activation, layer.siblings, layer.in_float32};
     handles.weights = ksopt::handles_of(layer.weights);
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
-        ksopt::layer_known(handles,
-                           {layer.batch_last, ksopt::is_exact(layer.x), repacked, stored, ksopt::are_marked_recorded()},
+        ksopt::layer_known(handles, {layer.batch_last, ksopt::is_exact(layer.x), repacked, stored, recorded},
                            ksopt::handles_of(cached), ksopt::handle_of(layer.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
   } catch (const std::exception&) {  // the path that checks and decides reports the error

@@ -159,7 +159,7 @@ AtenTensorHandle owned(const Tensor& tensor) {
 AtenTensorHandle ksopt::multiply_known(AtenTensorHandle x, AtenTensorHandle weight, const Taken& taken,
                                        const std::vector<PreparedWeight>& prepared, AtenTensorHandle out) {
   const auto y = launch_known(borrowed(x), borrowed(weight), taken.batch_last, taken.exact, taken.repacked,
-                              taken.stored && taken.recorded, borrowed(prepared), borrowed_if_any(out));
+                              taken.recorded, borrowed(prepared), borrowed_if_any(out));
   return y ? owned(*y) : nullptr;
 }
 

@@ -254,7 +254,7 @@ std::optional<Tensor> run_last(const Step& step, const Layer& layer, const Tenso
 }
 
 // A product for each factor, and torch's operations behind them: as ksopt/kernels/by_factors.py.
-// recorded: a CUDA graph that is recorded now writes none of the weights.
+// recorded: the kernel launched right before this call does not write the first weight.
 // pair: the choices of two factors, instead of the table's.
 std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool repacked, bool recorded,
                                   const PreparedForms& forms, const std::optional<Tensor>& out,
@@ -340,7 +340,7 @@ bool is_ordinary(const Layer& layer) {
 }
 
 // y, if the plan of such operands is known and can be run; as for `launch_known`, the caller does the rest.
-// recorded: a CUDA graph that is recorded now writes no weight that a module stores.
+// recorded: as of `Taken`.
 std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights weights, bool recorded,
                                      const PreparedForms& forms, const std::optional<Tensor>& out) {
   if (!is_ordinary(layer) || (out && layer.in_float32)) return std::nullopt;
@@ -364,7 +364,7 @@ std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights wei
   }
   const bool repacked = weights == Weights::repacked;
   if (choice.kernel == FACTORS || choice.kernel == PAIR) {
-    const bool is_recorded = recorded && weights == Weights::stored && is_capturing(current_stream(x.device));
+    const bool is_recorded = recorded && is_capturing(current_stream(x.device));
     return run_factors(layer, x, exact, repacked, is_recorded, forms, out,
                        choice.kernel == PAIR ? &choice.pair : nullptr);
   }

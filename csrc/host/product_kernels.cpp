@@ -59,12 +59,16 @@ std::optional<Tensor> known(const Call& call, bool repacked) {
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
     std::vector<ksopt::CachedWeight> cached;  // of a weight that changes nothing is
-    if (!repacked) cached = ksopt::cached_of(call.weight, ksopt::root_of(call.weight, call.owner));
+    bool recorded = false;
+    if (!repacked) {
+      const Tensor root = ksopt::root_of(call.weight, call.owner);
+      cached = ksopt::cached_of(call.weight, root);
+      recorded = call.owner != nullptr && ksopt::was_seen(call.weight, root) && ksopt::are_marked_recorded();
+    }
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
-        ksopt::multiply_known(
-            handle_of(&call.x), handle_of(&call.weight),
-            {call.batch_last, ksopt::is_exact(call.x), repacked, call.owner != nullptr, ksopt::are_marked_recorded()},
-            ksopt::handles_of(cached), handle_of(call.out))));
+        ksopt::multiply_known(handle_of(&call.x), handle_of(&call.weight),
+                              {call.batch_last, ksopt::is_exact(call.x), repacked, false, recorded},
+                              ksopt::handles_of(cached), handle_of(call.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
   } catch (const std::exception&) {  // the path that checks and decides reports the error
     return std::nullopt;

@@ -58,15 +58,37 @@ def test_a_graph_of_prepared_weights_writes_none(device):
     assert settled(device) == len(device.weights) - 1
 
 
-def test_weights_that_a_graph_computes_are_written_by_it(device):
-    weights = [one.detach().clone() for one in device.weights]
+@pytest.mark.parametrize("wrap", [torch.Tensor.detach, torch.nn.Parameter])
+def test_weights_that_a_graph_computes_are_written_by_it(device, wrap):
+    """A parameter, too, as a copy of a weight in another dtype is."""
     _, *around = device.arguments()
 
-    def known():
-        return host_plans.run(device.x, weights, *around)
+    def known(weights, owners):
+        return lambda: host_plans.run(device.x, weights, *around, owners)
 
     with ksopt.prepared_weights(), recording(device):
-        assert settled(device, known) == len(weights) - 1
+        for with_owners in (False, True):
+            weights = [wrap(one.detach().clone()).requires_grad_(False) for one in device.weights]
+            call = known(weights, weights if with_owners else None)
+            assert settled(device, call) == len(weights) - 1
+
+
+def test_a_graph_that_writes_a_weight_writes_it(device):
+    first = device.layer.weights[-1]
+    with ksopt.prepared_weights(), recording(device), torch.no_grad():
+        first.mul_(-2)
+        assert settled(device) == len(device.weights) - 1
+        assert settled(device) == len(device.weights)  # what wrote it ended before the last call
+
+
+def test_weights_without_versions_are_as_ever(device):
+    with torch.inference_mode():
+        device.layer.weights = torch.nn.ParameterList(
+            torch.nn.Parameter(one.clone(), requires_grad=False) for one in device.layer.weights
+        )
+    with ksopt.prepared_weights(), recording(device):
+        for _ in range(2):
+            assert settled(device) == len(device.weights) - 1
 
 
 def test_what_a_launch_packs_is_not_settled(serving, monkeypatch):

@@ -43,6 +43,7 @@ def test_the_page_shows_a_run(
     assert capsys.readouterr().out.splitlines()[2].startswith("| 8 | float32 | 2 |")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not paper_page.DATA.exists(), reason="no run is stored")
 def test_the_page_is_that_of_the_data() -> None:
     page = paper_page.PAGE.read_text("utf-8")

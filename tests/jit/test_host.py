@@ -37,6 +37,7 @@ def compiler():
         pytest.skip("no C++ compiler on this machine")
 
 
+@pytest.mark.slow  # optimised; tests/csrc compiles the same files without
 @pytest.mark.usefixtures("compiler")
 def test_it_builds_and_is_cached_and_loads_once_a_process(shared_cache, monkeypatch):
     """It loads in a process of its own: two of them crash torch. A run builds it once."""

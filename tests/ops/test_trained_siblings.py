@@ -212,6 +212,7 @@ def test_attention_in_an_authors_spelling(predict, traced) -> None:
     assert traced.backward["ks_chain_input_grad"] == 1
 
 
+@pytest.mark.slow
 def test_batches_of_any_size_are_compiled_once(predict, traced) -> None:
     predict(forward=True, of_input=(3,))
     model = Attention(by_layer)
@@ -232,7 +233,7 @@ def test_the_report_says_that_one_launch_computes_them(predict, traced) -> None:
     assert all("One launch computes all of it, with bias" in site.reason for site in report.sites)
 
 
-@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("forward", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_autocast_casts_them(
     predict, traced, toy, forward: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
