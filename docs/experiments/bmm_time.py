@@ -11,6 +11,7 @@ processes on its core: ksopt.measure has none such.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -30,7 +31,8 @@ from ksopt.kernels.operands import key_of
 from ksopt.kernels.problem import Epilogue, Geometry, Problem
 from ksopt.patterns.chain import Chain, Pattern
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "csrc"))
+_TESTS = Path(__file__).parents[2] / "tests"
+sys.path[:0] = [str(_TESTS), str(_TESTS / "csrc")]
 import played_driver
 
 ROUNDS, CALLS = 7, 430
@@ -121,6 +123,7 @@ class Launched:
         return chain_entry(
             kernel=1, out_features=p.out_features, threads=128, shared_bytes=0, rows_per_unit=64,
             most_blocks=132, cluster=1, form=weight_groups.number_of("nothing", shapes, p.dtype),
+            pack=1, pack_blocks=1, pack_threads=32, packed_elements=1,
         )  # fmt: skip
 
 
@@ -156,7 +159,9 @@ def measure_layer(siblings: int) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    library = played_driver.library(Path(tempfile.mkdtemp()))
+    # A cache of its own: what the library is compiled from may change.
+    os.environ["KSOPT_CACHE_DIR"] = tempfile.mkdtemp()
+    library = played_driver.library(optimize=True)
     for module, name, value in played_driver.stand_ins(library):
         setattr(module, name, value)
     with torch.no_grad():

@@ -224,8 +224,12 @@ int cuStreamIsCapturing(void* queried, int* answer) {
 """
 
 
-def library():
-    """``torch.ops.ksopt_host_on_cpu``, which can be registered once, and the driver's variables."""
+def library(optimize=False):
+    """``torch.ops.ksopt_host_on_cpu``, which can be registered once, and the driver's variables.
+
+    Args:
+        optimize: whether the compiler does, which takes longer: where calls are timed.
+    """
     compiler = shutil.which("cc")
     if compiler is None or shutil.which("c++") is None:
         pytest.skip("no C and C++ compiler on this machine")
@@ -236,12 +240,13 @@ def library():
         subprocess.run([compiler, "-shared", "-fPIC", "-o", str(path), str(code)], check=True)
 
     driver = built_once("driver.so", build_driver)
-    built = built_once("ksopt_host_on_cpu.so", functools.partial(build, driver=driver))
+    name = f"ksopt_host_on_cpu{'_optimized' if optimize else ''}.so"
+    built = built_once(name, functools.partial(build, driver=driver, optimize=optimize))
     torch.ops.load_library(str(built))
     return SimpleNamespace(ops=torch.ops.ksopt_host_on_cpu, driver=ctypes.CDLL(str(driver)))
 
 
-def build(path, driver):
+def build(path, driver, optimize):
     """Compile the library that loads the driver."""
     sources = host._sources()
     for real, played in {
@@ -255,8 +260,10 @@ def build(path, driver):
     }.items():
         assert any(real in source for source in sources.values())
         sources = {name: source.replace(real, played) for name, source in sources.items()}
-    quickly = ["-O0" if flag == "-O2" else flag for flag in host._flags()]
-    path.write_bytes(host._compile("c++", sources, quickly))
+    flags = host._flags()
+    if not optimize:
+        flags = ["-O0" if flag == "-O2" else flag for flag in flags]
+    path.write_bytes(host._compile("c++", sources, flags))
 
 
 def stand_ins(library):
