@@ -31,8 +31,8 @@ from ksopt.kernels.operands import key_of
 from ksopt.kernels.problem import Epilogue, Geometry, Problem
 from ksopt.patterns.chain import Chain, Pattern
 
-_TESTS = Path(__file__).parents[2] / "tests"
-sys.path[:0] = [str(_TESTS), str(_TESTS / "csrc")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "csrc"))
 import played_driver
 
 ROUNDS, CALLS = 7, 430
