@@ -109,7 +109,8 @@ def test_a_written_residual_and_an_output_that_is_not_contiguous(toy):
         assert out._version > before
 
 
-@pytest.mark.parametrize("requires_grad", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck(requires_grad):
     inputs = case()
     for tensor in (inputs[0], *inputs[1], *inputs[2], *inputs[3:]):

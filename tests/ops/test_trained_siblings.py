@@ -258,6 +258,7 @@ def test_autocast_casts_them(
     assert traced.backward["ks_chain_input_grad"] == 1
 
 
+@pytest.mark.slow
 def test_a_frozen_layer_is_left(predict, traced) -> None:
     predict(forward=True, of_input=(2,))
     model = Siblings()

@@ -186,7 +186,7 @@ def activation_of(s: Shape, dtype: str, rows: int, weights: list[Tensor]):
 
 
 # One class and several, a group and several, siblings, an activation.
-FAST = (0, 5, 7, 12, 15, 17, 19)
+FAST = (0, 6, 7, 12, 15, 17, 19)
 
 
 @pytest.mark.parametrize(

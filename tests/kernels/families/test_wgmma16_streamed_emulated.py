@@ -72,6 +72,7 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert_not_finite_stays(kernels[at], CASES[at][0], batch=37, seed=at)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(0, len(CASES), 3), ids=name)
 def test_any_number_of_blocks_computes_every_tile(kernels, at):
     problem, config = CASES[at]
