@@ -225,7 +225,7 @@ std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool b
   if (out && !takes_product(*out, x, weight, out_features, batch_last)) return std::nullopt;
   const auto step = step_of(rows, weight, exact, repacked, forms, 0);
   if (!step) return std::nullopt;
-  const bool settled = recorded && is_capturing(current_stream(rows.device));
+  const bool settled = recorded && step->choice.kind == KERNEL && is_capturing(current_stream(rows.device));
   return step->run(x, batch_last, out, nullptr, settled);
 }
 

@@ -254,7 +254,7 @@ std::optional<Tensor> run_last(const Step& step, const Layer& layer, const Tenso
 }
 
 // A product for each factor, and torch's operations behind them: as ksopt/kernels/by_factors.py.
-// recorded: the kernel launched right before this call does not write the first weight.
+// recorded: as of `Taken`.
 // pair: the choices of two factors, instead of the table's.
 std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool repacked, bool recorded,
                                   const PreparedForms& forms, const std::optional<Tensor>& out,
@@ -276,7 +276,10 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
     }
   }
   std::vector<Tensor> parts;
-  bool settled = recorded;  // as of `launch_plan`
+  // Asked of kernels alone, as a device without any may have no streams.
+  const bool is_kernel = std::any_of(steps.begin(), steps.end(), [](const Step& s) { return s.choice.kind == KERNEL; });
+  const bool is_recorded = recorded && is_kernel && is_capturing(current_stream(x.device));
+  bool settled = is_recorded;  // as of `launch_plan`
   for (size_t first = 0; first < steps.size(); first += length) {
     Tensor part = layer.x;
     for (size_t at = first; at < first + length; ++at) {
@@ -284,7 +287,7 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
       const auto y = steps[at].run(part, layer.batch_last, std::nullopt, nullptr, settled);
       if (!y) return std::nullopt;
       part = *y;
-      settled = recorded || steps[at].choice.kind == KERNEL;  // which is ahead of the next product's
+      settled = is_recorded || steps[at].choice.kind == KERNEL;  // which is ahead of the next product's
     }
     parts.push_back(part);
   }
@@ -363,11 +366,8 @@ std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights wei
     choice = it->second;
   }
   const bool repacked = weights == Weights::repacked;
-  if (choice.kernel == FACTORS || choice.kernel == PAIR) {
-    const bool is_recorded = recorded && is_capturing(current_stream(x.device));
-    return run_factors(layer, x, exact, repacked, is_recorded, forms, out,
-                       choice.kernel == PAIR ? &choice.pair : nullptr);
-  }
+  if (choice.kernel == FACTORS) return run_factors(layer, x, exact, repacked, recorded, forms, out);
+  if (choice.kernel == PAIR) return run_factors(layer, x, exact, repacked, recorded, forms, out, &choice.pair);
   if (choice.kernel == MERGED) return run_merged(choice, layer, x, exact, forms, out);
   const LaunchedWeights all{layer.weights, static_cast<size_t>(layer.siblings), repacked, forms};
   return launch_chain(choice, layer, x, all, out);
